@@ -1,0 +1,91 @@
+# `make quickstart` trains and reports, `make test` tests; both install first. `make help` lists everything.
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# The stamps say which folder the environment was made for: one that was moved or copied elsewhere is made anew.
+STAMP := $(VENV)/.installed
+TORCH_STAMP := $(VENV)/.installed-torch
+CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
+
+.PHONY: help install install-torch quickstart test test-full test-slow lint format lock clean
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
+	@echo "PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='...' is passed on to the command."
+
+# Without a working environment the stamp counts for nothing.
+ifneq ($(shell $(HEALTHY) && echo yes),yes)
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): requirements.lock pyproject.toml
+	@if ! { $(HEALTHY); }; then \
+		for candidate in $(CANDIDATES); do \
+			"$$candidate" -c '$(RECENT)' 2>/dev/null && chosen=$$candidate && break; \
+			tried="$${tried:+$$tried, }$$candidate ($$("$$candidate" --version 2>/dev/null || echo 'does not run'))"; \
+		done; \
+		if [ -z "$${chosen-}" ]; then \
+			echo "make: no Python 3.11 or newer among $$tried: install one, or name one with PYTHON=/path/to/python3." >&2; \
+			exit 1; \
+		fi; \
+		echo "Creating $(VENV) with $$("$$chosen" --version) ..."; \
+		"$$chosen" -m venv --clear "$(VENV)" || { rm -rf "$(VENV)"; exit 1; }; \
+	fi
+	@echo "Installing $$(grep -c == requirements.lock) locked packages into $(VENV) (some minutes the first time) ..."
+	@$(PIP) install --require-hashes --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@printf '%s\n' "$(CURDIR)" > $@
+	@echo "Installed: $(BIN)/diffeqformer"
+
+$(TORCH_STAMP): requirements-torch.lock $(STAMP)
+	@echo "Installing $(TORCH) and transformers into $(VENV), to compare with ..."
+	@$(PIP) install --require-hashes --requirement requirements-torch.lock
+	@$(PIP) install "$(TORCH)"
+	@touch $@
+
+install: $(STAMP) ## Create .venv with the locked dependencies and this project; nothing else
+
+install-torch: $(TORCH_STAMP) ## The same with torch and transformers, which only test-full compares with
+
+quickstart: install ## Train DiffEqFormer and its baselines on real text, and write a report (ARGS='--minutes 2')
+	@$(BIN)/diffeqformer quickstart $(ARGS)
+
+test: install ## The tests that need no torch and take no more than seconds each
+	$(BIN)/python -m pytest $(ARGS)
+
+test-full: install-torch ## Those, and the comparisons with torch and transformers
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: install-torch ## The long tests alone
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: install ## Style, format, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: install ## Rewrite the files in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# One version of each package for every Python and machine; versions stay unless ARGS=--upgrade.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --no-emit-index-url --no-annotate --no-header
+
+lock: install ## Write both lock files again (ARGS=--upgrade for newer versions)
+	@$(PIP) install uv
+	@$(LOCK) $(ARGS) pyproject.toml --extra dev --no-emit-package diffeqformer --output-file requirements.lock
+	@echo transformers | $(LOCK) $(ARGS) - --constraint requirements.lock --output-file requirements-torch.lock
+	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements.lock requirements-torch.lock
+
+clean: ## Remove the environment and caches; runs stay
+	rm -rf "$(VENV)" .pytest_cache .ruff_cache .import_linter_cache

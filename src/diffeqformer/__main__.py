@@ -1,0 +1,7 @@
+"""`python -m diffeqformer`"""
+
+import sys
+
+from diffeqformer.cli import main
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+"""`diffeqformer eval RUN [--steps 6,12,24] [--data ...]`"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
+
+import tyro
+
+from diffeqformer.cli.output import print_json, print_table
+from diffeqformer.cli.parse import parse, whole_numbers
+from diffeqformer.config import DataConfig
+from diffeqformer.progress import Terminal
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Loss, perplexity and bits per byte of a run's model.
+
+    Example: diffeqformer eval runs/quickstart/diffeqformer --steps 4,6,12
+    """
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of the run."""
+    steps: str = ""
+    """Numbers of depth steps, such as 6 or 6,12,24; the trained one if not given."""
+    data: tuple[str, ...] = ()
+    """Text files or globs; the run's own validation split if not given."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    batch_size: int = 16
+
+
+def run(words: Sequence[str], as_json: bool) -> None:
+    """Evaluate and print one row for each number of steps."""
+    arguments = parse(Arguments, words, "diffeqformer eval")
+    asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    from diffeqformer.data.cache import prepare
+    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.evaluation.perplexity import evaluate
+    from diffeqformer.training.run import load_run
+
+    progress = Terminal()
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    data = opened.config.data
+    if arguments.data:
+        own = str(opened.folder / "tokenizer.json")
+        data = replace(
+            DataConfig(cache=data.cache, text_field=data.text_field, strict=data.strict),
+            source="files",
+            train=arguments.data,
+            validation=arguments.data,
+            tokenizer=own,
+        )
+    tokens = prepare(data, progress)
+    rows = []
+    for steps in asked or (opened.config.model.steps,):
+        found = evaluate(
+            opened.model,
+            evaluation_batches(tokens.validation, opened.config.model.context, arguments.batch_size),
+            steps=steps,
+            bytes_=tokens.validation_bytes,
+            block=opened.config.trainer.loss_block,
+            progress=progress,
+            name=f"Evaluating at {steps} steps",
+        )
+        rows.append({"steps": steps, **asdict(found)})
+    if as_json:
+        return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": rows})
+    print_table(
+        f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens",
+        ["steps", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
+        [
+            [
+                str(row["steps"]),
+                f"{row['loss']:.4f}",
+                f"{row['perplexity']:.2f}",
+                f"{row['bits_per_byte']:.4f}",
+                f"{row['tokens_per_second']:,.0f}",
+            ]
+            for row in rows
+        ],
+    )

@@ -1,0 +1,115 @@
+"""`diffeqformer info CONFIG|RUN`"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.cli.output import human, print_json, print_table
+from diffeqformer.cli.parse import config_from
+from diffeqformer.config import Config
+from diffeqformer.progress import Terminal
+
+D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
+
+
+def run(words: Sequence[str], as_json: bool) -> None:
+    """Print what a model costs, beside the vanilla transformer of its size, and what d_emb would change."""
+    words = list(words)
+    if words and (Path(words[0]) / "config.yaml").is_file():
+        words[0] = str(Path(words[0]) / "config.yaml")
+    config = _with_vocabulary(config_from(words, "info"))
+    from diffeqformer.model.count import vanilla_twin
+
+    progress = Terminal()
+    twin = dataclasses.replace(config, model=vanilla_twin(config.model))
+    with progress.stage("Compiling the training update", 2) as stage:
+        columns: dict[str, dict[str, Any]] = {}
+        for name, one in (("this model", config), ("vanilla twin", twin)):
+            columns[name] = _measure(one)
+            stage.advance(1, name)
+    choices = _d_emb_choices(config) if config.model.weights == "time" else []
+    if as_json:
+        return print_json({"models": columns, "d_emb": choices})
+    _print(config, columns)
+    if choices:
+        _print_d_emb(config, choices)
+
+
+def _with_vocabulary(config: Config) -> Config:
+    if config.model.vocabulary is not None:
+        return config
+    if config.data.tokenizer == "train":
+        size = config.data.tokenizer_vocabulary
+    else:
+        from diffeqformer.data.tokenizer import load_tokenizer, vocabulary_size
+
+        size = vocabulary_size(load_tokenizer(config.data.tokenizer))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=size))
+
+
+def _measure(config: Config) -> dict[str, Any]:
+    from diffeqformer.model.count import flops, parameters
+    from diffeqformer.training.footprint import update_footprint
+
+    tokens = config.trainer.batch_size * config.model.context
+    operations, memory = flops(config.model), update_footprint(config)
+    return {
+        "parameters": parameters(config.model)._asdict(),
+        "flops": operations._asdict() | {"generating_weights_per_token": operations.generating_weights / tokens},
+        "memory_bytes": memory._asdict(),
+    }
+
+
+def _d_emb_choices(config: Config) -> list[dict[str, Any]]:
+    from diffeqformer.model.count import flops, parameters
+
+    tokens = config.trainer.batch_size * config.model.context
+    choices = []
+    for d_emb in sorted({*D_EMB_TABLE, config.model.time.d_emb}):
+        model = dataclasses.replace(config.model, time=dataclasses.replace(config.model.time, d_emb=d_emb))
+        operations = flops(model)
+        share = operations.generating_weights / (tokens * operations.training_per_token)
+        choices.append({"d_emb": d_emb, "stored": parameters(model).stored, "generation_share": share})
+    return choices
+
+
+def _print(config: Config, columns: dict[str, dict[str, Any]]) -> None:
+    cells = list(columns.values())
+    row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in cells)]
+    m = config.model
+    print_table(
+        f"{m.family}, {m.weights} weights, {m.scheme}: {m.steps} steps, width {m.width}, {m.heads} heads, "
+        f"context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
+        f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
+        ["", *columns],
+        [
+            row("parameters, stored", "", "parameters", "stored"),
+            row("parameters, populated", "", "parameters", "effective"),
+            row("inference, a token", "FLOP", "flops", "inference_per_token"),
+            row("training, a token", "FLOP", "flops", "training_per_token"),
+            row("  and generating weights, a token", "FLOP", "flops", "generating_weights_per_token"),
+            row("memory: weights", "B", "memory_bytes", "weights"),
+            row("memory: optimiser", "B", "memory_bytes", "optimizer"),
+            row("memory: gradients, activations, workspace", "B", "memory_bytes", "temporary"),
+        ],
+    )
+    print("The last row is the compiled update's peak of temporaries on this machine's kind of device.")
+
+
+def _print_d_emb(config: Config, choices: list[dict[str, Any]]) -> None:
+    from diffeqformer.model.count import smallest_useful_d_emb
+
+    print()
+    print_table(
+        "d_emb",
+        ["d_emb", "parameters, stored", "share of operations for weights"],
+        [[str(c["d_emb"]), human(c["stored"]), f"{c['generation_share']:.1%}"] for c in choices],
+    )
+    least = smallest_useful_d_emb(config.model)
+    print(
+        f"A weight is P h(t) + C with d_emb columns in P, so from d_emb = {least} on the {config.model.steps} matrices "
+        "of this grid can take any values; below that they are tied to each other. The paper (appendix D.1) needed "
+        "144 at GPT-large size to pass GPT, 96 to come level (perplexity 19.7, 18.7, 18.3 at 48, 96, 144; GPT 18.5). "
+        "Stored parameters and optimiser state grow with d_emb; activations and the populated model do not."
+    )

@@ -1,0 +1,67 @@
+"""`diffeqformer sample RUN --prompt "..."`"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from diffeqformer.cli.output import print_json
+from diffeqformer.cli.parse import parse
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Terminal
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Continue a prompt with a run's model.
+
+    Example: diffeqformer sample runs/quickstart/diffeqformer --prompt "def main(" --temperature 0.8 --top-k 40
+    """
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Folder of the run."""
+    prompt: str
+    """Text to continue."""
+    tokens: int | None = None
+    """New tokens; 100, or as many as the context has room for."""
+    count: int = 1
+    """Continuations."""
+    steps: int | None = None
+    """Depth steps; the trained number if not given."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_k: int | None = None
+    """Draw from the k most likely tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest tokens whose probability reaches p."""
+    seed: int = 0
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+
+
+def run(words: Sequence[str], as_json: bool) -> None:
+    """Print the prompt and its continuations."""
+    arguments = parse(Arguments, words, "diffeqformer sample")
+    if arguments.count < 1:
+        raise BadInput(f"--count is {arguments.count}, but must be at least 1.")
+    from diffeqformer.training.run import load_run
+    from diffeqformer.training.sampling import continue_text
+
+    opened = load_run(arguments.run, arguments.checkpoint, Terminal())
+    texts = continue_text(
+        opened.model,
+        opened.tokenizer,
+        arguments.prompt,
+        new_tokens=arguments.tokens,
+        count=arguments.count,
+        seed=arguments.seed,
+        steps=arguments.steps,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+    )
+    if as_json:
+        return print_json({"prompt": arguments.prompt, "continuations": texts})
+    for number, text in enumerate(texts):
+        print(("\n" + "-" * 40 + "\n" if number else "") + arguments.prompt + text)

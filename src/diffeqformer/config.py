@@ -1,0 +1,305 @@
+"""Every setting of a run, as frozen dataclasses that are read strictly from YAML.
+
+Nothing is dropped and nothing is guessed: an unknown key, a wrong type or a contradiction is a `BadInput` that
+names the key, its value and what would be right. The resolved config is written into every run folder.
+"""
+
+import dataclasses
+import difflib
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from diffeqformer.errors import BadInput
+
+Role = Literal["embedding", "matrix", "bias", "norm", "time"]
+
+
+@dataclass(frozen=True)
+class TimeConfig:
+    """Time features and time networks (paper eq. 6 and appendix A); read by `time` weights only."""
+
+    d_emb: int = 48
+    """Width of the time networks, the paper's d_emb."""
+    frequencies: int = 32
+    """K: sines and cosines of K frequencies, so 2K+1 features."""
+    highest_frequency: float = 1000.0
+    """Radians per unit of depth of the fastest feature (the paper's s); pi * steps is the grid's Nyquist limit."""
+    lowest_frequency: float = 0.1
+    """Where the geometric series of frequencies would end (it stops one ratio before): the paper's s / 10000."""
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Probabilities of dropping, in training only."""
+
+    embedding: float = 0.0
+    attention: float = 0.0
+    residual: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One point of the grid weights x field x scheme, and its sizes."""
+
+    family: Literal["gpt"] = "gpt"
+    """The field: GPT blocks (LayerNorm, GELU, biases, learned positions, tied unembedding)."""
+    weights: Literal["time", "layer", "shared"] = "time"
+    """How block weights depend on depth: time networks, a table with a row a layer, or constant."""
+    scheme: Literal["euler", "lie-trotter"] = "euler"
+    """How one step goes."""
+    horizon: Literal["unit", "steps"] = "unit"
+    """Length of the depth interval: 1 (steps of 1/steps) or the number of steps (steps of 1, as vanilla models)."""
+    steps: int = 6
+    width: int = 128
+    heads: int = 4
+    hidden: int | None = None
+    """Width of the feed-forward block; 4 x width if not given."""
+    context: int = 128
+    vocabulary: int | None = None
+    """Entries of the embedding; the tokenizer's own size if not given."""
+    norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    """Standard deviation of initial embeddings and of initial block matrices, generated ones included."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of activations and of the block weights they meet; parameters and times stay float32."""
+    gradient: Literal["checkpointed", "plain"] = "checkpointed"
+    """What a training step keeps of each depth step: its state alone, or all its activations (faster, more memory)."""
+    time: TimeConfig = TimeConfig()
+    dropout: DropoutConfig = DropoutConfig()
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where text comes from and how it becomes tokens."""
+
+    source: Literal["stdlib", "files", "huggingface"] = "stdlib"
+    """Python's own standard library, text files, or a Hugging Face dataset."""
+    train: tuple[str, ...] = ()
+    """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files (source: files)."""
+    validation: tuple[str, ...] = ()
+    """The same for validation; if empty, a part of the training documents is held out."""
+    dataset: str = ""
+    """Hub id or local folder (source: huggingface)."""
+    dataset_name: str = ""
+    """Name of the dataset's configuration, if it has several."""
+    text_field: str = "text"
+    """The field of a JSON line or of a table that holds the text."""
+    validation_fraction: float = 0.05
+    split_seed: int = 2357
+    tokenizer: str = "train"
+    """`train` (on the training split), a folder or file, or a hub name such as `gpt2`."""
+    tokenizer_vocabulary: int = 2048
+    """Entries of a trained tokenizer."""
+    strict: bool = False
+    """Refuse undecodable bytes instead of replacing them."""
+    cache: str = "~/.cache/diffeqformer"
+    """Folder of packed tokens, shared by all runs."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up, cosine decay and clipping; nothing is left to a library's default."""
+
+    learning_rate: float = 1e-3
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    decay_roles: tuple[Role, ...] = ("embedding", "matrix")
+    """Roles of the parameters that decay; `time` (all of a time-dependent weight) is best left out."""
+    warmup_fraction: float = 0.01
+    final_fraction: float = 0.1
+    """Learning rate at the end, as a fraction of the peak."""
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Length of a run and what it keeps."""
+
+    updates: int = 1500
+    batch_size: int = 16
+    """Sequences an update, over all devices and accumulated parts."""
+    accumulation: int = 1
+    """Parts that each batch is split into, one after the other, to save memory."""
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 250
+    evaluate_batches: int = 16
+    """Validation batches of the evaluations on the way; 0 for all. The last evaluation is always whole."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints; 0 for none by count."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints; 0 for none by time."""
+    keep_last: int = 2
+    keep_best: int = 1
+    loss_block: int = 4096
+    """Positions whose logits exist at one time in the loss."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    run: str = "runs/run"
+    """Folder of the run."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def dump_yaml(config: Any) -> str:
+    """The config as YAML text that `read_yaml` reads back to an equal config."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def from_dict(cls: type, values: Any, where: str = "") -> Any:
+    """Build the dataclass `cls` from nested dictionaries, strictly.
+
+    **Arguments:** `cls`, a config dataclass; `values`, nested dictionaries; `where`, the dotted path for messages.
+
+    **Raises:** `BadInput` for an unknown key (with the nearest known one), a wrong type or a value outside its choices.
+    """
+    if not isinstance(values, dict):
+        raise BadInput(f"{where or 'the config'} is {values!r}, but must be a table of settings.")
+    hints, kwargs = get_type_hints(cls), {}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(hints)}."
+            raise BadInput(f"unknown key {path!r}: {advice}")
+        kwargs[key] = _convert(hints[key], value, path)
+    return cls(**kwargs)
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value, path)  # pyright: ignore[reportArgumentType]
+    if origin is Literal:
+        if value not in args or isinstance(value, bool):
+            raise BadInput(f"{path} is {value!r}, but must be one of {', '.join(map(repr, args))}.")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, path)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadInput(f"{path} is {value!r}, but must be a list.")
+        return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint:
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        raise BadInput(f"{path} is {value!r}, but must be {names[hint]}.")
+    return value
+
+
+def read_yaml(path: str | Path) -> Config:
+    """Read a `Config` from a YAML file; settings that are not named keep their defaults.
+
+    **Raises:** `BadInput` if the file is missing, is not YAML, or does not fit `Config`.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"config file {str(path)!r} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"config file {str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
+    config = from_dict(Config, {} if values is None else values)
+    if "run" not in (values or {}):
+        config = dataclasses.replace(config, run=f"runs/{path.stem}")
+    return config
+
+
+def validate(config: Config) -> Config:
+    """Return `config` unchanged if its settings agree with each other.
+
+    **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
+    """
+    m, d, o, t = config.model, config.data, config.optimizer, config.trainer
+    at_least = [
+        ("model.steps", m.steps, 1), ("model.width", m.width, 1), ("model.heads", m.heads, 1),
+        ("model.context", m.context, 1), ("model.time.d_emb", m.time.d_emb, 1),
+        ("model.time.frequencies", m.time.frequencies, 1), ("data.tokenizer_vocabulary", d.tokenizer_vocabulary, 257),
+        ("trainer.updates", t.updates, 1), ("trainer.batch_size", t.batch_size, 1),
+        ("trainer.accumulation", t.accumulation, 1), ("trainer.log_every", t.log_every, 1),
+        ("trainer.evaluate_every", t.evaluate_every, 1), ("trainer.evaluate_batches", t.evaluate_batches, 0),
+        ("trainer.checkpoint_every", t.checkpoint_every, 0), ("trainer.keep_last", t.keep_last, 1),
+        ("trainer.keep_best", t.keep_best, 0), ("trainer.loss_block", t.loss_block, 1), ("trainer.seed", t.seed, 0),
+        ("data.split_seed", d.split_seed, 0),
+    ]  # fmt: skip
+    at_least += [("model.hidden", m.hidden, 1)] if m.hidden is not None else []
+    at_least += [("model.vocabulary", m.vocabulary, 1)] if m.vocabulary is not None else []
+    for name, value, least in at_least:
+        if value < least:
+            raise BadInput(f"{name} is {value}, but must be at least {least}.")
+    positive = [
+        ("model.norm_epsilon", m.norm_epsilon), ("model.init_std", m.init_std),
+        ("model.time.highest_frequency", m.time.highest_frequency),
+        ("model.time.lowest_frequency", m.time.lowest_frequency),
+        ("optimizer.learning_rate", o.learning_rate), ("optimizer.epsilon", o.epsilon),
+        ("optimizer.clip_norm", o.clip_norm),
+    ]  # fmt: skip
+    for name, value in positive:
+        if not 0 < value < float("inf"):
+            raise BadInput(f"{name} is {value}, but must be a positive number.")
+    fractions = [
+        ("model.dropout.embedding", m.dropout.embedding), ("model.dropout.attention", m.dropout.attention),
+        ("model.dropout.residual", m.dropout.residual), ("optimizer.b1", o.b1), ("optimizer.b2", o.b2),
+        ("optimizer.warmup_fraction", o.warmup_fraction), ("data.validation_fraction", d.validation_fraction),
+    ]  # fmt: skip
+    for name, value in fractions:
+        if not 0 <= value < 1:
+            raise BadInput(f"{name} is {value}, but must be at least 0 and below 1.")
+    if not 0 <= o.final_fraction <= 1:
+        raise BadInput(f"optimizer.final_fraction is {o.final_fraction}, but must be between 0 and 1.")
+    if not 0 <= o.weight_decay < float("inf"):
+        raise BadInput(f"optimizer.weight_decay is {o.weight_decay}, but must not be negative.")
+    if not 0 <= t.checkpoint_minutes < float("inf"):
+        raise BadInput(f"trainer.checkpoint_minutes is {t.checkpoint_minutes}, but must not be negative.")
+    if m.width % m.heads:
+        raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
+    if m.time.lowest_frequency > m.time.highest_frequency:
+        raise BadInput(
+            f"model.time.lowest_frequency is {m.time.lowest_frequency}, but must not exceed "
+            f"model.time.highest_frequency, which is {m.time.highest_frequency}."
+        )
+    if t.batch_size % t.accumulation:
+        raise BadInput(
+            f"trainer.batch_size is {t.batch_size}, but must be divisible by trainer.accumulation, "
+            f"which is {t.accumulation}."
+        )
+    if d.source == "files" and not d.train:
+        raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
+    if d.source == "huggingface" and not d.dataset:
+        raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
+    return config

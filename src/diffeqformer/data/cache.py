@@ -1,0 +1,329 @@
+"""Tokens packed once into memory-mapped files, fingerprinted, written aside and renamed, and reused."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from diffeqformer.config import DataConfig
+from diffeqformer.data.corpus import Corpus, Part, open_corpus
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
+from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.progress import Progress
+
+PACKING_VERSION = 1
+"""Part of every fingerprint; raised whenever the same text would be packed into other files."""
+PIECE_CHARACTERS = 1 << 16
+BATCH_CHARACTERS = 1 << 20
+"""Characters that are tokenised at one time, over all cores."""
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """A corpus as tokens: every document followed by end-of-text, one array a split."""
+
+    folder: Path
+    fingerprint: str
+    tokenizer: Tokenizer
+    train: np.memmap
+    validation: np.memmap
+    validation_bytes: int
+    """UTF-8 bytes of the validation text, for bits per byte."""
+    statistics: dict[str, Any]
+    """`name`, `vocabulary`, and of both splits `_documents`, `_bytes`, `_tokens`."""
+    content: str
+    """Digest of the tokens and the tokenizer: equal for equal text, wherever and whenever it was read."""
+
+
+def prepare(config: DataConfig, progress: Progress) -> TokenCache:
+    """Open the packed tokens of a corpus; pack them first if no sound cache has the same fingerprint.
+
+    A tokenizer is trained, if it is to be trained, on the training part only.
+
+    **Arguments:** `config`, the corpus, its split, the tokenizer and the folder of caches; `progress`, where stages
+    and lines are shown.
+
+    **Returns:** the tokens, memory-mapped.
+
+    **Raises:** `BadInput` for a corpus or tokenizer that cannot be used; `RunFailed` if the disk is full.
+    """
+    corpus = open_corpus(config, progress)
+    tokenizer = None if config.tokenizer == "train" else load_tokenizer(config.tokenizer)
+    if tokenizer is not None:
+        end_of_text(tokenizer)  # a tokenizer that cannot end a document is refused before anything is written
+    fingerprint = _fingerprint(config, corpus, tokenizer)
+    root = Path(config.cache).expanduser()
+    folder = root / fingerprint
+    with _disk_errors(root):
+        if folder.exists():
+            damage = _damage(folder, progress)
+            if damage is None:
+                return _open(folder)
+            progress.say(f"The token cache {folder} is damaged ({damage}): it is built again.")
+    parts = corpus.split()  # finds most mistakes, so it comes before anything is written
+    with _disk_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(root)
+        with _aside(root, fingerprint) as building:
+            _build(building, config, corpus.name, parts, tokenizer, progress)
+            _move(building, folder, progress)
+        damage = _damage(folder, progress)
+    if damage is not None:
+        raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
+    return _open(folder)
+
+
+def _fingerprint(config: DataConfig, corpus: Corpus, tokenizer: Tokenizer | None) -> str:
+    how = ["train", config.tokenizer_vocabulary] if tokenizer is None else ["load", tokenizer.to_str()]
+    state = json.dumps([PACKING_VERSION, corpus.name, corpus.fingerprint, how])
+    return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
+
+
+def _build(
+    folder: Path,
+    config: DataConfig,
+    name: str,
+    parts: tuple[Part, Part],
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+) -> None:
+    """Write all files of a cache into `folder`, `meta.json` last."""
+    if tokenizer is None:
+        tokenizer = _train(parts[0], config.tokenizer_vocabulary, progress)
+    vocabulary = vocabulary_size(tokenizer)
+    dtype = np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
+    statistics: dict[str, Any] = {"name": name, "vocabulary": vocabulary}
+    _write(folder / "tokenizer.json", tokenizer.to_str().encode())
+    for split, part in zip(SPLITS, parts, strict=True):
+        statistics |= _pack(part, tokenizer, folder / f"{split}.bin", dtype, split, progress)
+    files = ["tokenizer.json", *(f"{split}.bin" for split in SPLITS)]
+    meta = {
+        "version": PACKING_VERSION,
+        "dtype": dtype.str,
+        "statistics": statistics,
+        "files": {file: _signature(folder / file) for file in files},
+    }
+    _write(folder / "meta.json", json.dumps(meta, indent=2).encode())
+    _sync_folder(folder)
+
+
+def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
+    # The untrained tokenizer pre-tokenises as the trained one will, so documents may be cut in the same way.
+    blank = train_tokenizer([], 257)
+    with progress.stage("Training the tokenizer", _length(part)) as stage:
+
+        def texts() -> Iterator[str]:
+            for text, last in _pieces(part, blank):
+                stage.advance(_amount(part, text, last))
+                yield text
+
+        tokenizer = train_tokenizer(texts(), vocabulary)
+    if vocabulary_size(tokenizer) < vocabulary:
+        progress.say(
+            f"The training split is enough for a tokenizer of {vocabulary_size(tokenizer)} entries only, "
+            f"not of {vocabulary}."
+        )
+    return tokenizer
+
+
+def _pack(
+    part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress
+) -> dict[str, int]:
+    """Write the tokens of `part` to `path` as they are made; returns its counts."""
+    end = np.array([end_of_text(tokenizer)], dtype)
+    documents = text_bytes = tokens = 0
+    with path.open("wb") as file, progress.stage(f"Tokenising the {split} split", _length(part)) as stage:
+        for batch in _batches(part, tokenizer):
+            encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+            for (text, last), encoding in zip(batch, encodings, strict=True):
+                ids = np.array(encoding.ids, dtype)
+                file.write((np.concatenate([ids, end]) if last else ids).tobytes())
+                documents, tokens = documents + last, tokens + len(ids) + last
+                text_bytes += len(text.encode())
+                stage.advance(_amount(part, text, last))
+        _sync(file)
+    if not text_bytes:
+        raise BadInput(f"the {split} split has no text, but needs at least one document that is not empty.")
+    return {f"{split}_documents": documents, f"{split}_bytes": text_bytes, f"{split}_tokens": tokens}
+
+
+def _pieces(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Pieces of all documents in order, each with whether it is the last of its document."""
+    for document in part.read():
+        previous = None
+        for piece in pieces(tokenizer, document, PIECE_CHARACTERS):
+            if previous is not None:
+                yield previous, False
+            previous = piece
+        yield previous or "", True
+
+
+def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    batch, characters = [], 0
+    for text, last in _pieces(part, tokenizer):
+        batch.append((text, last))
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _length(part: Part) -> int:
+    return part.documents if part.size is None else part.size
+
+
+def _amount(part: Part, text: str, last: bool) -> int:
+    """What one piece counts in a stage of `_length(part)`: documents or bytes."""
+    return int(last) if part.size is None else len(text.encode())
+
+
+@contextmanager
+def _disk_errors(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(
+                f"the disk that holds the token cache {str(root)!r} is full: "
+                "nothing was kept; free some space or set data.cache to a folder on another disk."
+            ) from error
+        raise BadInput(
+            f"data.cache is {str(root)!r}, but that folder cannot be used: {error.strerror or error}."
+        ) from error
+
+
+@contextmanager
+def _aside(root: Path, fingerprint: str) -> Iterator[Path]:
+    """A new folder beside the final one, locked while this process lives, and removed unless it has been renamed."""
+    while True:
+        folder = _aside_name(root, fingerprint)
+        folder.mkdir()
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process cleaned up before we held the lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: then nobody can take this folder for abandoned, either
+        if folder.exists():
+            break
+        os.close(lock)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _aside_name(root: Path, fingerprint: str) -> Path:
+    return root / f".{fingerprint}.{uuid.uuid4().hex}.building"
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove what killed processes left: the kernel has dropped their locks."""
+    for folder in root.glob(".*.building"):
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # its process lives
+        finally:
+            os.close(lock)
+
+
+def _move(building: Path, folder: Path, progress: Progress) -> None:
+    """Rename the finished folder into place, unless another process has put a sound one there meanwhile."""
+    if folder.exists():
+        if _damage(folder, progress) is None:
+            return
+        damaged = _aside_name(folder.parent, folder.name)  # so that it is removed later if we are killed here
+        os.rename(folder, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        os.rename(building, folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    _sync_folder(folder.parent)
+
+
+def _damage(folder: Path, progress: Progress) -> str | None:
+    """What is wrong with a cache, or `None` if all its files are as they were written."""
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        files = {name: (entry["bytes"], entry["blake2b"]) for name, entry in meta["files"].items()}
+        complete = {f"{split}.bin" for split in SPLITS} <= set(files) and "validation_bytes" in meta["statistics"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        complete = False
+    if not complete:
+        return "meta.json is missing or unreadable"
+    with progress.stage("Checking the token cache", len(files)) as stage:
+        for name, (size, digest) in files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if _signature(path)["blake2b"] != digest:
+                return f"{name} does not match its digest"
+            stage.advance()
+    return None
+
+
+def _open(folder: Path) -> TokenCache:
+    meta = json.loads((folder / "meta.json").read_bytes())
+    statistics = meta["statistics"]
+    train, validation = (np.memmap(folder / f"{s}.bin", dtype=np.dtype(meta["dtype"]), mode="r") for s in SPLITS)
+    return TokenCache(
+        folder=folder,
+        fingerprint=folder.name,
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        train=train,
+        validation=validation,
+        validation_bytes=statistics["validation_bytes"],
+        statistics=statistics,
+        content=hashlib.blake2b(json.dumps(meta["files"], sort_keys=True).encode(), digest_size=16).hexdigest(),
+    )
+
+
+def _signature(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "blake2b": hashlib.file_digest(file, "blake2b").hexdigest()}
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        _sync(file)
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,272 @@
+"""Documents out of files: plain text, JSON lines (plain, gzip or Zstandard) and Parquet tables.
+
+A document is read as an iterable of blocks of text, so that a file of any size passes through bounded memory.
+"""
+
+import glob
+import gzip
+import importlib.util
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from diffeqformer.errors import BadInput, RunFailed
+
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
+BLOCK_BYTES = 1 << 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Document = Iterable[str]
+"""Blocks of text that follow one another; they can be iterated once."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file as it was when the corpus was opened: size in bytes, time of modification in nanoseconds."""
+
+    path: Path
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> "TextFile":
+        """Look at the file at `path`."""
+        stat = path.stat()
+        return cls(path, stat.st_size, stat.st_mtime_ns)
+
+
+def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
+    """The files that paths and globs name, each once, sorted by absolute path.
+
+    **Arguments:** `patterns`, paths or globs (`**` crosses folders, `~` is the home folder); `setting`, the name of
+    the config key that they come from, for messages.
+
+    **Raises:** `BadInput` for a missing file, a glob without a match, a folder, or an unknown suffix.
+    """
+    found = set()
+    for pattern in patterns:
+        expanded = os.path.expanduser(pattern)
+        is_glob = not os.path.exists(expanded) and glob.has_magic(expanded)
+        matches = glob.glob(expanded, recursive=True) if is_glob else [expanded]
+        if not matches:
+            raise BadInput(f"{setting}: no file matches {pattern!r}; give a path or a glob of existing files.")
+        for path in map(Path, matches):
+            if path.is_dir() and not is_glob:
+                raise BadInput(f"{setting}: {pattern!r} is a folder; name its files, for example '{path}/*.txt'.")
+            if not path.is_dir():
+                found.add(path.absolute())
+    for path in found:
+        if not path.is_file():
+            raise BadInput(f"{setting}: file {str(path)!r} does not exist.")
+        if not path.name.lower().endswith(SUFFIXES):
+            raise BadInput(f"{setting}: file {str(path)!r} has an unknown suffix; known are {', '.join(SUFFIXES)}.")
+        if path.suffix.lower() == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+            raise BadInput(f"{setting}: file {str(path)!r} needs pyarrow to be read; {NEEDS_EXTRA}.")
+    if not found:
+        raise BadInput(f"{setting}: {', '.join(map(repr, patterns))} matches folders only; name files.")
+    return [TextFile.at(path) for path in sorted(found)]
+
+
+class Reader:
+    """Reads documents; undecodable bytes are replaced by U+FFFD and told once a file, or refused.
+
+    **Arguments:** `text_field`, the field of a JSON line or the column of a table that holds the text; `strict`,
+    whether to refuse undecodable bytes; `say`, receives one line a file that has such bytes.
+    """
+
+    def __init__(self, text_field: str, strict: bool, say: Callable[[str], None]):
+        self.text_field, self.strict, self._say = text_field, strict, say
+        self._told: set[Path] = set()
+
+    def documents(self, file: TextFile) -> Iterator[Document]:
+        """The documents of `file` in order, without empty ones; a plain text file is read only if it is iterated.
+
+        **Raises:** `BadInput` for text that is not what the suffix says, naming file and line (or row);
+        `RunFailed` if the file is not as it was when it was found.
+        """
+        name = file.path.name.lower()
+        if name.endswith(".parquet"):
+            yield from ((text,) for text in self._rows(file) if text)
+        elif ".jsonl" in name:
+            yield from ((text,) for text in self._lines(file) if text)
+        elif file.size:
+            yield self._plain(file)
+
+    def _plain(self, file: TextFile) -> Iterator[str]:
+        decoder, offset = _Decoder(file.path, self.strict), 0
+        for raw in _whole_lines(_blocks(file)):
+            text = decoder.decode(raw, offset)
+            yield text if offset else text.removeprefix("\ufeff")
+            offset += len(raw)
+        self._tell(decoder)
+
+    def _lines(self, file: TextFile) -> Iterator[str]:
+        decoder, offset, number = _Decoder(file.path, self.strict), 0, 0
+        for raw in _whole_lines(_blocks(file)):
+            for raw_line in io.BytesIO(raw):
+                number += 1
+                where = f"line {number} of {str(file.path)!r}"
+                line = decoder.decode(raw_line, offset).removeprefix("" if offset else "\ufeff")
+                offset += len(raw_line)
+                if line.strip():
+                    yield decoder.without_surrogates(self._field(_parse(line, where), where), where)
+        self._tell(decoder)
+
+    def _rows(self, file: TextFile) -> Iterator[str]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        decoder, number = _Decoder(file.path, self.strict), 0
+        try:
+            with parquet.ParquetFile(file.path) as table:
+                require_field(table.schema_arrow.names, self.text_field, f"file {str(file.path)!r}")
+                for batch in table.iter_batches(batch_size=256, columns=[self.text_field]):
+                    column = batch.column(0)
+                    if pa.types.is_string(column.type):  # as bytes, since a writer may have stored any
+                        column = column.cast(pa.binary())
+                    elif pa.types.is_large_string(column.type):
+                        column = column.cast(pa.large_binary())
+                    for value in column.to_pylist():
+                        number += 1
+                        where = f"row {number} of {str(file.path)!r}"
+                        text = decoder.decode(value, 0, f"row {number}, ") if isinstance(value, bytes) else value
+                        yield self._field({self.text_field: text}, where)
+        except (OSError, pa.ArrowException) as error:
+            raise BadInput(f"file {str(file.path)!r} cannot be read as a Parquet table: {_reason(error)}.") from error
+        _require_unchanged(file, os.stat(file.path))
+        self._tell(decoder)
+
+    def _field(self, record: Any, where: str) -> str:
+        return text_of(record, self.text_field, where)
+
+    def _tell(self, decoder: "_Decoder") -> None:
+        if decoder.replaced and decoder.path not in self._told:
+            self._told.add(decoder.path)
+            self._say(f"{decoder.path}: {decoder.replaced} undecodable byte sequences were replaced by U+FFFD.")
+
+
+def text_of(record: Any, text_field: str, where: str) -> str:
+    """The text of one JSON line or table row.
+
+    **Raises:** `BadInput` naming `where`, if the record has no such field or if it is not text.
+    """
+    if not isinstance(record, dict):
+        raise BadInput(f"{where} is a JSON {type(record).__name__}, but must be an object with field {text_field!r}.")
+    require_field(record, text_field, where)
+    value = record[text_field]
+    if not isinstance(value, str):
+        raise BadInput(f"field {text_field!r} in {where} is a {type(value).__name__}, but must be text.")
+    return value
+
+
+def require_field(fields: Iterable[str], text_field: str, where: str) -> None:
+    """Accept `fields` if the one that holds the text is among them.
+
+    **Raises:** `BadInput` naming `where` and the fields that there are.
+    """
+    names = list(fields)
+    if text_field not in names:
+        known = ", ".join(map(repr, names)) or "none"
+        raise BadInput(f"{where} has no field {text_field!r}, but {known}; name the right one as data.text_field.")
+
+
+class _Decoder:
+    """UTF-8 of one pass through one file, counting what had to be replaced."""
+
+    def __init__(self, path: Path, strict: bool):
+        self.path, self.strict, self.replaced = path, strict, 0
+
+    def decode(self, raw: bytes, offset: int, place: str = "") -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            if self.strict:
+                self._refuse(f"undecodable bytes at {place}byte {offset + error.start}")
+        text = raw.decode(errors="replace")
+        self.replaced += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+        return text
+
+    def without_surrogates(self, text: str, where: str) -> str:
+        """JSON may spell half of a surrogate pair, which no UTF-8 text can hold."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            if self.strict:
+                self._refuse(f"a lone surrogate in {where}")
+            text, count = _SURROGATE.subn("\ufffd", text)
+            self.replaced += count
+        return text
+
+    def _refuse(self, what: str) -> None:
+        raise BadInput(
+            f"file {str(self.path)!r} has {what}; data.strict refuses it: save it as UTF-8, or allow replacement."
+        ) from None
+
+
+def _parse(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} is not valid JSON: {_reason(error)}.") from None
+
+
+def _blocks(file: TextFile) -> Iterator[bytes]:
+    """The decompressed bytes of `file`, in blocks."""
+    name = file.path.name.lower()
+    try:
+        with file.path.open("rb") as stream:
+            if name.endswith(".gz"):
+                with gzip.open(stream) as unzipped:
+                    yield from iter(lambda: unzipped.read(BLOCK_BYTES), b"")
+            elif name.endswith(".zst"):
+                yield from _zstandard_blocks(stream)
+            else:
+                yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
+            _require_unchanged(file, os.fstat(stream.fileno()))
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise BadInput(f"file {str(file.path)!r} cannot be read: {_reason(error)}.") from error
+
+
+def _zstandard_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    # Frame by frame, because zstandard's own stream reader takes a truncated file for a short one.
+    frame = None
+    while block := stream.read(BLOCK_BYTES):
+        while block:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(block)
+            block, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the compressed file ends before its end-of-stream marker was reached")
+
+
+def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks that end at a line's end, so that no character is cut in two."""
+    rest: list[bytes] = []
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join((*rest, block[:end]))
+            rest = []
+        if end < len(block):
+            rest.append(block[end:])
+    if rest:
+        yield b"".join(rest)
+
+
+def _require_unchanged(file: TextFile, stat: os.stat_result) -> None:
+    if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
+        raise RunFailed(f"file {str(file.path)!r} changed while it was read: run again when it is complete.")
+
+
+def _reason(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,107 @@
+"""Batches out of a token array: number k directly for training, every token once for evaluation."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Int32, Integer
+
+from diffeqformer.errors import BadInput
+
+
+class Windows:
+    """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
+
+    The last token of a window is the first of the next, so every token but the very first is a target exactly once.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int):
+        self.tokens, self.context = tokens, context
+
+    def __len__(self) -> int:
+        return max(len(self.tokens) - 1, 0) // self.context
+
+    def __getitem__(self, index: int) -> Int32[np.ndarray, " window"]:
+        start = int(index) * self.context
+        return np.asarray(self.tokens[start : start + self.context + 1], np.int32)
+
+
+class Loader:
+    """An endless series of training batches, each computed from its number alone.
+
+    Windows of `context + 1` tokens are shuffled anew in every epoch (a pseudo-random permutation that is evaluated at
+    one index, Grain's); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
+
+    **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `seed`, from 0 to 2^32 - 1.
+
+    **Raises:** `BadInput` if there are fewer tokens than one window needs, or for a seed out of range.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int, batch_size: int, seed: int):
+        import grain  # takes a second or two, which no other command should wait for
+
+        self._windows, self.batch_size = Windows(tokens, context), batch_size
+        if not len(self._windows):
+            raise BadInput(
+                f"the training split has {len(tokens)} tokens, but a context of {context} needs at least "
+                f"{context + 1}: give more text or a smaller model.context."
+            )
+        if not 0 <= seed < 1 << 32:
+            raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
+        self._batches = grain.MapDataset.source(self._windows).seed(seed).shuffle().repeat().batch(batch_size)
+
+    def __len__(self) -> int:
+        """Batches an epoch, rounded up: so many show every window at least once."""
+        return (len(self._windows) + self.batch_size - 1) // self.batch_size
+
+    def __getitem__(self, k: int) -> Int32[np.ndarray, "batch window"]:
+        """Batch number `k`, from 0, without end: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.
+
+        **Raises:** `IndexError` for a negative `k`.
+        """
+        if k < 0:
+            raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
+        return np.asarray(self._batches[k])
+
+
+class EvaluationBatches:
+    """Batches in which every token but the first is a target exactly once, all of one shape.
+
+    **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive.
+
+    **Raises:** `BadInput` for fewer than two tokens.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int, batch_size: int):
+        if len(tokens) < 2:
+            raise BadInput(f"the text to evaluate has {len(tokens)} tokens, but at least 2 are needed.")
+        self.tokens, self.context, self.batch_size = tokens, context, batch_size
+
+    def __len__(self) -> int:
+        covered = self.batch_size * self.context
+        return (len(self.tokens) - 1 + covered - 1) // covered
+
+    def __getitem__(self, k: int) -> tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]:
+        """Batch `k`: ids `(batch, context + 1)`, padded with 0, and which of its targets count.
+
+        **Raises:** `IndexError` outside 0 to `len - 1`.
+        """
+        if not 0 <= k < len(self):
+            raise IndexError(f"batch {k} was asked for, but there are {len(self)}")
+        covered = self.batch_size * self.context
+        chosen = np.asarray(self.tokens[k * covered : (k + 1) * covered + 1], np.int32)
+        padded = np.pad(chosen, (0, covered + 1 - len(chosen)))
+        inputs = padded[:-1].reshape(self.batch_size, self.context)
+        targets = padded[1:].reshape(self.batch_size, self.context)
+        mask = (np.arange(covered) < len(chosen) - 1).reshape(self.batch_size, self.context)
+        return np.concatenate([inputs, targets[:, -1:]], axis=1), mask
+
+    def __iter__(self) -> Iterator[tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]]:
+        return (self[k] for k in range(len(self)))
+
+
+def evaluation_batches(tokens: Integer[np.ndarray, " tokens"], context: int, batch_size: int) -> EvaluationBatches:
+    """The batches of a whole evaluation, in order; see `EvaluationBatches`.
+
+    **Raises:** `BadInput` for fewer than two tokens.
+    """
+    return EvaluationBatches(tokens, context, batch_size)

@@ -1,0 +1,150 @@
+"""Byte-level BPE tokenizers: trained on a corpus, or loaded from files or from the Hugging Face hub."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from diffeqformer.errors import BadInput
+
+END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+"""Names that published tokenizers give to the token that ends a document."""
+_SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer with GPT-2's pre-tokenisation (Radford et al. 2019).
+
+    Any text can be encoded and comes back unchanged, since all 256 bytes are entries. The same texts give the same
+    tokenizer.
+
+    **Arguments:** `texts`, whole documents or their `pieces`; `vocabulary`, entries wanted, end-of-text included (a
+    small corpus may give fewer).
+
+    **Returns:** the tokenizer.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _plain_text(tokenizer)
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens.
+
+    **Arguments:** `spec`, a `tokenizer.json`, a folder that holds `tokenizer.json`, or `vocab.json` and `merges.txt`,
+    or `encoder.json` and `vocab.bpe` (GPT-2's own names), or else a name on the Hugging Face hub.
+
+    **Raises:** `BadInput` if there is no such tokenizer, or if it cannot be read or fetched.
+    """
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _plain_text(_from_folder(path))
+    if path.is_file():
+        return _plain_text(_from_file(path))
+    if path.suffix == ".json" or str(spec).startswith((".", "/", "~")) or str(spec).count("/") > 1:
+        raise BadInput(f"tokenizer {str(spec)!r} does not exist; give a file, a folder, a hub name or 'train'.")
+    try:
+        return _plain_text(Tokenizer.from_pretrained(str(spec)))
+    except Exception as error:  # the library raises bare exceptions of several kinds
+        raise BadInput(
+            f"tokenizer {str(spec)!r} is no file or folder here and cannot be fetched from the Hugging Face hub: "
+            f"{_reason(error)}."
+        ) from error
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends a document.
+
+    **Raises:** `BadInput` if the tokenizer has none.
+    """
+    ids = (tokenizer.token_to_id(name) for name in ENDS_OF_TEXT)
+    found = next((i for i in ids if i is not None), None)
+    if found is None:
+        raise BadInput(f"the tokenizer has no token that ends a document; known are {', '.join(ENDS_OF_TEXT)}.")
+    return found
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Entries that an embedding needs: the highest id and one, as ids may have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> Iterator[str]:
+    """Cut a document into pieces that tokenise, one after the other, exactly as the whole does.
+
+    GPT-2's pre-tokenisation never joins a single line break with the non-space characters around it, so a cut behind
+    such a line break changes nothing. A tokenizer that pre-tokenises in another way gets the document whole.
+
+    **Arguments:** `document`, blocks of text; `characters`, the least length of a piece (but the last).
+
+    **Returns:** the pieces; their concatenation is the document.
+    """
+    if not _pre_tokenises_as_gpt2(tokenizer):
+        yield "".join(document)
+        return
+    rest, searched = "", 0
+    for block in document:
+        rest, start = rest + block, 0
+        while cut := _SAFE_CUT.search(rest, start + max(characters, searched)):
+            yield rest[start : cut.end()]
+            start, searched = cut.end(), 0
+        rest = rest[start:]
+        searched = max(len(rest) - 1, 0)  # a last line break must be looked at again, with what follows it
+    yield rest
+
+
+def _pre_tokenises_as_gpt2(tokenizer: Tokenizer) -> bool:
+    pre = tokenizer.pre_tokenizer
+    byte_level = isinstance(pre, pre_tokenizers.ByteLevel) and not pre.add_prefix_space and pre.use_regex
+    return byte_level and tokenizer.normalizer is None
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return _from_file(folder / "tokenizer.json")
+    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            try:
+                model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
+            except Exception as error:  # the library raises bare exceptions
+                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {_reason(error)}.") from error
+            tokenizer = _byte_level(model)
+            tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
+            return tokenizer
+    raise BadInput(
+        f"tokenizer folder {str(folder)!r} holds neither tokenizer.json, nor vocab.json and merges.txt, "
+        "nor encoder.json and vocab.bpe."
+    )
+
+
+def _from_file(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions
+        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {_reason(error)}.") from error
+
+
+def _plain_text(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a document does not end it
+    return tokenizer
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,75 @@
+"""Loss, perplexity and bits per byte over a whole split."""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from diffeqformer.model.loss import loss_sum
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model predicts a text."""
+
+    loss: float
+    """Mean nats a token."""
+    perplexity: float
+    """exp(loss)"""
+    bits_per_byte: float | None
+    """Total bits over the text's UTF-8 bytes, comparable between tokenizers; none if the bytes are not known."""
+    tokens: int
+    tokens_per_second: float
+
+
+@eqx.filter_jit
+def _sums(model: Transformer, ids: jax.Array, mask: jax.Array, steps: int | None, block: int):
+    return loss_sum(model, ids, mask, steps=steps, block=block)
+
+
+def evaluate(
+    model: Transformer,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    steps: int | None = None,
+    bytes_: int | None = None,
+    block: int = 4096,
+    progress: Progress | None = None,
+    name: str = "evaluating",
+) -> Evaluation:
+    """Evaluate `model` at `steps` depth steps on batches of (ids, mask) as
+    `data.loader.evaluation_batches` gives them.
+
+    **Arguments:** `batches`, of ids (batch, context + 1) and mask (batch, context), true where a prediction counts;
+    `steps`, the trained number if not given; `bytes_`, UTF-8 bytes of the whole text; `block` as for `loss_sum`;
+    `progress` and `name` for display.
+
+    **Returns:** an `Evaluation`; its speed leaves the first batch out, which compiles.
+    """
+    batches = list(batches)  # a split's tokens are small beside its activations
+    total = count = timed = 0.0
+    started = time.perf_counter()
+    with (progress or Silent()).stage(name, len(batches)) as stage:
+        for number, (ids, mask) in enumerate(batches):
+            nats, positions = _sums(model, jax.numpy.asarray(ids), jax.numpy.asarray(mask, bool), steps, block)
+            total, count = total + float(nats), count + float(positions)
+            if number == 0 and len(batches) > 1:
+                started = time.perf_counter()
+            else:
+                timed += float(positions)
+            stage.advance(1, f"{total / count:.4f} nats")
+    seconds = time.perf_counter() - started
+    loss = total / count
+    return Evaluation(
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=None if bytes_ is None else total / math.log(2) / bytes_,
+        tokens=round(count),
+        tokens_per_second=timed / seconds,
+    )

@@ -1,0 +1,76 @@
+"""Counting: parameters, floating-point operations and memory of a model config, before anything is trained."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from diffeqformer.config import ModelConfig
+from diffeqformer.model.build import abstract
+from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.ode.weights import TimeWeights
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters."""
+
+    stored: int
+    """What training holds and a checkpoint stores."""
+    effective: int
+    """What remains once the weights are written out for the trained number of steps."""
+
+
+class Flops(NamedTuple):
+    """Floating-point operations; a multiplication and an addition are two."""
+
+    inference_per_token: float
+    """One forward pass at full context, causal attention counted over the mean number of visible positions."""
+    training_per_token: float
+    """Forward and backward pass; the backward pass costs twice the forward one. Without recomputation."""
+    generating_weights: float
+    """Generating all weights of the grid from the time networks and its backward pass, once an update."""
+
+
+def count(tree: Any) -> int:
+    """Number of entries of all arrays of a tree; shapes are enough."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def parameters(config: ModelConfig) -> Parameters:
+    """Parameters of a model config, from its shapes alone."""
+    model = abstract(config)
+    return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate(), model)))
+
+
+def flops(config: ModelConfig) -> Flops:
+    """Floating-point operations of a model config.
+
+    Each entry of a matrix costs 2 operations a token; attention costs `4 width` a token and visible position. A scheme
+    that evaluates its halves several times a step pays for each evaluation. Generating a weight costs `2 d_emb`.
+    """
+    populated = eqx.filter_eval_shape(lambda m: m.populate(), abstract(config))
+    shapes = jax.tree.leaves(populated.weights.layers)
+    matrices = sum(math.prod(leaf.shape) for leaf in shapes if len(leaf.shape) == 3)
+    evaluations = config.steps * SCHEMES[config.scheme].attention_evaluations
+    visible = (config.context + 1) / 2
+    attention = evaluations * 4 * config.width * visible
+    unembedding = 2 * math.prod((populated.embedding.tokens if populated.head is None else populated.head).shape)
+    inference = 2 * matrices + attention + unembedding
+    generated = count(populated.weights.layers) if isinstance(abstract(config).weights, TimeWeights) else 0
+    return Flops(inference, 3 * inference, 3 * 2 * config.time.d_emb * generated)
+
+
+def vanilla_twin(config: ModelConfig) -> ModelConfig:
+    """The vanilla transformer of the same family and sizes: a row a layer, Lie-Trotter steps of 1."""
+    return dataclasses.replace(config, weights="layer", scheme="lie-trotter", horizon="steps")
+
+
+def smallest_useful_d_emb(config: ModelConfig) -> int:
+    """The d_emb below which generated weights have fewer degrees of freedom over the grid than a table has.
+
+    `W(t_l) = P h(t_l) + C` spans at most d_emb + 1 directions, so the L matrices of the trained grid are free of each
+    other from d_emb = L - 1 on.
+    """
+    return max(config.steps - 1, 1)

@@ -1,0 +1,105 @@
+"""Sampling text with a key-value cache."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.transformer import Transformer
+
+
+def generate(
+    model: Transformer,
+    prompt: Int[Array, "batch position"],
+    new_tokens: int,
+    *,
+    key: Key[Array, ""],
+    steps: int | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Int[Array, "batch new"]:
+    """Continue every prompt by `new_tokens` tokens.
+
+    The model is populated once; the prompt is read in one pass, then one token at a time against the cache.
+
+    **Arguments:** `prompt`, tokens, at least one; `key`, of which each token draws a part; `steps` as for the model;
+    `temperature`, 0 for the most likely token; `top_k`, keep the k most likely; `top_p`, keep the smallest set of
+    most likely tokens whose probability reaches p (nucleus sampling, Holtzman et al. 2020).
+
+    **Returns:** the new tokens.
+
+    **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
+    """
+    vocabulary, context = model.embedding.tokens.shape[0], model.config.context
+    if prompt.shape[1] < 1:
+        raise BadInput("the prompt is empty, but must have at least one token.")
+    if new_tokens < 1:
+        raise BadInput(f"the number of new tokens is {new_tokens}, but must be at least 1.")
+    if prompt.shape[1] + new_tokens > context:
+        raise BadInput(
+            f"the prompt has {prompt.shape[1]} tokens and {new_tokens} new ones are asked for, "
+            f"but together they must not exceed the model's context of {context}."
+        )
+    if not 0 <= temperature < float("inf"):
+        raise BadInput(f"temperature is {temperature}, but must be 0 or a positive number.")
+    if top_k is not None and not 1 <= top_k <= vocabulary:
+        raise BadInput(f"top-k is {top_k}, but must be between 1 and the vocabulary's size, {vocabulary}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise BadInput(f"top-p is {top_p}, but must be above 0 and at most 1.")
+    return _generate(model.populate(steps), prompt, key, new_tokens, temperature, top_k, top_p)
+
+
+@eqx.filter_jit
+def _generate(
+    model: Transformer,
+    prompt: Array,
+    key: Array,
+    new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> Array:
+    batch, length = prompt.shape
+    cache = model.empty_cache(batch, length + new_tokens)
+    logits, cache = model.decode(prompt, cache, jnp.zeros((), jnp.int32))
+    first_key, *rest = jax.random.split(key, new_tokens)
+    token = choose(logits[:, -1], first_key, temperature, top_k, top_p)
+
+    def one(carry: tuple, now: tuple) -> tuple[tuple, Array]:
+        token, cache = carry
+        position, key = now
+        logits, cache = model.decode(token[:, None], cache, position)
+        token = choose(logits[:, -1], key, temperature, top_k, top_p)
+        return (token, cache), token
+
+    if not rest:
+        return token[:, None]
+    positions = length + jnp.arange(new_tokens - 1)
+    _, tokens = jax.lax.scan(one, (token, cache), (positions, jnp.stack(rest)))
+    return jnp.concatenate([token[:, None], tokens.T], axis=1)
+
+
+def choose(
+    logits: Float[Array, "batch vocabulary"],
+    key: Key[Array, ""],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Int[Array, " batch"]:
+    """Draw a token for each row, after temperature, then top-k, then top-p; ties at the edge of a set are kept."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits / temperature
+    if top_k is not None:
+        least = jax.lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if top_p is not None:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        probabilities = jax.nn.softmax(ordered, axis=-1)
+        kept = probabilities.cumsum(-1) - probabilities < top_p
+        least = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return jax.random.categorical(key, logits, axis=-1)

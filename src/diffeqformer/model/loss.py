@@ -1,0 +1,67 @@
+"""Next-token cross-entropy from integer targets, in blocks of positions.
+
+Logits exist for one block at a time only, so that the float32 `positions x vocabulary` array of a whole batch is never
+made; neither is a one-hot target.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from diffeqformer.model.transformer import Transformer
+
+
+def loss_sum(
+    model: Transformer,
+    ids: Int[Array, "batch position"],
+    mask: Bool[Array, "batch target"] | None = None,
+    *,
+    steps: int | None = None,
+    key: Key[Array, ""] | None = None,
+    block: int = 4096,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Sum over positions of `-log p(ids[i+1] | ids[..i])` in nats, and the number of positions counted.
+
+    **Arguments:** `ids`, context + 1 tokens a row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if not
+    given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time.
+
+    **Returns:** (sum of nats, number of positions), float32.
+    """
+    states = model.hidden(ids[:, :-1], steps=steps, key=key).reshape(-1, model.config.width)
+    targets = ids[:, 1:].reshape(-1)
+    counts = jnp.ones(targets.shape, bool) if mask is None else mask.reshape(-1)
+    positions = targets.shape[0]
+
+    def of_block(states: Array, targets: Array, counts: Array) -> Array:
+        logits = model.unembed(states)
+        at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+        return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
+
+    if positions <= block:
+        return of_block(states, targets, counts), counts.sum().astype(jnp.float32)
+    blocks = -(-positions // block)
+    padding = blocks * block - positions
+    cut = lambda x: jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(blocks, block, *x.shape[1:])
+    body = eqx.filter_checkpoint(of_block)
+    total, _ = jax.lax.scan(
+        lambda total, now: (total + body(*now), None),
+        jnp.zeros((), jnp.promote_types(states.dtype, jnp.float32)),
+        (cut(states), cut(targets), cut(counts)),
+    )
+    return total, counts.sum().astype(jnp.float32)
+
+
+def next_token_loss(
+    model: Transformer,
+    ids: Int[Array, "batch position"],
+    mask: Bool[Array, "batch target"] | None = None,
+    *,
+    steps: int | None = None,
+    key: Key[Array, ""] | None = None,
+    block: int = 4096,
+) -> Float[Array, ""]:
+    """Mean of `loss_sum` over the positions counted, in nats."""
+    total, count = loss_sum(model, ids, mask, steps=steps, key=key, block=block)
+    return total / count

@@ -1,0 +1,159 @@
+"""The one model class: an embedding, block weights as a function of depth, a field, a scheme, a final norm, a head."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from diffeqformer.config import ModelConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.nn.dropout import dropout
+from diffeqformer.nn.embedding import Embedding
+from diffeqformer.nn.linear import Norm, layer_norm
+from diffeqformer.ode.field import Window, field_of
+from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.ode.solve import Solution, solve
+from diffeqformer.ode.weights import LayerWeights, WeightSource
+
+
+class Transformer(eqx.Module):
+    """A causal language model whose layers are the steps of an ODE solver.
+
+    `x(0) = embed(ids)`, `dx/dt = A_t(x) + M_t(x)`, `logits = unembed(norm(x(1)))` (paper section 4). Vanilla
+    transformers, weight sharing and populated models are the same class with other weights and another scheme.
+    """
+
+    embedding: Embedding
+    weights: WeightSource
+    final_norm: Norm
+    head: Float[Array, "vocabulary width"] | None
+    """Unembedding; none if it is the embedding's transpose."""
+    config: ModelConfig = eqx.field(static=True)
+    horizon: float = eqx.field(static=True)
+    """Length of the depth interval in the state's own clock; a step is horizon / steps."""
+
+    def __call__(
+        self, ids: Int[Array, "*batch position"], *, steps: int | None = None, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*batch position vocabulary"]:
+        """Logits of the next token at every position.
+
+        **Arguments:** `ids`, tokens of shape (position,) or (batch, position), at most `config.context` of them;
+        `steps`, the number of depth steps, the trained one if not given; `key` for dropout, none outside training.
+
+        **Returns:** float32 logits.
+
+        **Raises:** `BadInput` if the text is longer than the context or the model cannot run at `steps`.
+        """
+        return self.unembed(self.hidden(ids, steps=steps, key=key))
+
+    def hidden(
+        self, ids: Int[Array, "*batch position"], *, steps: int | None = None, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*batch position width"]:
+        """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
+        x = self._solve(jnp.atleast_2d(ids), steps=steps, key=key).state
+        return self._normalise(x).reshape(*ids.shape, -1)
+
+    def trajectory(
+        self, ids: Int[Array, "batch position"], *, steps: int | None = None
+    ) -> Float[Array, "state batch position width"]:
+        """The state at depth 0 and after every step: steps + 1 states, before the final norm."""
+        solution = self._solve(ids, steps=steps, keep_states=True)
+        assert solution.states is not None
+        return jnp.concatenate([self.embed(ids)[None], solution.states])
+
+    def populate(self, steps: int | None = None) -> "Transformer":
+        """The same model with its weights written out for a grid of `steps` steps: an ordinary `steps`-layer model.
+
+        Its output equals this model's at `steps` steps (paper section 6.2).
+        """
+        steps = self.depth(steps)
+        layers = self.weights.table(steps, SCHEMES[self.config.scheme].nodes)
+        if jax.tree.leaves(layers)[0].shape[0] == 1:
+            layers = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, 0), layers)
+        config = dataclasses.replace(self.config, weights="layer", steps=steps)
+        return Transformer(self.embedding, LayerWeights(layers), self.final_norm, self.head, config, self.horizon)
+
+    def depth(self, steps: int | None) -> int:
+        """The number of steps to run: as asked for, or as trained.
+
+        **Raises:** `BadInput` if it is not a positive whole number.
+        """
+        steps = self.config.steps if steps is None else steps
+        if steps < 1:
+            raise BadInput(f"steps is {steps}, but must be at least 1.")
+        return steps
+
+    def embed(
+        self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
+    ) -> Float[Array, "batch position width"]:
+        """The state at depth 0, in the precision of computation; `start` is the position of the first token."""
+        if ids.shape[1] > self.config.context:
+            raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
+        x = self.embedding(ids, jnp.arange(ids.shape[1]) + start)
+        return x.astype(self._compute_dtype(x))
+
+    def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
+        """Logits of normalised states, accumulated in float32 or better."""
+        table = self.embedding.tokens if self.head is None else self.head
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide)
+
+    def decode(
+        self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch position vocabulary"], KeyValueCache]:
+        """Logits of the tokens `ids` that follow `start` cached ones, and the cache with them in it."""
+        at = start + jnp.arange(ids.shape[1])
+        mask = jnp.arange(cache.keys.shape[-3])[None, :] <= at[:, None]
+        solution = self._solve(ids, cache=cache, window=Window(start, mask))
+        assert solution.cache is not None
+        return self.unembed(self._normalise(solution.state)), solution.cache
+
+    def empty_cache(self, batch: int, positions: int) -> KeyValueCache:
+        """A key-value cache for `positions` positions: one slot a step and attention evaluation."""
+        config = self.config
+        slots = (config.steps, SCHEMES[config.scheme].attention_evaluations)
+        shape = (*slots, batch, positions, config.heads, config.width // config.heads)
+        zeros = jnp.zeros(shape, self._compute_dtype(self.embedding.tokens))
+        return KeyValueCache(zeros, zeros)
+
+    def _compute_dtype(self, parameter: Array) -> Any:
+        narrow = self.config.compute_dtype == "bfloat16"
+        return jnp.bfloat16 if narrow else parameter.dtype
+
+    def _normalise(self, x: Array) -> Array:
+        return layer_norm(self.final_norm, x, self.config.norm_epsilon)
+
+    def _solve(
+        self,
+        ids: Int[Array, "batch position"],
+        *,
+        steps: int | None = None,
+        key: Key[Array, ""] | None = None,
+        keep_states: bool = False,
+        cache: KeyValueCache | None = None,
+        window: Window | None = None,
+    ) -> Solution:
+        config, scheme, steps = self.config, SCHEMES[self.config.scheme], self.depth(steps)
+        embedding_key, block_key = (None, None) if key is None else jax.random.split(key)
+        x = self.embed(ids, 0 if window is None else window.start)
+        x = dropout(x, config.dropout.embedding, embedding_key)
+        table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(steps, scheme.nodes))
+        return solve(
+            field_of(config),
+            scheme,
+            table,
+            x,
+            steps=steps,
+            horizon=self.horizon,
+            gradient=config.gradient,
+            keep_states=keep_states,
+            key=block_key,
+            cache=cache,
+            window=window,
+        )

@@ -1,0 +1,71 @@
+"""Causal multi-head self-attention, with dropout and with a key-value cache."""
+
+from typing import Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from diffeqformer.nn.dropout import dropout
+
+L = TypeVar("L")
+N = TypeVar("N")
+
+
+class AttentionWeights(eqx.Module, Generic[L, N]):
+    """Weights of one attention block; `L` and `N` are what stands for a linear map and for a norm."""
+
+    norm: N
+    query: L
+    key: L
+    value: L
+    output: L
+
+
+class KeyValueCache(eqx.Module):
+    """Keys and values of all positions so far; positions not reached yet hold zeros and are masked."""
+
+    keys: Float[Array, "*layers batch position heads head_width"]
+    values: Float[Array, "*layers batch position heads head_width"]
+
+    def put(self, keys: Array, values: Array, start: Int[Array, ""]) -> "KeyValueCache":
+        """The cache with new keys and values written from position `start` on."""
+        at = (0, start, 0, 0)
+        return KeyValueCache(
+            jax.lax.dynamic_update_slice(self.keys, keys, at),
+            jax.lax.dynamic_update_slice(self.values, values, at),
+        )
+
+
+def split_heads(x: Float[Array, "batch position width"], heads: int) -> Float[Array, "batch position heads head_width"]:
+    """Cut the last axis into heads."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+def attend(
+    query: Float[Array, "batch query heads head_width"],
+    keys: Float[Array, "batch position heads head_width"],
+    values: Float[Array, "batch position heads head_width"],
+    *,
+    mask: Bool[Array, "query position"] | None = None,
+    dropout_rate: float = 0.0,
+    key: Key[Array, ""] | None = None,
+) -> Float[Array, "batch query heads head_width"]:
+    """`softmax(Q K^T / sqrt(head_width)) V` over the positions that `mask` allows; causal if no mask is given.
+
+    **Arguments:** `query`, `keys`, `values`; `mask`, true where a query may look; `dropout_rate`, probability of
+    dropping an attention weight, active only with a `key`.
+
+    **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
+    """
+    if key is None or dropout_rate == 0.0:
+        mask = None if mask is None else mask[None, None]
+        return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
+    if mask is None:
+        mask = jnp.tril(jnp.ones((query.shape[1], keys.shape[1]), bool))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32) / query.shape[-1] ** 0.5
+    weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
+    weights = dropout(weights, dropout_rate, key).astype(values.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, values)

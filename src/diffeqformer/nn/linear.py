@@ -1,0 +1,61 @@
+"""Linear maps and norms as plain weights: one layer's, or many layers' stacked on leading axes."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+
+class LinearShape(NamedTuple):
+    """What a weight source must provide for one linear map."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    std: float
+    """Standard deviation of the initial matrix."""
+
+
+class NormShape(NamedTuple):
+    """What a weight source must provide for one norm."""
+
+    width: int
+    shift: bool
+
+
+class Linear(eqx.Module):
+    """`x -> x @ weight + bias`, weights of shape (inputs, outputs)."""
+
+    weight: Float[Array, "*layers inputs outputs"]
+    bias: Float[Array, "*layers outputs"] | None
+
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        y = x @ self.weight
+        if self.bias is None:
+            return y
+        return y + jnp.expand_dims(self.bias, range(y.ndim - 1))
+
+
+class Norm(eqx.Module):
+    """Scale and shift of a normalisation; without a shift it is an RMSNorm's."""
+
+    scale: Float[Array, "*layers width"]
+    shift: Float[Array, "*layers width"] | None
+
+
+def layer_norm(norm: Norm, x: Float[Array, "*batch width"], epsilon: float) -> Float[Array, "*batch width"]:
+    """Standardise over the last axis, then scale and shift: `scale (x - mean) / sqrt(var + epsilon) + shift`.
+
+    Moments are taken in float32 or better, whatever the precision of `x`; the result has the precision of `x`.
+    Source: Ba et al. 2016, arXiv:1607.06450.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = wide - wide.mean(-1, keepdims=True)
+    y = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    leading = range(x.ndim - 1)
+    y = y * jnp.expand_dims(norm.scale, leading).astype(y.dtype)
+    if norm.shift is not None:
+        y = y + jnp.expand_dims(norm.shift, leading).astype(y.dtype)
+    return y.astype(x.dtype)

@@ -1,0 +1,30 @@
+"""The one convention of steps and times.
+
+Depth `t` runs over [0, 1] in `L` equal steps; step `l = 1..L` goes from `(l-1)/L` to `l/L`. A scheme needs the weights
+at its nodes, given as fractions of a step: node `c` of step `l` is the time `(l - 1 + c) / L`. Euler's only node is
+the *end* of the step, c = 1. Training, running, populating and analysing all take their times from here.
+
+Times are float64 constants: in float32, `sin(1000 t)` is already off by 1e-4.
+"""
+
+import numpy as np
+
+END_OF_STEP = (1.0,)
+
+
+def times(steps: int, nodes: tuple[float, ...] = END_OF_STEP) -> np.ndarray:
+    """Times of all nodes of all steps, in the order in which they are met.
+
+    **Arguments:** `steps`, the number of steps L; `nodes`, the scheme's nodes as fractions of a step.
+
+    **Returns:** float64 array of L * len(nodes) times in [0, 1].
+    """
+    return ((np.arange(steps)[:, None] + np.asarray(nodes)[None, :]) / steps).reshape(-1)
+
+
+def layer_of(time: np.ndarray, layers: int) -> np.ndarray:
+    """The row of a table of `layers` layers that is in force at `time`: row `l - 1` on `((l-1)/L, l/L]`.
+
+    Times within 1e-6 of a step of a boundary count as on it, so that `l/L` finds its layer whatever its rounding.
+    """
+    return np.clip(np.ceil(np.asarray(time, np.float64) * layers - 1e-6).astype(int) - 1, 0, layers - 1)

@@ -1,0 +1,37 @@
+"""Time features: depth as sines and cosines (paper, appendix A)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jaxtyping import Float
+
+from diffeqformer.config import TimeConfig
+
+
+def frequencies(config: TimeConfig) -> np.ndarray:
+    """`highest * (lowest / highest)^(k/K)`, k = 0..K-1, in radians per unit of depth, float64.
+
+    With highest 1000 and lowest 0.1 this is the paper's `s * 10000^(-k/K)`, s = 1000.
+    """
+    k = np.arange(config.frequencies) / config.frequencies
+    return config.highest_frequency * (config.lowest_frequency / config.highest_frequency) ** k
+
+
+def time_features(times: Any, config: TimeConfig, dtype: Any = jnp.float32) -> Float[Array, "time features"]:
+    """`e(t) = [t, sin(w_k t), cos(w_k t)]` for every time (paper eq. 6, appendix A); not learned.
+
+    Times that are known before compilation (a fixed grid's) are featured in float64 and cast last; traced times (an
+    adaptive solver's) are featured in float32 or better.
+
+    **Arguments:** `times`, in [0, 1], shape (time,); `config`; `dtype` of the result.
+
+    **Returns:** features of shape (time, 2K+1).
+    """
+    traced = isinstance(times, Tracer)
+    xp = jnp if traced else np
+    t = times.astype(jnp.promote_types(times.dtype, jnp.float32)) if traced else np.asarray(times, np.float64)
+    angles = t[:, None] * xp.asarray(frequencies(config), t.dtype)[None, :]
+    return jnp.asarray(xp.concatenate([t[:, None], xp.sin(angles), xp.cos(angles)], axis=-1), dtype)

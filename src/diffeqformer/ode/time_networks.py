@@ -1,0 +1,88 @@
+"""Small networks that turn time features into the weights of one linear map or one norm (paper eq. 6)."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key
+
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+
+
+class TimeNetwork(eqx.Module):
+    """`h(t) = L2 silu(L1 e(t) + b1) + b2`, widths 2K+1 -> d_emb -> d_emb."""
+
+    first: Linear
+    second: Linear
+
+    @staticmethod
+    def init(features: int, d_emb: int, key: Key[Array, ""]) -> "TimeNetwork":
+        """Matrices of variance 1 / inputs, biases zero."""
+        k1, k2 = jax.random.split(key)
+        return TimeNetwork(
+            Linear(jax.random.normal(k1, (features, d_emb)) / features**0.5, jnp.zeros(d_emb)),
+            Linear(jax.random.normal(k2, (d_emb, d_emb)) / d_emb**0.5, jnp.zeros(d_emb)),
+        )
+
+    def __call__(self, features: Float[Array, "time features"]) -> Float[Array, "time d_emb"]:
+        return self.second(jax.nn.silu(self.first(features)))
+
+
+class TimeLinear(eqx.Module):
+    """A linear map that depends on depth: `W(t) = P h(t) + C`, `b(t) = B h(t)`."""
+
+    network: TimeNetwork
+    projection: Float[Array, "d_emb inputs outputs"]
+    """P"""
+    constant: Float[Array, "inputs outputs"]
+    """C"""
+    bias_projection: Float[Array, "d_emb outputs"] | None
+    """B"""
+
+    @staticmethod
+    def init(
+        shape: LinearShape, grid_features: Float[Array, "time features"], d_emb: int, key: Key[Array, ""]
+    ) -> "TimeLinear":
+        """P is normal and scaled so that the matrices generated on the grid have standard deviation `shape.std`.
+
+        C and B start at zero.
+        """
+        network_key, projection_key = jax.random.split(key)
+        network = TimeNetwork.init(grid_features.shape[-1], d_emb, network_key)
+        length = jnp.sqrt(jnp.square(network(grid_features)).sum(-1).mean())
+        projection = jax.random.normal(projection_key, (d_emb, shape.inputs, shape.outputs)) * (shape.std / length)
+        return TimeLinear(
+            network,
+            projection,
+            jnp.zeros((shape.inputs, shape.outputs)),
+            jnp.zeros((d_emb, shape.outputs)) if shape.bias else None,
+        )
+
+    def at(self, features: Float[Array, "time features"]) -> Linear:
+        """The maps at all times at once: one matrix product, so that P is read once whatever the number of steps."""
+        h = self.network(features)
+        weight = jnp.tensordot(h, self.projection, 1) + self.constant[None]
+        return Linear(weight, None if self.bias_projection is None else h @ self.bias_projection)
+
+
+class TimeNorm(eqx.Module):
+    """A norm whose scale `1 + G h(t)` and shift `S h(t)` depend on depth; G and S start at zero."""
+
+    network: TimeNetwork
+    scale_projection: Float[Array, "d_emb width"]
+    """G"""
+    shift_projection: Float[Array, "d_emb width"] | None
+    """S"""
+
+    @staticmethod
+    def init(shape: NormShape, features: int, d_emb: int, key: Key[Array, ""]) -> "TimeNorm":
+        """G and S zero: at the start every norm is the plain one."""
+        # Two arrays, not one twice: a training step donates its buffers, each once.
+        scale, shift = jnp.zeros((d_emb, shape.width)), jnp.zeros((d_emb, shape.width))
+        return TimeNorm(TimeNetwork.init(features, d_emb, key), scale, shift if shape.shift else None)
+
+    def at(self, features: Float[Array, "time features"]) -> Norm:
+        """Scales and shifts at all times at once."""
+        h = self.network(features)
+        shift = None if self.shift_projection is None else h @ self.shift_projection
+        return Norm(1.0 + h @ self.scale_projection, shift)

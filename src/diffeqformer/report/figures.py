@@ -1,0 +1,289 @@
+"""The figures of a report. Each function returns a Matplotlib `Figure`, to be saved as a picture or put in a page.
+
+Figures are made with Matplotlib's object interface under its default settings, so nothing here depends on, or
+changes, the state of a caller's own plots.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+from diffeqformer.report.text import clean, depth_points, finite
+
+# Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK = "#1c2128"
+WIDE, NARROW = 9.4, 3.7
+"""Widths in inches: for a page or a desktop, and for a phone, where panels are stacked."""
+
+_MOST_POINTS = 600
+_STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.labelsize": 9, "axes.titlesize": 9, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
+    "legend.fontsize": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "axes.titlecolor": INK,
+    "xtick.color": INK, "ytick.color": INK, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
+    "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.6, "lines.markersize": 4.5,
+    "legend.frameon": False, "axes.titlelocation": "left", "svg.fonttype": "none", "svg.hashsalt": "diffeqformer",
+}  # fmt: skip
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def color(index: int) -> str:
+    """The colour of the model at this place of the results."""
+    return COLORS[index % len(COLORS)]
+
+
+def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
+    """The (step, nats) pairs of a curve that can be drawn."""
+    return [(float(x), float(y)) for x, y in points if finite(x) and finite(y)]
+
+
+def smooth_window(points: Sequence[Any]) -> int:
+    """Points in the moving average over a curve: an odd number, about a thirtieth of the curve."""
+    return 2 * (len(points) // 60) + 1
+
+
+def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Centred moving average over `smooth_window` points; nearer the ends it narrows and stays centred."""
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    half, last, averages = smooth_window(points) // 2, len(points) - 1, []
+    for i, (x, _) in enumerate(points):
+        reach = min(half, i, last - i)
+        averages.append((x, (sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
+    return averages
+
+
+def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
+    """At most `most` points of a curve that keep its envelope: the lowest and highest of each stretch, and the ends."""
+    if len(points) <= most:
+        return list(points)
+    stretch = math.ceil(2 * len(points) / (most - 2))
+    kept = {0, len(points) - 1}
+    for start in range(0, len(points), stretch):
+        places = range(start, min(start + stretch, len(points)))
+        kept |= {min(places, key=lambda i: points[i][1]), max(places, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(kept)]
+
+
+def _legend(figure: Figure, handles: list[Line2D], names: list[str], width: float) -> None:
+    # Texts are set afterwards: Matplotlib takes a leading underscore or a pair of dollars in a label as an order.
+    lines = [" ".join(clean(name).split()) for name in names]
+    lines = [line if len(line) <= 48 else f"{line[:47]}…" for line in lines]
+    points_a_column = 48 + 5.2 * max(map(len, lines), default=0)  # a handle, a gap, and letters of 9 points
+    legend = figure.legend(
+        handles, [f"series {i}" for i in range(len(names))], loc="outside upper left",
+        ncols=max(1, min(len(names), int(72 * width / points_a_column))), handlelength=2.2, columnspacing=2.0,
+        borderaxespad=0.2,
+    )  # fmt: skip
+    for text, line in zip(legend.get_texts(), lines, strict=True):
+        text.set_parse_math(False)
+        text.set_text(line)
+
+
+def _plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers, and none that are not written."""
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:
+    """Those of `steps` that can be written side by side, `least` of the axis apart; `first` have precedence."""
+    place = {s: math.log(s) if logarithmic else s for s in steps}
+    room = least * (max(place.values(), default=0) - min(place.values(), default=0))
+    kept: list[int] = []
+    for step in sorted(steps, key=lambda s: (s not in first, s)):
+        if all(abs(place[step] - place[other]) >= room for other in kept):
+            kept.append(step)
+    return sorted(kept)
+
+
+def loss_curves(models: Sequence[dict[str, Any]], *, width: float = WIDE, log_x: bool = False) -> Figure:
+    """Training and validation loss against updates, whole and, in a second panel, over the last third.
+
+    Training losses are drawn raw (faint) and as a moving average; validation losses as points.
+
+    **Arguments:** `models`, entries of the results' `models`; `width` in inches, panels are stacked below 5;
+    `log_x`, updates on a logarithmic axis in the first panel.
+    """
+    curves = [(finite_points(m["curve"]["train"]), finite_points(m["curve"]["validation"])) for m in models]
+    steps = [x for train, validation in curves for x, _ in (*train, *validation)]
+    late = (2 / 3) * max(steps, default=0)
+    detail = max((sum(x >= late for x, _ in train) for train, _ in curves), default=0) >= 5
+    with _style():
+        stacked = width < 5
+        height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        shape: dict[str, Any] = {"nrows": 2} if stacked else {"ncols": 2, "width_ratios": (3, 2)}
+        axes: list[Any] = list(figure.subplots(**shape)) if detail else [figure.subplots()]
+        for axis, start in zip(axes, (-math.inf, late), strict=False):
+            logarithmic = log_x and start < 0
+            for index, (train, validation) in enumerate(curves):
+                look = {"color": color(index), "marker": "None"}
+
+                def shown(points, start=start, logarithmic=logarithmic):
+                    return [p for p in points if p[0] >= start and (p[0] > 0 or not logarithmic)]
+
+                # Averages are taken over the whole curve, so both panels show the same line.
+                for points, more in ((train, {"alpha": 0.25, "linewidth": 0.8}), (smooth(train), {})):
+                    if part := shown(points):
+                        axis.plot(*zip(*thin(part), strict=True), **look, **more)
+                if part := shown(validation):
+                    marker = MARKERS[index % len(MARKERS)]
+                    axis.plot(*zip(*thin(part), strict=True), color=color(index), marker=marker, linestyle="None")
+            axis.set_xlabel("updates")
+            axis.set_ylabel("loss (nats a token)")
+            if logarithmic:
+                axis.set_xscale("log")
+                _plain_log(axis.xaxis)
+            else:
+                axis.xaxis.set_major_locator(MaxNLocator(nbins=4 if stacked or start > 0 else 6, integer=True))
+                axis.margins(x=0.03)
+        if detail:
+            axes[0].set_title("all updates")
+            axes[1].set_title("the last third")
+        marks = [(color(i), MARKERS[i % len(MARKERS)]) for i in range(len(models))]
+        _legend(figure, [Line2D([], [], color=c, marker=m) for c, m in marks], [m["name"] for m in models], width)
+    return figure
+
+
+def uniform_loss(models: Sequence[dict[str, Any]], vocabulary: int | None) -> float | None:
+    """`ln(vocabulary)`, the loss of guessing, if some run comes near enough for it to say something; else None."""
+    losses = [p["loss"] for m in models if m["depth"] for p in depth_points(m) if finite(p["loss"])]
+    guess = math.log(vocabulary) if vocabulary else math.inf
+    return guess if losses and max(losses) > 0.85 * guess else None
+
+
+def depth_curve(models: Sequence[dict[str, Any]], vocabulary: int | None = None, *, width: float = WIDE) -> Figure:
+    """Validation loss against the number of steps a model is run at, without fine-tuning.
+
+    Models without depth measurements are horizontal reference lines at their validation loss. The trained depth is
+    marked. The axis of the loss turns logarithmic if the largest is more than four times the smallest.
+
+    **Arguments:** `models`, entries of the results' `models`; `vocabulary`, to show the loss of guessing where
+    `uniform_loss` says so; `width` in inches.
+    """
+    handles, names, steps, losses, trained = [], [], set(), [], set()
+    with _style():
+        height = 3.7 if width >= 5 else 3.1 + 0.2 * len(models)
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        axis: Any = figure.subplots()
+        for index, model in enumerate(models):
+            if not model["depth"]:
+                if finite(level := model["validation"]["loss"]):
+                    losses.append(level)
+                    handles.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
+                    names.append(f"{model['name']} ({model['steps']} steps)")
+                continue
+            points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
+            steps.update(p["steps"] for p in depth_points(model))
+            losses += [loss for _, loss in points]
+            trained.add(model["steps"])
+            marker = MARKERS[index % len(MARKERS)]
+            if points:
+                axis.plot(*zip(*points, strict=True), color=color(index), marker=marker)
+            for x, y in points:
+                if x == model["steps"]:
+                    axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
+            handles.append(Line2D([], [], color=color(index), marker=marker))
+            names.append(f"{model['name']}, not fine-tuned")
+        if (guess := uniform_loss(models, vocabulary)) is not None:
+            handles.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
+            names.append(f"guessing uniformly (ln {vocabulary:,})")
+        for x in sorted(trained):
+            axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
+            axis.annotate(
+                "trained", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+                ha="center", va="bottom",
+            )  # fmt: skip
+        wide_range = bool(steps) and max(steps) > 8 * min(steps)
+        if wide_range:
+            axis.set_xscale("log", base=2)
+            _plain_log(axis.xaxis)
+        axis.xaxis.set_major_locator(FixedLocator(_spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
+        if losses and max(losses) > 4 * min(losses) > 0:
+            axis.set_yscale("log")
+            _plain_log(axis.yaxis)
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axis.margins(y=0.07)
+        axis.set_xlabel("steps run (depth)")
+        axis.set_ylabel("validation loss (nats a token)")
+        _legend(figure, handles, names, width)
+    return figure
+
+
+def svg(figure: Figure, prefix: str, label: str) -> str:
+    """The figure as an `<svg>` element to be placed inline in an HTML page.
+
+    Ink takes the page's text colour (`currentColor`) and series the custom properties `--series-0`, `--series-1`, ...,
+    with the printed colour to fall back on; fonts are the page's own. Equal figures give equal bytes.
+
+    **Arguments:** `prefix`, put before every identifier, as these are shared by all of a page; `label`, what the
+    figure shows, for those who cannot see it.
+    """
+    raw = io.BytesIO()
+    with _style():
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(raw, format="svg", transparent=True, metadata=metadata)
+    root = ElementTree.fromstring(raw.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # Matplotlib's style sheet would apply to the whole page; the page's own has the same rule for figures.
+            if _local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    used = {m for e in root.iter() for v in e.attrib.values() for m in re.findall(r"^#(.+)$|url\(#(.+?)\)", v)}
+    used = {name for pair in used for name in pair if name}
+    for element in root.iter():
+        element.tag, old = _local(element.tag), dict(element.attrib)
+        element.attrib.clear()
+        for key, value in old.items():
+            name = _local(key)
+            if name == "id":
+                if value in used:
+                    element.set(name, f"{prefix}-{value}")
+            elif name == "href":
+                element.set(name, f"#{prefix}-{value.removeprefix('#')}")
+            elif name == "style":
+                element.set(name, _themed(value))
+            else:
+                own = value.replace("url(#", f"url(#{prefix}-")
+                element.set(name, _rounded(own) if name in ("d", "x", "y", "transform") else own)
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib.update({"role": "img", "aria-label": clean(label)})
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    return name.rsplit("}", 1)[-1]
+
+
+def _rounded(coordinates: str) -> str:
+    """Hundredths of a point are finer than any screen, and make half the file."""
+    short = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), coordinates)
+    return " ".join(short.split())
+
+
+def _themed(style: str) -> str:
+    style = re.sub(r"font-family: [^;]*;? ?", "", style).replace(INK, "currentColor")
+    for index, shade in enumerate(COLORS):
+        style = style.replace(shade, f"var(--series-{index}, {shade})")
+    return style

@@ -1,0 +1,74 @@
+"""Training several models on the same batches and measuring them in the same way."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.config import Config
+from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.progress import Progress
+from diffeqformer.training import folder as files
+from diffeqformer.training.files import write_whole
+from diffeqformer.training.results import document, write_results
+from diffeqformer.training.sampling import continue_text
+from diffeqformer.training.trackers import read_metrics
+from diffeqformer.training.trainer import TrainResult, train
+
+SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
+
+
+def compare(
+    configs: Sequence[Config], folder: Path, title: str, prompt: str, depths: Sequence[int], progress: Progress
+) -> dict[str, Any]:
+    """Train every config and write `results.json` and `metrics.jsonl` over all of them into `folder`.
+
+    The configs must differ in model and optimiser only, so that each model sees the same batches in the same order.
+
+    **Arguments:** `configs`, each with a run folder of its own; `prompt`, text that every model continues; `depths`,
+    numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning.
+
+    **Returns:** the document, as `results.document` describes it.
+    """
+    first = configs[0]
+    for other in configs[1:]:
+        assert (first.data, first.trainer, first.model.context) == (other.data, other.trainer, other.model.context)
+    entries, metrics, corpus = [], [], {}
+    for number, config in enumerate(configs, 1):
+        progress.say(f"{number}/{len(configs)} {config.run}: {config.model.weights} weights, {config.model.scheme}")
+        result = train(config, progress)
+        corpus = result.tokens.statistics
+        entry = {**result.entry, "sample": _sample(result, prompt)}
+        if config.model.weights == "time":
+            entry["depth"] = [_at_depth(result, steps, progress) for steps in depths]
+        entries.append(entry)
+        records = read_metrics(result.folder / files.METRICS)
+        metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
+    found = document(title, corpus, entries)
+    write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
+    write_results(folder / files.RESULTS, found)
+    return found
+
+
+def _at_depth(result: TrainResult, steps: int, progress: Progress) -> dict[str, float | int | None]:
+    if steps == result.config.model.steps:
+        return {"steps": steps, **result.entry["validation"]}
+    found = dataclasses.asdict(
+        evaluate(
+            result.model,
+            evaluation_batches(result.tokens.validation, result.config.model.context, result.config.trainer.batch_size),
+            steps=steps,
+            bytes_=result.tokens.validation_bytes,
+            block=result.config.trainer.loss_block,
+            progress=progress,
+            name=f"Evaluating at {steps} steps",
+        )
+    )
+    return {"steps": steps} | {name: found[name] for name in ("loss", "perplexity", "bits_per_byte")}
+
+
+def _sample(result: TrainResult, prompt: str) -> dict[str, Any]:
+    (text,) = continue_text(result.model, result.tokens.tokenizer, prompt, **SAMPLING)
+    return {"prompt": prompt, "text": text, "settings": SAMPLING}

@@ -1,0 +1,112 @@
+"""A run folder: whose it is, and the files that say so.
+
+config.yaml      the resolved config; what makes a folder a run
+data.json        digest and statistics of the tokens
+tokenizer.json   the tokenizer, whole
+checkpoints/     metrics.jsonl     results.json
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.config import Config, dump_yaml, read_yaml, to_dict
+from diffeqformer.data.cache import TokenCache
+from diffeqformer.data.tokenizer import vocabulary_size
+from diffeqformer.errors import BadInput
+from diffeqformer.training.files import write_whole
+from diffeqformer.training.lock import RunLock
+
+CONFIG, DATA, TOKENIZER = "config.yaml", "data.json", "tokenizer.json"
+CHECKPOINTS, METRICS, RESULTS = "checkpoints", "metrics.jsonl", "results.json"
+
+MAY_CHANGE = frozenset(
+    ["run", "data.cache"]
+    + [f"trainer.{name}" for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best")]
+    + [f"trainer.{name}" for name in ("checkpoint_every", "checkpoint_minutes")]
+)
+"""Settings that a run may be continued with other values of, because no update's numbers depend on them."""
+
+
+def run_folder(config: Config) -> Path:
+    """Where the run lies."""
+    return Path(config.run).expanduser()
+
+
+def require_own_folder(config: Config) -> None:
+    """Check that the run's folder is free, or holds this very run. Writes nothing.
+
+    A vocabulary size that `config` does not give (the tokenizer decides it) differs from none.
+
+    **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run.
+    """
+    folder = run_folder(config)
+    try:
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise BadInput(f"run folder {str(folder)!r} cannot be opened: {error.strerror}.") from None
+    if CONFIG not in names:
+        if names - {".lock", f".{CONFIG}.tmp"}:
+            raise BadInput(f"folder {str(folder)!r} exists and is not a run; choose another folder with --run.")
+        return
+    theirs, ours = _dotted(to_dict(read_yaml(folder / CONFIG))), _dotted(to_dict(config))
+    for name, value in ours.items():
+        if name in MAY_CHANGE or theirs[name] == value or (name == "model.vocabulary" and value is None):
+            continue
+        raise BadInput(
+            f"run folder {str(folder)!r} belongs to another config: {name} is {theirs[name]!r} there, but {value!r} "
+            f"here; choose another folder with --run."
+        )
+
+
+def resolve(config: Config, tokens: TokenCache) -> Config:
+    """The config with the vocabulary's size filled in.
+
+    **Raises:** `BadInput` if the tokenizer has more entries than `model.vocabulary`.
+    """
+    entries, vocabulary = vocabulary_size(tokens.tokenizer), config.model.vocabulary
+    if vocabulary is None:
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=entries))
+    if entries > vocabulary:
+        raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
+    return config
+
+
+@contextmanager
+def own_folder(config: Config, tokens: TokenCache) -> Iterator[Path]:
+    """Make or reopen the run's folder, and hold its lock while the `with` block runs.
+
+    **Raises:** `BadInput` if it cannot be made, is being written, or belongs to another config or other text.
+    """
+    folder = run_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"run folder {str(folder)!r} cannot be made: {error.strerror}.") from None
+    with RunLock(folder):
+        require_own_folder(config)
+        _require_same_text(folder, tokens)
+        write_whole(folder / CONFIG, dump_yaml(config))
+        write_whole(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
+        write_whole(folder / DATA, json.dumps({"content": tokens.content, **tokens.statistics}, indent=1) + "\n")
+        yield folder
+
+
+def _require_same_text(folder: Path, tokens: TokenCache) -> None:
+    path = folder / DATA
+    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["content"] != tokens.content:
+        raise BadInput(
+            f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; "
+            f"choose another folder with --run."
+        )
+
+
+def _dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level: `model.time.d_emb`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,71 @@
+"""AdamW with warm-up, cosine decay, clipping, and weight decay by a parameter's role."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import optax
+
+from diffeqformer.config import OptimizerConfig, Role
+from diffeqformer.nn.embedding import Embedding
+from diffeqformer.nn.linear import Linear, Norm
+from diffeqformer.ode.time_networks import TimeLinear, TimeNorm
+
+
+def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
+    """Linear warm-up over `warmup_fraction` of the updates, then a cosine down to `final_fraction` of the peak."""
+    warmup = min(max(1, round(config.warmup_fraction * updates)), updates)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=config.learning_rate / warmup,  # the first update counts
+        peak_value=config.learning_rate,
+        warmup_steps=warmup,
+        decay_steps=max(updates, warmup + 1),
+        end_value=config.final_fraction * config.learning_rate,
+    )
+
+
+def roles(model: Any) -> Any:
+    """The role of every parameter, as a tree of the model's structure: what weight decay is decided by.
+
+    `time`: all parameters of a time-dependent weight. `matrix` and `bias`: of a linear map that is stored as such.
+    `norm`: scales and shifts. `embedding`: token and position vectors and an untied head.
+    """
+
+    def fill(role: Role, node: Any) -> Any:
+        return jax.tree.map(lambda _: role, node)
+
+    def of_unit(node: Any) -> Any:
+        if isinstance(node, TimeLinear | TimeNorm):
+            return fill("time", node)
+        if isinstance(node, Norm):
+            return fill("norm", node)
+        if isinstance(node, Linear):
+            return eqx.tree_at(
+                lambda linear: (linear.weight, linear.bias),
+                node,
+                ("matrix", None if node.bias is None else "bias"),
+                is_leaf=lambda leaf: leaf is None,
+            )
+        return fill("embedding", node)
+
+    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm | Norm | Linear | Embedding)
+    return jax.tree.map(of_unit, model, is_leaf=is_unit)
+
+
+def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+    """Clip the global norm, then AdamW on the schedule of `learning_rate`; decay only `config.decay_roles`.
+
+    Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
+    """
+    decays = lambda tree: jax.tree.map(lambda role: role in config.decay_roles, roles(tree))
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate(config, updates),
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            mask=decays,
+        ),
+    )

@@ -1,0 +1,57 @@
+"""Opening a run folder to use its model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from diffeqformer.config import Config, read_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.model.build import abstract
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.training import folder as files
+from diffeqformer.training.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model and what belongs to it."""
+
+    folder: Path
+    config: Config
+    tokenizer: Tokenizer
+    model: Transformer
+    step: int
+    """Updates that the model had."""
+
+
+def load_run(folder: str | Path, which: Literal["latest", "best"] = "latest", progress: Progress | None = None) -> Run:
+    """Open the newest sound model of a run, or the one of lowest validation loss.
+
+    Works while the run is being trained, and on any device. Damaged checkpoints are told to `progress` and passed over.
+
+    **Raises:** `BadInput` if there is no run, or no such checkpoint in it yet; `RunFailed` if all are damaged.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
+    if not (folder / files.CONFIG).is_file():
+        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {files.CONFIG}.")
+    config = read_yaml(folder / files.CONFIG)
+    checkpoints = Checkpoints(folder / files.CHECKPOINTS)
+    open_one = checkpoints.best if which == "best" else checkpoints.latest
+    restored = open_one({"model": abstract(config.model)}, (progress or Silent()).say)
+    if restored is None:
+        kind = "evaluated checkpoint" if which == "best" else "checkpoint"
+        raise BadInput(f"run folder {str(folder)!r} has no {kind} yet; train it first, or longer.")
+    return Run(folder, config, _tokenizer(folder), restored.items["model"], restored.step)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    path = folder / files.TOKENIZER
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers package raises plain Exception for everything
+        raise BadInput(f"the run's tokenizer {str(path)!r} cannot be read: {error}.") from None

@@ -1,0 +1,62 @@
+"""Continuing a text with a model and its tokenizer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.errors import BadInput
+from diffeqformer.model.generate import generate
+from diffeqformer.model.transformer import Transformer
+
+NEW_TOKENS = 100
+
+
+def continue_text(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    new_tokens: int | None = None,
+    count: int = 1,
+    seed: int = 0,
+    steps: int | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> list[str]:
+    """`count` continuations of `prompt`, each ending before the end-of-text token if one is drawn.
+
+    **Arguments:** `new_tokens`, 100 or what the context has room for if not given; the rest as for `generate`.
+
+    **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
+    """
+    ids = tokenizer.encode(prompt).ids
+    room = model.config.context - len(ids)
+    if not ids:
+        raise BadInput("the prompt is empty, but must have at least one token.")
+    if room < 1:
+        raise BadInput(
+            f"the prompt has {len(ids)} tokens, which leaves no room in the context, {model.config.context}."
+        )
+    if not 0 <= seed < 1 << 32:
+        raise BadInput(f"seed is {seed}, but must be at least 0 and below {1 << 32}.")
+    prompts = jnp.asarray([ids] * count, jnp.int32)
+    drawn = generate(
+        model,
+        prompts,
+        min(NEW_TOKENS, room) if new_tokens is None else new_tokens,
+        key=jax.random.key(seed),
+        steps=steps,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    stop = end_of_text(tokenizer)
+    return [tokenizer.decode(_until(row, stop)) for row in np.asarray(drawn)]
+
+
+def _until(row: np.ndarray, stop: int) -> list[int]:
+    ends = np.flatnonzero(row == stop)
+    return row[: ends[0] if len(ends) else len(row)].tolist()

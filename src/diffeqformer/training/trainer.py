@@ -1,0 +1,286 @@
+"""Training: a run folder goes in, the same folder with a trained model and its results comes out.
+
+The same call begins a run, continues one that was stopped or killed at any moment, and returns the results of one that
+is finished. Continued runs repeat the uninterrupted run's numbers exactly: update k depends on the config, the state
+after update k - 1, and batch k, which is computed from k.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from diffeqformer.config import Config, validate
+from diffeqformer.data.cache import TokenCache, prepare
+from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.errors import Interrupted, RunFailed
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress, Stage
+from diffeqformer.training import folder as files
+from diffeqformer.training import results
+from diffeqformer.training.checkpoint import Checkpoints, Restored
+from diffeqformer.training.signals import stop_requests
+from diffeqformer.training.trackers import Metrics, read_metrics
+from diffeqformer.training.update import Measured, State, all_finite, initial_state, make_update
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    """Resolved: the vocabulary's size is filled in."""
+    model: Transformer
+    tokens: TokenCache
+    entry: dict[str, Any]
+    """The model's part of `results.json`: evaluation, curve, speed, parameters."""
+
+
+@dataclass
+class Clock:
+    """Time spent, over all sittings of a run."""
+
+    seconds: float = 0.0
+    """In training: updates, evaluations on the way, checkpoints, compilation."""
+    update_seconds: float = 0.0
+    """In the updates counted below."""
+    updates: int = 0
+    """Updates that were timed: all but the first of each sitting, which compiles."""
+
+
+@dataclass
+class Past:
+    """What a checkpoint remembers beside the state."""
+
+    clock: Clock
+    best: float = math.inf
+    """Lowest loss of the evaluations so far."""
+
+
+def train(config: Config, progress: Progress) -> TrainResult:
+    """Train the model of `config` on its text, in its run folder; continue what is there.
+
+    Nothing is written into the run folder until config, folder and text have been found sound.
+
+    **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
+    being finite, the disk is full or no checkpoint is sound; `Interrupted` after Ctrl-C or SIGTERM, saved.
+    """
+    files.require_own_folder(validate(config))
+    tokens = prepare(config.data, progress)
+    config = files.resolve(config, tokens)
+    _validation(config, tokens)  # refuses too short a text, as the next line does
+    loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    with files.own_folder(config, tokens) as folder:
+        checkpoints = Checkpoints(folder / files.CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)
+        state, past = _open(checkpoints, config, progress)
+        finished = results.read_results(folder / files.RESULTS) if int(state.step) == config.trainer.updates else None
+        if finished is not None:
+            return TrainResult(folder, config, state.model, tokens, finished["models"][0])
+        try:
+            sitting = Sitting(config, tokens, loader, folder, checkpoints, state, past, progress)
+            state = sitting.train()
+            entry = _finish(config, tokens, folder, state.model, past.clock, progress)
+        except OSError as error:
+            raise RunFailed(
+                f"run folder {str(folder)!r} could not be written ({error.strerror}); {_safe(checkpoints)}."
+            ) from error
+        return TrainResult(folder, config, state.model, tokens, entry)
+
+
+def _open(checkpoints: Checkpoints, config: Config, progress: Progress) -> tuple[State, Past]:
+    """The newest sound checkpoint's state, or a fresh one."""
+    fresh = jax.eval_shape(lambda: initial_state(config))
+    restored = checkpoints.latest({"model": fresh.model, "optimizer": fresh.optimizer}, progress.say)
+    if restored is None:
+        return initial_state(config), Past(Clock())
+    checkpoints.clean(after=restored.step)
+    return _state_of(restored), _past_of(restored.metadata)
+
+
+def _state_of(restored: Restored) -> State:
+    return State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
+
+
+def _past_of(metadata: dict[str, Any]) -> Past:
+    best = metadata["best"]
+    return Past(Clock(**metadata["clock"]), math.inf if best is None else best)
+
+
+def _finish(
+    config: Config, tokens: TokenCache, folder: Path, model: Transformer, clock: Clock, progress: Progress
+) -> dict[str, Any]:
+    """Evaluate on the whole validation split and write `results.json`."""
+    evaluation = evaluate(
+        model,
+        _validation(config, tokens),
+        bytes_=tokens.validation_bytes,
+        block=config.trainer.loss_block,
+        progress=progress,
+        name="Evaluating",
+    )
+    if not math.isfinite(evaluation.loss):
+        raise RunFailed(f"the validation loss is {evaluation.loss} after the last update.")
+    speed = clock.updates * _tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
+    records = read_metrics(folder / files.METRICS)
+    entry = results.model_entry(config, evaluation, records, clock.seconds, speed)
+    document = results.document(folder.resolve().name, tokens.statistics, [entry])
+    results.write_results(folder / files.RESULTS, document)
+    return entry
+
+
+class Sitting:
+    """One process's turn at a run: from the state it found to the end, or to a request to stop.
+
+    The device is never waited for inside an update: what updates measured is collected on the device, fetched and
+    looked at every `log_every` updates and before anything is evaluated or saved.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokens: TokenCache,
+        loader: Loader,
+        folder: Path,
+        checkpoints: Checkpoints,
+        state: State,
+        past: Past,
+        progress: Progress,
+    ):
+        self.config, self.settings, self.tokens, self.loader = config, config.trainer, tokens, loader
+        self.folder, self.checkpoints, self.progress = folder, checkpoints, progress
+        self.state, self.past, self.clock = state, past, past.clock
+        self.step = self.saved = int(state.step)
+        self.measured: list[Measured] = []
+        self.compiled = False
+        self.note: dict[str, str] = {}
+        self.began = self.mark = self.saved_at = time.perf_counter()
+
+    def train(self) -> State:
+        """Update until the end, logging, evaluating and saving on the way.
+
+        **Raises:** `RunFailed` if a number stops being finite; `Interrupted` if asked to stop, after saving.
+        """
+        updates = self.settings.updates
+        update = make_update(self.config)
+        with (
+            Metrics(self.folder / files.METRICS, self.step) as self.metrics,
+            stop_requests() as asked_to_stop,
+            self.progress.stage("Training", updates, self.step) as stage,
+        ):
+            while self.step < updates:
+                self._update(update, stage)
+                if len(self.measured) == self.settings.log_every or not self.compiled:
+                    self._collect()
+                metric = self._evaluate() if self._every(self.settings.evaluate_every) else None
+                if self._is_time_to_save(metric) or asked_to_stop():
+                    self._save(metric)
+                if asked_to_stop():
+                    break
+        if asked_to_stop():
+            self.progress.say(
+                f"stopped at update {self.step} of {updates}; saved; run the same command again to go on."
+            )
+            raise Interrupted(f"stopped at update {self.step} of {updates}.")
+        return self.state
+
+    def _every(self, interval: int) -> bool:
+        return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
+
+    def _is_time_to_save(self, metric: float | None) -> bool:
+        minutes = (time.perf_counter() - self.saved_at) / 60
+        by_time = 0 < self.settings.checkpoint_minutes <= minutes
+        is_best = metric is not None and metric < self.past.best and self.settings.keep_best > 0
+        return self._every(self.settings.checkpoint_every) or by_time or is_best
+
+    def _update(self, update: Callable[[State, Any], tuple[State, Measured]], stage: Stage) -> None:
+        self.state, measured = update(self.state, self.loader[self.step])
+        self.measured.append(measured)
+        self.step += 1
+        stage.advance(1, " · ".join(self.note.values()))
+
+    def _collect(self) -> None:
+        """Fetch what the updates measured, refuse what is not finite, write the rest."""
+        if not self.measured:
+            return
+        first = self.step - len(self.measured) + 1
+        fetched = jax.device_get(self.measured)
+        self.measured = []
+        records = [{"kind": "update", "step": first + i} | _floats(one) for i, one in enumerate(fetched)]
+        finite = [all(map(math.isfinite, record.values())) for record in [_floats(one) for one in fetched]]
+        if not all(finite):
+            bad = finite.index(False)
+            self.metrics.write(records[:bad])
+            name = "loss" if not math.isfinite(records[bad]["loss"]) else "gradient's norm"
+            value = records[bad]["loss" if name == "loss" else "gradient_norm"]
+            raise RunFailed(f"the {name} became {value} at update {first + bad}; {_safe(self.checkpoints)}.")
+        self.metrics.write([*records, self._timing(len(records))])
+        self.note["loss"] = f"loss {records[-1]['loss']:.3f}"
+
+    def _timing(self, updates: int) -> dict[str, Any]:
+        """Time the updates since the last mark; the first of a sitting only sets the mark, because it compiles."""
+        seconds = time.perf_counter() - self.mark
+        speed = updates * _tokens_per_update(self.config) / seconds
+        if self.compiled:
+            self.clock.update_seconds += seconds
+            self.clock.updates += updates
+            self.note["speed"] = f"{speed:,.0f} tokens/s"
+        self.compiled = True
+        self._restart_timing()
+        return {"kind": "timing", "step": self.step, "seconds": seconds, "tokens_per_second": speed}
+
+    def _restart_timing(self) -> None:
+        now = time.perf_counter()
+        self.clock.seconds += now - self.began
+        self.began = self.mark = now
+
+    def _evaluate(self) -> float:
+        self._collect()
+        count = self.settings.evaluate_batches
+        batches = islice(_validation(self.config, self.tokens), count or None)
+        loss = evaluate(self.state.model, batches, block=self.settings.loss_block).loss
+        if not math.isfinite(loss):
+            raise RunFailed(f"the validation loss became {loss} at update {self.step}; {_safe(self.checkpoints)}.")
+        self.metrics.write([{"kind": "validation", "step": self.step, "loss": loss}])
+        self.note["validation"] = f"validation {loss:.3f}"
+        self._restart_timing()
+        return loss
+
+    def _save(self, metric: float | None) -> None:
+        if self.saved == self.step:
+            return
+        self._collect()
+        if not bool(all_finite(self.state)):
+            raise RunFailed(
+                f"the model's weights are no longer finite at update {self.step}; {_safe(self.checkpoints)}."
+            )
+        self._restart_timing()
+        self.past.best = min(self.past.best, math.inf if metric is None else metric)
+        best = self.past.best if math.isfinite(self.past.best) else None
+        items = {"model": self.state.model, "optimizer": self.state.optimizer}
+        self.checkpoints.save(self.step, items, {"clock": asdict(self.clock), "best": best}, metric)
+        self.saved, self.saved_at = self.step, time.perf_counter()
+        self._restart_timing()
+
+
+def _validation(config: Config, tokens: TokenCache) -> Any:
+    return evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size)
+
+
+def _tokens_per_update(config: Config) -> int:
+    return config.trainer.batch_size * config.model.context
+
+
+def _floats(measured: Measured) -> dict[str, float]:
+    return {name: float(value) for name, value in measured._asdict().items()}
+
+
+def _safe(checkpoints: Checkpoints) -> str:
+    steps = checkpoints.steps()
+    return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"

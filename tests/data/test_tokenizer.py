@@ -1,0 +1,189 @@
+import json
+import random
+import re
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from diffeqformer.data import tokenizer as module
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
+from diffeqformer.errors import BadInput
+
+TEXTS = ["def f(x):\n    return x + 1\n", "the quick brown fox doesn't jump\n\n\n  over 漢字 é\t\n"] * 20
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(TEXTS, 300)
+
+
+def encode(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def refused(sentence, spec):
+    with pytest.raises(BadInput, match=f"^{re.escape(sentence)}$"):
+        load_tokenizer(spec)
+
+
+def test_any_text_comes_back(trained):
+    draw = random.Random(0)
+    characters = [chr(c) for c in range(0x20000) if not 0xD800 <= c <= 0xDFFF]
+    for text in [*TEXTS, "", " ", "\x00\r\n\ufffd<|endoftext|></s>", "".join(draw.sample(characters, 5000))]:
+        assert trained.decode(encode(trained, text), skip_special_tokens=False) == text
+
+
+def test_training_gives_the_entries_asked_for_and_the_same_each_time(trained):
+    assert vocabulary_size(trained) == 300 == trained.get_vocab_size()
+    assert trained.to_str() == train_tokenizer(iter(TEXTS), 300).to_str()
+    assert len(encode(trained, TEXTS[0])) < len(TEXTS[0])
+    assert end_of_text(trained) == trained.token_to_id("<|endoftext|>") == 0
+
+
+def test_end_of_text_written_in_a_text_is_text(trained):
+    assert end_of_text(trained) not in encode(trained, "a<|endoftext|>b")
+
+
+def test_ids_with_holes_need_room_for_the_highest():
+    assert vocabulary_size(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))) == 8
+
+
+# --- pieces
+
+
+def random_text(draw):
+    parts = [
+        "\n",
+        "\n\n",
+        " ",
+        "\t",
+        "\r\n",
+        "\u00a0",
+        "\u2028",
+        "\x1c",
+        "x",
+        "ab",
+        "don't",
+        "'s",
+        "12",
+        "é漢",
+        "++",
+        "<|endoftext|>",
+    ]
+    return "".join(draw.choice(parts) for _ in range(draw.randrange(200)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pieces_tokenise_as_the_whole(trained, seed):
+    draw = random.Random(seed)
+    text = random_text(draw)
+    size = draw.randrange(1, 9)
+    blocks = [text[i : i + size] for i in range(0, len(text), size)]
+    cut = list(pieces(trained, blocks, draw.randrange(1, 20)))
+    assert "".join(cut) == text
+    assert [i for piece in cut for i in encode(trained, piece)] == encode(trained, text)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 1000])
+def test_pieces_are_cut_at_every_safe_line_break_and_nowhere_else(trained, block):
+    text = "a\nb\n\nc\n d \ne\nf\n"
+    blocks = [text[i : i + block] for i in range(0, len(text), block)]
+    assert list(pieces(trained, blocks, 1)) == ["a\n", "b\n\nc\n d \ne\n", "f\n"]
+    assert list(pieces(trained, blocks, 4)) == ["a\nb\n\nc\n d \ne\n", "f\n"]
+
+
+def test_pieces_of_a_long_document_are_short(trained):
+    sizes = [len(p) for p in pieces(trained, ["line\n" * 1000] * 10, 100)]
+    assert len(sizes) > 400 and max(sizes) <= 110
+
+
+def test_other_tokenizers_get_the_document_whole():
+    for normalizer, pre in [
+        (normalizers.Prepend("_"), None),
+        (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        (None, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    ]:
+        tokenizer = Tokenizer(models.BPE())
+        if normalizer:
+            tokenizer.normalizer = normalizer
+        if pre:
+            tokenizer.pre_tokenizer = pre
+        assert list(pieces(tokenizer, ["a\n", "b\n", "c"], 1)) == ["a\nb\nc"]
+
+
+# --- loading
+
+
+def test_every_layout_loads_the_same_tokenizer(trained, tmp_path):
+    trained.save(str(tmp_path / "tokenizer.json"))
+    state = json.loads(trained.to_str())["model"]
+    specs = [tmp_path / "tokenizer.json", str(tmp_path)]
+    for folder, vocabulary, merges in [("a", "vocab.json", "merges.txt"), ("b", "encoder.json", "vocab.bpe")]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / vocabulary).write_text(json.dumps(state["vocab"]))
+        (tmp_path / folder / merges).write_text(
+            "#version: 0.2\n" + "".join(" ".join(m) + "\n" for m in state["merges"])
+        )
+        specs.append(tmp_path / folder)
+    for spec in specs:
+        loaded = load_tokenizer(spec)
+        for text in [*TEXTS, "a<|endoftext|>b"]:
+            assert encode(loaded, text) == encode(trained, text)
+            assert loaded.decode(encode(loaded, text)) == text
+        assert end_of_text(loaded) == 0 and vocabulary_size(loaded) == 300
+
+
+def test_saved_truncation_padding_and_added_tokens_are_off(trained, tmp_path):
+    other = Tokenizer.from_str(trained.to_str())
+    other.enable_truncation(3)
+    other.enable_padding(length=50)
+    other.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    other.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert [e.ids for e in loaded.encode_batch(TEXTS, add_special_tokens=False)] == [encode(trained, t) for t in TEXTS]
+
+
+@pytest.mark.parametrize("name", ["<|endoftext|>", "</s>", "<|end_of_text|>"])
+def test_end_of_text_has_several_names(name):
+    assert end_of_text(Tokenizer(models.WordLevel({"a": 0, name: 1}, unk_token="a"))) == 1
+
+
+def test_a_tokenizer_without_end_of_text_is_refused():
+    sentence = (
+        "the tokenizer has no token that ends a document; known are <|endoftext|>, <|end_of_text|>, </s>, <eos>, [EOS]."
+    )
+    with pytest.raises(BadInput, match=f"^{re.escape(sentence)}$"):
+        end_of_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+
+
+def test_paths_that_are_no_tokenizer(tmp_path):
+    missing = str(tmp_path / "no.json")
+    refused(f"tokenizer {missing!r} does not exist; give a file, a folder, a hub name or 'train'.", missing)
+    sentence = (
+        f"tokenizer folder {str(tmp_path)!r} holds neither tokenizer.json, nor vocab.json and merges.txt, "
+        "nor encoder.json and vocab.bpe."
+    )
+    refused(sentence, tmp_path)
+    (tmp_path / "vocab.json").write_text("{")
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(BadInput, match=f"^tokenizer folder {str(tmp_path)!r} cannot be read: .*\\.$"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadInput, match=f"^tokenizer file '{tmp_path}/tokenizer.json' cannot be read: .*\\.$"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_hub_name_that_cannot_be_fetched_is_refused(monkeypatch):
+    class Unreachable:
+        @staticmethod
+        def from_pretrained(name):
+            raise OSError("no\nnetwork.")
+
+    monkeypatch.setattr(module, "Tokenizer", Unreachable)
+    refused(
+        "tokenizer 'someone/something' is no file or folder here and cannot be fetched from the Hugging Face hub: "
+        "no network.",
+        "someone/something",
+    )

@@ -1,0 +1,313 @@
+"""The page says what the numbers say, holds everything it shows, and lets nothing in that acts."""
+
+import copy
+import math
+import re
+from html.parser import HTMLParser
+
+import matplotlib
+import pytest
+import report_examples as examples
+
+from diffeqformer.errors import RunFailed
+from diffeqformer.report import figures, text
+from diffeqformer.report.html import render, write_report
+
+VOID = {"meta", "link", "br", "img", "hr", "input", "base"}
+SVG = {"svg", "g", "path", "use", "defs", "text", "clippath", "rect"}
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> ]]> {{ 7*7 }} $x$ \x00\x07\u202e\ud800 --><!--"
+
+
+class Page(HTMLParser):
+    """All elements with their attributes, the tables cell by cell, and the text of each section."""
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.tags, self.open, self.tables, self.sections = [], [], {}, {}
+        self.ids, self.table, self.section, self.visible = [], None, "", ""
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self.section = attributes["id"]
+        if tag == "table":
+            self.table = self.tables.setdefault(attributes["class"], [])
+        if tag == "tr":
+            self.table.append([])
+        if tag in ("td", "th"):
+            self.table[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "style":
+            return
+        self.visible += data
+        self.sections[self.section] = self.sections.get(self.section, "") + data
+        if self.table and ("td" in self.open or "th" in self.open):
+            self.table[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return render(examples.comparison())
+
+
+@pytest.fixture(scope="module")
+def page(source) -> Page:
+    return Page(source)
+
+
+def test_headline_and_terms_are_computed(page):
+    assert (
+        "Of 3 models, DiffEqFormer has the lowest validation loss, 3.980 nats a token: "
+        "0.100 below Vanilla GPT and 0.420 below Shared weights." in page.visible
+    )
+    assert "Each was trained once, for 1,500 updates, 3.07\u00a0M tokens." in page.visible
+
+
+def test_headline_follows_the_numbers():
+    models = examples.comparison()["models"]
+    models[0]["validation"]["loss"] = 4.5
+    assert text.headline(models).startswith("Of 3 models, Vanilla GPT has the lowest validation loss, 4.080 nats")
+    models[0]["validation"]["loss"] = 4.0804
+    assert text.headline(models) == (
+        "Of 3 models, Vanilla GPT and DiffEqFormer share the lowest validation loss, 4.080 nats a token: "
+        "0.320 below Shared weights."
+    )
+    models[1]["validation"]["loss"] = math.nan
+    assert text.headline(models).endswith("Vanilla GPT did not reach a finite validation loss.")
+    assert text.headline(models[1:2]) == "Vanilla GPT did not reach a finite validation loss."
+    models[1]["tokens"] //= 2
+    assert text.comparison(models).startswith("They were not trained equally long: DiffEqFormer on 3.07\u00a0M tokens")
+
+
+def test_table_of_results(page):
+    head, *rows = page.tables["results"]
+    assert len(head) == 11
+    assert rows[0] == [
+        "DiffEqFormer", "3.980", "53.52", "1.694", "time", "euler", "6", "2.31\u00a0M", "1.47\u00a0M", "17,230",
+        "2\u00a0min 58\u00a0s",
+    ]  # fmt: skip
+    assert [row[1] for row in rows] == ["3.980", "4.080", "4.400"]
+
+
+def test_best_values_are_marked(source):
+    results = source[source.index('<table class="results">') : source.index("</table>")]
+    assert re.findall(r"<strong>(.*?)</strong>", results) == [
+        "3.980",
+        "53.52",
+        "1.694",
+        "20,140",
+        "2\u00a0min 33\u00a0s",
+    ]
+
+
+def test_depth_is_told_truthfully(page):
+    rows = {row[0]: row[1:] for row in page.tables["depth"][1:]}
+    assert list(rows) == ["3", "4", "5", "6 trained", "8", "9", "12"]
+    assert rows["3"] == ["7.460", "+3.480", "1,737", "3.175"]
+    assert rows["6 trained"][:2] == ["3.980", "–"]
+    section = page.sections["depth"]
+    assert "between 1.220 nats above it at 8 steps and 3.480 nats above it at 3 steps" in section
+    assert "poor until it is fine-tuned" in section
+    assert "7.625 nats" in section
+
+
+def test_depth_caption_claims_nothing_the_numbers_do_not_show():
+    results = examples.comparison()
+    results["models"][0]["depth"] = [{"steps": 12, "loss": 3.9, "perplexity": math.exp(3.9), "bits_per_byte": 1.6}]
+    section = Page(render(results)).sections["depth"]
+    assert "its loss lies 0.080 nats below it at 12 steps." in section
+    assert "poor" not in section
+    assert "guessing" not in section
+
+
+def test_samples_corpus_settings_versions(page, source):
+    assert source.count('<pre><span class="prompt">def read(self, size=-1):\n</span>') == 3
+    assert "Read and return up to size bytes." in page.sections["samples"]
+    assert ["Tokens", "3,356,567", "177,912"] in page.tables["corpus"]
+    differ = {row[0]: row[1:] for row in page.tables["settings differ"][1:]}
+    assert differ == {
+        "run": ["runs/quickstart/diffeqformer", "runs/quickstart/vanilla", "runs/quickstart/shared"],
+        "model.weights": ["time", "layer", "shared"],
+        "model.scheme": ["euler", "lie-trotter", "euler"],
+        "model.horizon": ["unit", "steps", "unit"],
+    }
+    every = {row[0]: row[1] for row in page.tables["settings every"][1:]}
+    assert every["optimizer.epsilon"] == "1e-08"
+    assert every["optimizer.decay_roles"] == "[embedding, matrix]"
+    assert every["model.hidden"] == "null"
+    assert every["data.strict"] == "false"
+
+    def leaves(config):
+        return sum(leaves(v) if isinstance(v, dict) else 1 for v in config.values())
+
+    assert len(every) == leaves(examples.comparison()["models"][0]["config"])
+    for shown in ("0.10.2", "3.11.13", "cpu (2 cores)", "21 November 2026, 09:41 UTC"):
+        assert shown in page.visible
+
+
+def test_stands_alone(page, source):
+    assert not re.search(r"https?:|//[a-z]|@import|javascript:", source, re.IGNORECASE)
+    assert all(not re.match(r"(?!#)", a) for a in re.findall(r"url\((.*?)[)]", source))
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base", "image", "foreignObject")
+        assert not any(name.startswith("on") or name in ("src", "srcset") for name in attributes)
+        assert attributes.get("href", "#").startswith("#")
+    assert len(page.ids) == len(set(page.ids))
+    used = {a["href"][1:] for _, a in page.tags if "href" in a} | set(re.findall(r"url\(#(.*?)\)", source))
+    assert used <= set(page.ids)
+
+
+def test_hostile_text_is_inert():
+    results = examples.comparison()
+    harmless = copy.deepcopy(results)
+    for model in harmless["models"]:
+        model["sample"]["settings"] = dict.fromkeys("abcde", 1)
+        model["weights"] = model["scheme"] = "x"
+    expected = [tag for tag, _ in Page(render(harmless)).tags]
+    results |= {"title": HOSTILE, "device": HOSTILE, "created": HOSTILE}
+    results["versions"] = {"diffeqformer": HOSTILE, "jax": HOSTILE, "python": HOSTILE}
+    results["corpus"]["name"] = HOSTILE
+    for model in results["models"]:
+        model["name"] = "_$\\frac{$" + HOSTILE
+        model["weights"] = model["scheme"] = HOSTILE
+        model["sample"] = {"prompt": HOSTILE, "text": "\n" + HOSTILE, "settings": dict.fromkeys("abcde", HOSTILE)}
+        model["config"]["data"]["tokenizer"] = HOSTILE
+    hostile = render(results)
+    page = Page(hostile)
+    assert [tag for tag, _ in page.tags if tag not in SVG] == [tag for tag in expected if tag not in SVG]
+    assert {tag for tag, _ in page.tags} == set(expected)
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff\ufffe\uffff]", hostile)
+    assert "{{ 7*7 }}" in page.visible
+    assert page.sections["samples"].count("<script>alert(1)</script>") >= 6
+    legends = re.findall(r"<text[^>]*>(_\$\\frac{\$&lt;script[^<]*)</text>", hostile)
+    assert len(legends) >= 6
+    hostile.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("tab\tline\n", "tab\tline\n"),
+        ("\x00\r\x1b\x7f", "␀␍␛␡"),
+        ("\x85\u202e\u2066\ud800\ufffe\U0001ffff", "\ufffd" * 6),
+        ("naïve 漢字 🙂 a\u0301", "naïve 漢字 🙂 a\u0301"),
+    ],
+)
+def test_clean(raw, shown):
+    assert text.clean(raw) == shown
+
+
+def test_one_model_and_missing_parts_leave_their_sections_out():
+    results = examples.single()
+    page = Page(render(results))
+    assert "Vanilla GPT reaches a validation loss of 4.080 nats a token: perplexity 59.15" in page.visible
+    assert [a["id"] for tag, a in page.tags if tag == "section"] == ["results", "losses", "corpus", "settings", "terms"]
+    assert "strong" not in [tag for tag, _ in page.tags]
+    assert "settings differ" not in page.tables
+    results["models"][0]["curve"] = {"train": [], "validation": []}
+    results["corpus"] |= {"train_documents": None, "validation_documents": None}
+    page = Page(render(results))
+    assert "svg" not in [tag for tag, _ in page.tags]
+    assert [row[0] for row in page.tables["corpus"][1:]] == ["Text", "Tokens"]
+
+
+def test_diverged_model_is_shown_as_such():
+    results = examples.comparison()
+    broken = results["models"][2]
+    broken["validation"] = {"loss": math.nan, "perplexity": math.inf, "bits_per_byte": math.nan}
+    broken["curve"]["train"][-3:] = [[1480, math.nan], [1490, math.inf], [1500, None]]
+    page = Page(render(results))
+    assert page.tables["results"][3][1:4] == ["not finite"] * 3
+    assert "Points that are not finite, and so cannot be drawn: 3." in page.sections["losses"]
+    assert "Shared weights did not reach a finite validation loss." in page.visible
+
+
+def test_same_results_same_bytes_and_input_untouched(source):
+    results = examples.comparison()
+    before = copy.deepcopy(results)
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "text.usetex": True}):
+        assert render(results) == source
+        assert matplotlib.rcParams["font.size"] == 30
+    assert results == before
+
+
+def test_written_aside_and_renamed(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "report.html"
+    write_report(examples.single(), path)
+    first = path.read_bytes()
+    assert first.startswith(b"<!doctype html>") and first.endswith(b"</html>\n")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(RunFailed, match=r"report '.*report\.html' cannot be written: Permission denied\."):
+        write_report(examples.comparison(), path)
+    assert path.read_bytes() == first
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+
+
+def test_curve_helpers():
+    line = [(float(i), 3.0 * i) for i in range(90)]
+    assert [y for _, y in figures.smooth(line)] == pytest.approx([y for _, y in line])
+    points = [(float(i), (i * 7919 % 1009) / 1009) for i in range(20_000)]
+    points[777] = (777.0, 50.0)
+    thinned = figures.thin(points, 600)
+    assert len(thinned) <= 600
+    assert (777, 50.0) in thinned and thinned[0] == points[0] and thinned[-1] == points[-1]
+    assert thinned == sorted(thinned)
+
+
+def test_figures_hold_the_data():
+    models = examples.comparison()["models"]
+    depth = figures.depth_curve(models, 2048)
+    (axis,) = depth.axes
+    assert list(zip(*axis.lines[0].get_data(), strict=True)) == [
+        (3, 7.46), (4, 6.1), (5, 5.4), (6, 3.98), (8, 5.2), (9, 6.09), (12, 6.97)
+    ]  # fmt: skip
+    assert [t.get_text() for t in depth.legends[0].get_texts()] == [
+        "DiffEqFormer, not fine-tuned", "Vanilla GPT (6 steps)", "Shared weights (6 steps)",
+        "guessing uniformly (ln 2,048)",
+    ]  # fmt: skip
+    assert axis.get_yscale() == "linear"
+    assert list(axis.get_xticks()) == [3, 4, 5, 6, 8, 9, 12]
+    models[0]["depth"][0]["loss"] = 60.0
+    models[0]["depth"] += [{**models[0]["depth"][0], "steps": steps} for steps in (7, 10, 11, 96)]
+    (crowded,) = figures.depth_curve(models, 2048, width=figures.NARROW).axes
+    assert (crowded.get_xscale(), crowded.get_yscale()) == ("log", "log")
+    assert {6, 96} < set(crowded.get_xticks()) < {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 96}
+    losses = figures.loss_curves(models, log_x=True)
+    assert [a.get_xscale() for a in losses.axes] == ["log", "linear"]
+    assert min(losses.axes[1].lines[0].get_xdata()) == 1000
+    assert len({figures.color(i) for i in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (text.compact(9999), "9,999"), (text.compact(12_345), "12.3\u00a0k"), (text.compact(999_900), "1.00\u00a0M"),
+        (text.compact(1_240_000_000), "1.24\u00a0B"), (text.duration(48.21), "48.2\u00a0s"),
+        (text.duration(59.99), "1\u00a0min 00\u00a0s"), (text.duration(7500), "2\u00a0h 05\u00a0min"),
+        (text.size(603_120), "603.1\u00a0kB"), (text.perplexity(53.517), "53.52"), (text.perplexity(1.2e9), "1.20e+09"),
+        (text.number(None), "–"), (text.join(["a", "b", "c"]), "a, b and c"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written(written, wanted):
+    assert written == wanted

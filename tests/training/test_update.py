@@ -1,0 +1,93 @@
+"""One update: accumulation is the whole batch, dropout follows the step, the state passed in is reused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.config import Config, DropoutConfig, ModelConfig, TrainerConfig
+from diffeqformer.model.loss import next_token_loss
+from diffeqformer.training.optimizer import learning_rate
+from diffeqformer.training.update import all_finite, initial_state, make_update
+
+IDS = np.asarray(jax.random.randint(jax.random.key(1), (4, 9), 0, 40), np.int32)
+
+
+def config(accumulation: int = 1, dropout: float = 0.0, seed: int = 0) -> Config:
+    model = ModelConfig(
+        weights="shared", steps=2, width=16, heads=2, hidden=32, context=8, vocabulary=40,
+        dropout=DropoutConfig(residual=dropout),
+    )  # fmt: skip
+    return Config(model=model, trainer=TrainerConfig(updates=50, batch_size=4, accumulation=accumulation, seed=seed))
+
+
+compiled = functools.cache(make_update)
+
+
+def run(config: Config, updates: int = 3):
+    state, update = initial_state(config), compiled(config)
+    measured = []
+    for _ in range(updates):
+        state, one = update(state, IDS)
+        measured.append(jax.device_get(one))
+    return state, measured
+
+
+def test_accumulated_parts_equal_the_whole_batch():
+    (whole, of_whole), (split, of_split) = run(config()), run(config(2))
+    for a, b in zip(of_whole, of_split, strict=True):
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-6)
+        np.testing.assert_allclose(a.gradient_norm, b.gradient_norm, rtol=1e-6)
+    # Adam divides by the gradient's own size, so differences of rounding show as fractions of the learning rate.
+    for a, b in zip(jax.tree.leaves(whole.model), jax.tree.leaves(split.model), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_learns_a_batch_and_reports_the_schedule():
+    state, measured = run(config(), 30)
+    assert measured[-1].loss < measured[0].loss - 0.3
+    assert int(state.step) == 30
+    rate = learning_rate(config().optimizer, 50)
+    np.testing.assert_allclose([m.learning_rate for m in measured], [rate(np.float32(k)) for k in range(30)], rtol=1e-6)
+
+
+def test_dropout_depends_on_seed_and_step_and_nothing_else():
+    dropped = config(2, dropout=0.5)
+    losses = [[m.loss for m in run(dropped)[1]] for _ in range(2)]
+    assert losses[0] == losses[1]
+    # the same parameters and batch, at another step: another mask
+    later = initial_state(dropped)._replace(step=jnp.int32(7))
+    assert compiled(dropped)(later, IDS)[1].loss != losses[0][0]
+
+
+def test_parts_of_a_batch_drop_differently():
+    dropped = config(2, dropout=0.5)
+    split = jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), 0))
+    model = initial_state(dropped).model
+    a, b = (next_token_loss(model, jnp.asarray(IDS[:2]), key=key) for key in split)
+    _, both = compiled(dropped)(initial_state(dropped), np.concatenate([IDS[:2], IDS[:2]]))
+    assert a != b
+    np.testing.assert_allclose(both.loss, (a + b) / 2, rtol=1e-6)
+
+
+def test_seeds_differ():
+    a, b = initial_state(config(seed=0)), initial_state(config(seed=1))
+    assert not np.array_equal(a.model.embedding.tokens, b.model.embedding.tokens)
+
+
+def test_memory_of_the_state_is_reused():
+    state = initial_state(config())
+    compiled(config())(state, IDS)
+    assert state.model.embedding.tokens.is_deleted()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_single_number_that_is_not_finite_is_seen(value):
+    state = initial_state(config())
+    assert bool(all_finite(state))
+    leaves, structure = jax.tree.flatten(state)
+    place = max(i for i, leaf in enumerate(leaves) if leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.floating))
+    leaves[place] = leaves[place].at[(0,) * leaves[place].ndim].set(value)
+    assert not bool(all_finite(jax.tree.unflatten(structure, leaves)))

@@ -1,0 +1,28 @@
+"""What the tests of training share."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.config import Config
+
+
+def write_text(path: Path, lines: int = 400) -> Path:
+    """Write a text with something to learn: sentences of a small grammar."""
+    draw = random.Random(0)
+    words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
+    path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
+    return path
+
+
+def changed(config: Config, **settings: Any) -> Config:
+    """The config with settings changed, named as in `trainer__updates=3`."""
+    for name, value in settings.items():
+        if "__" in name:
+            section, _, rest = name.partition("__")
+            part = changed(getattr(config, section), **{rest: value})
+            config = dataclasses.replace(config, **{section: part})
+        else:
+            config = dataclasses.replace(config, **{name: value})
+    return config
