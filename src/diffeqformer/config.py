@@ -137,6 +137,7 @@ class TrainerConfig:
     """Minutes between checkpoints; 0 for none by time."""
     keep_last: int = 2
     keep_best: int = 1
+    """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
     loss_block: int = 4096
     """Positions whose logits exist at one time in the loss."""
 

@@ -37,7 +37,7 @@ def config(text, cache, tmp_path) -> Config:
     return Config(
         run=str(tmp_path / "run"),
         model=ModelConfig(
-            weights="layer", scheme="lie-trotter", horizon="steps", steps=2, width=16, heads=2, context=16, hidden=32
+            weights="shared", scheme="lie-trotter", horizon="steps", steps=2, width=16, heads=2, context=16, hidden=32
         ),
         data=DataConfig(source="files", train=(str(text),), tokenizer_vocabulary=280, cache=str(cache)),
         optimizer=OptimizerConfig(learning_rate=1e-2),

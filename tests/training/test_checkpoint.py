@@ -5,6 +5,8 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +62,26 @@ def test_restores_from_shapes_alone_and_one_item_alone(tmp_path):
     assert restored is not None and restored.items.keys() == {"model"}
     assert same(restored.items["model"], items(2.0)["model"])
     assert restored.items["model"]["weights"][0].devices() == {jax.devices()[0]}
+
+
+SAVE_ON_FOUR_DEVICES = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from diffeqformer.training.checkpoint import Checkpoints
+assert len(jax.devices()) == 4
+by_rows = jax.NamedSharding(jax.make_mesh((4,), ("rows",)), jax.P("rows"))
+Checkpoints(Path(sys.argv[1])).save(1, {"model": jax.device_put(jnp.arange(8.0), by_rows)}, {})
+"""
+
+
+def test_a_checkpoint_of_four_devices_opens_on_one(tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-c", SAVE_ON_FOUR_DEVICES, str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    restored = Checkpoints(tmp_path).latest({"model": jax.ShapeDtypeStruct((8,), jnp.float32)}, refuse_to_say)
+    assert restored is not None and same(restored.items["model"], jnp.arange(8.0))
+    assert restored.items["model"].devices() == {jax.devices()[0]}
 
 
 def test_keeps_the_last_and_the_best(tmp_path):
@@ -183,7 +205,7 @@ def test_a_removal_killed_half_way_leaves_nothing_that_looks_like_a_checkpoint(t
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-def test_a_full_disk_names_the_folder_and_what_is_safe(tmp_path):
+def test_a_full_disk_names_the_folder_and_what_is_safe(tmp_path, caplog):
     store = Checkpoints(tmp_path / "checkpoints")
     big = {"model": jax.random.normal(jax.random.key(0), (100_000,))}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -200,6 +222,7 @@ def test_a_full_disk_names_the_folder_and_what_is_safe(tmp_path):
         store.save(3, big, {})
         restored = store.latest(big, refuse_to_say)
         assert restored is not None and restored.step == 3 and same(restored.items, big)
+    assert not caplog.records  # one sentence, and no traceback of Orbax's beside it
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from diffeqformer import config as configuration
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.progress import Silent
+from diffeqformer.training import folder as files
 from diffeqformer.training import trainer
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.lock import RunLock
@@ -80,7 +82,7 @@ def test_a_run_learns_and_leaves_what_a_run_folder_holds(config):
     assert entry == result.entry
     assert document["corpus"]["train_tokens"] == len(result.tokens.train)
     assert entry["validation"]["perplexity"] == pytest.approx(math.exp(entry["validation"]["loss"]))
-    assert entry["tokens"] == 12 * 4 * 16 and entry["parameters"]["stored"] == entry["parameters"]["effective"]
+    assert entry["tokens"] == 12 * 4 * 16 and entry["parameters"]["stored"] < entry["parameters"]["effective"]
     assert entry["curve"]["train"] == [[record["step"], record["loss"]] for record in updates]
     assert entry["config"]["model"]["vocabulary"] == 280
     assert configuration.read_yaml(folder / "config.yaml") == result.config
@@ -98,23 +100,24 @@ def test_a_finished_run_returns_its_results_without_training(config, monkeypatch
 
 @pytest.mark.parametrize("damage", [False, True])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(config, monkeypatch, tmp_path, damage):
-    config = changed(config, model__dropout=configuration.DropoutConfig(0.1, 0.1, 0.1), trainer__accumulation=2)
+    config = changed(config, model__dropout=configuration.DropoutConfig(residual=0.1), trainer__accumulation=2)
     whole = train(changed(config, run=str(tmp_path / "whole")), Silent())
-    for stop in (3, 9):
+    for stop in (3, 10):
         with monkeypatch.context() as patch:
             stop_after(patch, stop)
             with pytest.raises(Interrupted):
                 train(config, Silent())
     said = Lines()
     if damage:
-        next((Path(config.run) / "checkpoints" / "10" / "optimizer").rglob("d/*")).write_bytes(b"")
+        next((Path(config.run) / "checkpoints" / "11" / "optimizer").rglob("d/*")).write_bytes(b"")
     resumed = train(config, said)
     assert lasting(config.run) == lasting(tmp_path / "whole")
     assert same_model(resumed.model, whole.model)
     assert resumed.entry["validation"] == whole.entry["validation"]
-    pattern = r"checkpoint at update 10 is damaged \(optimizer/.*: digest differs\); using the one at update 8\."
+    pattern = r"checkpoint at update 11 is damaged \(optimizer/.*: digest differs\); using the one at update 10\."
     told = [line for line in said.lines if "checkpoint" in line]
     assert len(told) == damage and all(re.fullmatch(pattern, line) for line in told)
+    assert Checkpoints(Path(config.run) / "checkpoints").steps() == [10 if damage else 11, 12]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -295,6 +298,13 @@ def test_bad_input_leaves_nothing_behind(config, tmp_path):
             train(bad, Silent())
         assert sentence in str(refusal.value)
         assert snapshot(tmp_path) == before and not Path(config.run).exists()
+
+
+def test_too_little_room_for_the_checkpoints_is_refused_at_the_start(config, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100_000))
+    with pytest.raises(BadInput, match=r"needs 0 MB for checkpoints, but its disk has 0 MB left"):
+        train(config, Silent())
+    assert not Path(config.run).exists()
 
 
 def test_a_folder_that_is_being_written_is_refused(config):

@@ -24,7 +24,7 @@ def vanilla(state: Mapping[str, np.ndarray], heads: int) -> Transformer:
     **Arguments:** `state`, arrays by Hugging Face's names, each of which must be used; `heads`, the one size that
     shapes do not show.
 
-    Hugging Face's Conv1D stores (inputs, outputs), as is done here; query, key and value stand side by side in c_attn.
+    Hugging Face's Conv1D stores (inputs, outputs), with query, key and value side by side in c_attn, as is done here.
     """
     left = {name.removeprefix("transformer."): np.asarray(array, np.float32) for name, array in state.items()}
     layers = 1 + max(int(name.split(".")[1]) for name in left if name.startswith("h."))
@@ -38,11 +38,8 @@ def vanilla(state: Mapping[str, np.ndarray], heads: int) -> Transformer:
     def linear(name: str) -> Linear:
         return Linear(jnp.asarray(stacked(f"{name}.weight")), jnp.asarray(stacked(f"{name}.bias")))
 
-    qkv = linear("attn.c_attn")
-    assert qkv.bias is not None
-    query, key, value = map(Linear, jnp.split(qkv.weight, 3, -1), jnp.split(qkv.bias, 3, -1))
     block = Block(
-        AttentionWeights(norm("ln_1"), query, key, value, linear("attn.c_proj")),
+        AttentionWeights(norm("ln_1"), linear("attn.c_attn"), linear("attn.c_proj")),
         FeedForwardWeights(norm("ln_2"), linear("mlp.c_fc"), linear("mlp.c_proj")),
     )
     embedding = Embedding(jnp.asarray(left.pop("wte.weight")), jnp.asarray(left.pop("wpe.weight")))

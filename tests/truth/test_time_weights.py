@@ -12,7 +12,7 @@ from diffeqformer.model.build import build
 from diffeqformer.ode import grid
 from diffeqformer.ode.time_features import time_features
 
-LINEAR = [("attention", name) for name in ("query", "key", "value", "output")]
+LINEAR = [("attention", name) for name in ("query_key_value", "output")]
 LINEAR += [("feed_forward", name) for name in ("up", "down")]
 NORMS = [("attention", "norm"), ("feed_forward", "norm")]
 TIMES = [0.0, 1 / 6, 0.37, 0.5, 5 / 6, 1.0]
@@ -38,8 +38,9 @@ def hidden_at(t, network, time):
 
 
 def combine(h, projection):
-    """`sum_k h_k projection_k`."""
-    return sum(h_k * row for h_k, row in zip(h, np.asarray(projection, np.float64), strict=True))
+    """`sum_k h_k projection[..., k]`."""
+    columns = np.moveaxis(np.asarray(projection, np.float64), -1, 0)
+    return sum(h_k * column for h_k, column in zip(h, columns, strict=True))
 
 
 @pytest.fixture(scope="module", params=BANDS.values(), ids=BANDS.keys())

@@ -37,13 +37,14 @@ HELP = "\n".join(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    own_process = words is None
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `diffeqformer ... | head` ends in silence
     try:
-        return _run(words, as_json)
+        return _run(words, as_json, own_process)
     except Interrupted as stop:
         return stop.exit_code
     except DiffEqFormerError as error:
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(words: list[str], as_json: bool) -> int:
+def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
@@ -78,9 +79,9 @@ def _run(words: list[str], as_json: bool) -> int:
         advice = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}."
         raise BadInput(f"unknown verb {verb!r}: {advice}")
     module = importlib.import_module(f"diffeqformer.cli.{verb}")
-    if not {"-h", "--help"} & set(rest):
-        from diffeqformer.cli.memory import keep_freed_memory
+    if own_process:
+        from diffeqformer.cli.memory import restart_with_kept_memory
 
-        keep_freed_memory()
+        restart_with_kept_memory()
     module.run(rest, as_json)
     return 0

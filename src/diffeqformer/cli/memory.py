@@ -1,20 +1,28 @@
-"""Let the C library keep what it has freed, so that every update does not ask the kernel for fresh pages.
+"""Let the C library keep what it has freed, in large pages, so that no update asks the kernel for fresh memory.
 
 XLA's CPU client allocates an update's temporaries anew each time. glibc maps large blocks and unmaps them when freed,
-so each update pays for zeroing hundreds of megabytes; measured here, that is a fifth of a training step
-(`docs/performance.md`). Only the command line does this, never an import.
+so each update pays for zeroing hundreds of megabytes, and small pages slow the passes over large parameters
+(`docs/performance.md` has the numbers). glibc reads these settings only when a program starts, so the command starts
+itself once more. Only the command line does this, never an import; a `GLIBC_TUNABLES` of the user's own is respected.
 """
 
-import contextlib
-import ctypes
+import os
+import platform
+import sys
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
+TUNABLES = ":".join(
+    [
+        "glibc.malloc.hugetlb=1",
+        "glibc.malloc.mmap_max=0",
+        "glibc.malloc.trim_threshold=1000000000000",
+        "glibc.malloc.top_pad=268435456",
+    ]
+)
 
 
-def keep_freed_memory() -> None:
-    """Serve large blocks from the heap and never trim it; does nothing where the C library is not glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_TOP_PAD, 256 * 2**20)
+def restart_with_kept_memory() -> None:
+    """Replace this process by itself with glibc's settings; does nothing elsewhere or the second time."""
+    if "GLIBC_TUNABLES" in os.environ or platform.libc_ver()[0] != "glibc":
+        return
+    os.environ["GLIBC_TUNABLES"] = TUNABLES
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import wide
 
 
 def loss_sum(
@@ -32,7 +33,7 @@ def loss_sum(
     states = model.hidden(ids[:, :-1], steps=steps, key=key).reshape(-1, model.config.width)
     targets = ids[:, 1:].reshape(-1)
     counts = jnp.ones(targets.shape, bool) if mask is None else mask.reshape(-1)
-    positions = targets.shape[0]
+    positions, number = targets.shape[0], counts.sum().astype(wide(states.dtype))
 
     def of_block(states: Array, targets: Array, counts: Array) -> Array:
         logits = model.unembed(states)
@@ -40,17 +41,17 @@ def loss_sum(
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
     if positions <= block:
-        return of_block(states, targets, counts), counts.sum().astype(jnp.float32)
+        return of_block(states, targets, counts), number
     blocks = -(-positions // block)
     padding = blocks * block - positions
     cut = lambda x: jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(blocks, block, *x.shape[1:])
     body = eqx.filter_checkpoint(of_block)
     total, _ = jax.lax.scan(
         lambda total, now: (total + body(*now), None),
-        jnp.zeros((), jnp.promote_types(states.dtype, jnp.float32)),
+        jnp.zeros((), wide(states.dtype)),
         (cut(states), cut(targets), cut(counts)),
     )
-    return total, counts.sum().astype(jnp.float32)
+    return total, number
 
 
 def next_token_loss(

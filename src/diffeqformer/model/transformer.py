@@ -15,7 +15,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding
-from diffeqformer.nn.linear import Norm, layer_norm
+from diffeqformer.nn.linear import Norm, layer_norm, wide
 from diffeqformer.ode.field import Window, field_of
 from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.ode.solve import Solution, solve
@@ -101,8 +101,7 @@ class Transformer(eqx.Module):
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
         """Logits of normalised states, accumulated in float32 or better."""
         table = self.embedding.tokens if self.head is None else self.head
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide)
+        return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide(x.dtype))
 
     def decode(
         self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]

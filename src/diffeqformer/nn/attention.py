@@ -15,12 +15,13 @@ N = TypeVar("N")
 
 
 class AttentionWeights(eqx.Module, Generic[L, N]):
-    """Weights of one attention block; `L` and `N` are what stands for a linear map and for a norm."""
+    """Weights of one attention block; `L` and `N` are what stands for a linear map and for a norm.
+
+    Query, key and value are one matrix, side by side, as in GPT-2: one product, and one time network.
+    """
 
     norm: N
-    query: L
-    key: L
-    value: L
+    query_key_value: L
     output: L
 
 
@@ -62,7 +63,8 @@ def attend(
     """
     if key is None or dropout_rate == 0.0:
         mask = None if mask is None else mask[None, None]
-        return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
+        with jax.numpy_dtype_promotion("standard"):  # JAX's own function mixes precisions
+            return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
     if mask is None:
         mask = jnp.tril(jnp.ones((query.shape[1], keys.shape[1]), bool))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32) / query.shape[-1] ** 0.5

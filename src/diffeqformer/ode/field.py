@@ -4,6 +4,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -88,9 +89,12 @@ class GPTField(eqx.Module):
         width, hidden, std = config.width, config.hidden or 4 * config.width, config.init_std
         output_std = std / (2 * config.steps) ** 0.5 if config.horizon == "steps" else std
         norm = NormShape(width, shift=True)
-        inner = LinearShape(width, width, bias=True, std=std)
         return Block(
-            AttentionWeights(norm, inner, inner, inner, inner._replace(std=output_std)),
+            AttentionWeights(
+                norm,
+                LinearShape(width, 3 * width, bias=True, std=std),
+                LinearShape(width, width, bias=True, std=output_std),
+            ),
             FeedForwardWeights(
                 norm,
                 LinearShape(width, hidden, bias=True, std=std),
@@ -110,9 +114,9 @@ class GPTField(eqx.Module):
         """`A(x)`, and the cache with the new keys and values if one was given."""
         attention_key, residual_key = (None, None) if key is None else jax.random.split(key)
         y = layer_norm(weights.norm, x, self.norm_epsilon)
-        query = split_heads(weights.query(y), self.heads)
-        keys = split_heads(weights.key(y), self.heads)
-        values = split_heads(weights.value(y), self.heads)
+        query, keys, values = (
+            split_heads(part, self.heads) for part in jnp.split(weights.query_key_value(y), 3, axis=-1)
+        )
         if cache is not None and window is not None:
             cache = cache.put(keys, values, window.start)
             keys, values = cache.keys, cache.values

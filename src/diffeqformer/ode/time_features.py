@@ -9,6 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from diffeqformer.config import TimeConfig
+from diffeqformer.nn.linear import wide
 
 
 def frequencies(config: TimeConfig) -> np.ndarray:
@@ -32,6 +33,6 @@ def time_features(times: Any, config: TimeConfig, dtype: Any = jnp.float32) -> F
     """
     traced = isinstance(times, Tracer)
     xp = jnp if traced else np
-    t = times.astype(jnp.promote_types(times.dtype, jnp.float32)) if traced else np.asarray(times, np.float64)
+    t = times.astype(wide(times.dtype)) if traced else np.asarray(times, np.float64)
     angles = t[:, None] * xp.asarray(frequencies(config), t.dtype)[None, :]
     return jnp.asarray(xp.concatenate([t[:, None], xp.sin(angles), xp.cos(angles)], axis=-1), dtype)

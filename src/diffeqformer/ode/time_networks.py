@@ -29,14 +29,18 @@ class TimeNetwork(eqx.Module):
 
 
 class TimeLinear(eqx.Module):
-    """A linear map that depends on depth: `W(t) = P h(t) + C`, `b(t) = B h(t)`."""
+    """A linear map that depends on depth: `W(t) = P h(t) + C`, `b(t) = B h(t)`.
+
+    P has d_emb as its last axis: so stored, both `P h` and the gradient towards h are products that read P once, in
+    order, which on CPUs is several times faster than the other way round (`docs/performance.md`).
+    """
 
     network: TimeNetwork
-    projection: Float[Array, "d_emb inputs outputs"]
+    projection: Float[Array, "inputs outputs d_emb"]
     """P"""
     constant: Float[Array, "inputs outputs"]
     """C"""
-    bias_projection: Float[Array, "d_emb outputs"] | None
+    bias_projection: Float[Array, "outputs d_emb"] | None
     """B"""
 
     @staticmethod
@@ -50,39 +54,41 @@ class TimeLinear(eqx.Module):
         network_key, projection_key = jax.random.split(key)
         network = TimeNetwork.init(grid_features.shape[-1], d_emb, network_key)
         length = jnp.sqrt(jnp.square(network(grid_features)).sum(-1).mean())
-        projection = jax.random.normal(projection_key, (d_emb, shape.inputs, shape.outputs)) * (shape.std / length)
+        projection = jax.random.normal(projection_key, (shape.inputs, shape.outputs, d_emb)) * (shape.std / length)
         return TimeLinear(
             network,
             projection,
             jnp.zeros((shape.inputs, shape.outputs)),
-            jnp.zeros((d_emb, shape.outputs)) if shape.bias else None,
+            jnp.zeros((shape.outputs, d_emb)) if shape.bias else None,
         )
 
     def at(self, features: Float[Array, "time features"]) -> Linear:
         """The maps at all times at once: one matrix product, so that P is read once whatever the number of steps."""
         h = self.network(features)
-        weight = jnp.tensordot(h, self.projection, 1) + self.constant[None]
-        return Linear(weight, None if self.bias_projection is None else h @ self.bias_projection)
+        # As two matrices: for `einsum("td,iod->tio", ...)` XLA writes a transposed copy of P first.
+        flat = h @ self.projection.reshape(-1, h.shape[-1]).T
+        weight = flat.reshape(-1, *self.constant.shape) + self.constant[None]
+        return Linear(weight, None if self.bias_projection is None else h @ self.bias_projection.T)
 
 
 class TimeNorm(eqx.Module):
     """A norm whose scale `1 + G h(t)` and shift `S h(t)` depend on depth; G and S start at zero."""
 
     network: TimeNetwork
-    scale_projection: Float[Array, "d_emb width"]
+    scale_projection: Float[Array, "width d_emb"]
     """G"""
-    shift_projection: Float[Array, "d_emb width"] | None
+    shift_projection: Float[Array, "width d_emb"] | None
     """S"""
 
     @staticmethod
     def init(shape: NormShape, features: int, d_emb: int, key: Key[Array, ""]) -> "TimeNorm":
         """G and S zero: at the start every norm is the plain one."""
         # Two arrays, not one twice: a training step donates its buffers, each once.
-        scale, shift = jnp.zeros((d_emb, shape.width)), jnp.zeros((d_emb, shape.width))
+        scale, shift = jnp.zeros((shape.width, d_emb)), jnp.zeros((shape.width, d_emb))
         return TimeNorm(TimeNetwork.init(features, d_emb, key), scale, shift if shape.shift else None)
 
     def at(self, features: Float[Array, "time features"]) -> Norm:
         """Scales and shifts at all times at once."""
         h = self.network(features)
-        shift = None if self.shift_projection is None else h @ self.shift_projection
-        return Norm(1.0 + h @ self.scale_projection, shift)
+        shift = None if self.shift_projection is None else h @ self.shift_projection.T
+        return Norm(1.0 + h @ self.scale_projection.T, shift)

@@ -55,7 +55,7 @@ class TimeWeights(eqx.Module):
 
     def at(self, times: Any) -> BlockWeights:
         """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
-        dtype = self.networks.attention.query.projection.dtype
+        dtype = self.networks.attention.output.projection.dtype
         features = time_features(times, self.time, dtype)
         is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
         return jax.tree.map(lambda unit: unit.at(features), self.networks, is_leaf=is_unit)

@@ -12,9 +12,11 @@ count, and a reader that verifies before it trusts:
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +158,7 @@ class Checkpoints:
 def _write(folder: Path, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None) -> None:
     arrays = {item: _flatten(tree) for item, tree in items.items()}
     for item, leaves in arrays.items():
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with _orbax() as checkpointer:
             checkpointer.save(folder / item, args=ocp.args.StandardSave(leaves))
     content = {
         "step": step,
@@ -177,11 +179,24 @@ def _read(folder: Path, step: int, like: Mapping[str, Any]) -> Restored:
             _verify(folder, name, digest)
     items = {}
     for item, tree in like.items():
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with _orbax() as checkpointer:
             targets = {name: _target(leaf) for name, leaf in _flatten(tree).items()}
             leaves = checkpointer.restore(folder / item, args=ocp.args.StandardRestore(targets))
         items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
     return Restored(step, items, content["metadata"])
+
+
+@contextmanager
+def _orbax() -> Iterator[ocp.Checkpointer]:
+    """A checkpointer that reports by raising alone; Orbax would also log each failure, with a traceback a thread."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.setLevel(level)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -222,7 +237,7 @@ def _require_same_arrays(folder: Path, step: int, item: str, stored: dict[str, A
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
-    """The arrays of a PyTree by the path to each, as in `weights.attention.query`."""
+    """The arrays of a PyTree by the path to each, as in `weights.networks.attention.output`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 

@@ -8,8 +8,9 @@ checkpoints/     metrics.jsonl     results.json
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,49 @@ def resolve(config: Config, tokens: TokenCache) -> Config:
     return config
 
 
+def require_space(config: Config, checkpoint_bytes: int) -> None:
+    """Check that the disk can take all checkpoints that the run will hold at one time. Writes nothing.
+
+    **Arguments:** `checkpoint_bytes`, the size of one.
+
+    **Raises:** `BadInput` naming what is needed and what is free.
+    """
+    folder = run_folder(config).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
+    # The one being written lies beside those that are kept.
+    needed = (config.trainer.keep_last + config.trainer.keep_best + 1) * checkpoint_bytes - held
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise BadInput(
+            f"run folder {str(run_folder(config))!r} needs {needed / 1e6:,.0f} MB for checkpoints, but its disk has "
+            f"{free / 1e6:,.0f} MB left; free some, choose another disk with --run, or lower trainer.keep_last."
+        )
+
+
 @contextmanager
 def own_folder(config: Config, tokens: TokenCache) -> Iterator[Path]:
     """Make or reopen the run's folder, and hold its lock while the `with` block runs.
 
-    **Raises:** `BadInput` if it cannot be made, is being written, or belongs to another config or other text.
+    **Raises:** `BadInput` if it cannot be written, is being written, or belongs to another config or other text.
     """
     folder = run_folder(config)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"run folder {str(folder)!r} cannot be made: {error.strerror}.") from None
-    with RunLock(folder):
-        require_own_folder(config)
-        _require_same_text(folder, tokens)
-        write_whole(folder / CONFIG, dump_yaml(config))
-        write_whole(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
-        write_whole(folder / DATA, json.dumps({"content": tokens.content, **tokens.statistics}, indent=1) + "\n")
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(RunLock(folder))
+            require_own_folder(config)
+            _require_same_text(folder, tokens)
+            _describe(folder, config, tokens)
+        except OSError as error:
+            raise BadInput(f"run folder {str(folder)!r} cannot be written: {error.strerror}.") from error
         yield folder
+
+
+def _describe(folder: Path, config: Config, tokens: TokenCache) -> None:
+    write_whole(folder / CONFIG, dump_yaml(config))
+    write_whole(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
+    write_whole(folder / DATA, json.dumps({"content": tokens.content, **tokens.statistics}, indent=1) + "\n")
 
 
 def _require_same_text(folder: Path, tokens: TokenCache) -> None:

@@ -52,6 +52,20 @@ def roles(model: Any) -> Any:
     return jax.tree.map(of_unit, model, is_leaf=is_unit)
 
 
+def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """Scale the gradient by `min(1, limit / norm)`.
+
+    The same mathematics as Optax's own, as one multiplication: XLA then fuses it into AdamW's passes instead of writing
+    a scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
+    """
+
+    def update(gradients: Any, state: optax.EmptyState, _: Any = None) -> tuple[Any, optax.EmptyState]:
+        scale = jax.numpy.minimum(1.0, limit / optax.tree.norm(gradients))
+        return jax.tree.map(lambda gradient: gradient * scale, gradients), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
 def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
     """Clip the global norm, then AdamW on the schedule of `learning_rate`; decay only `config.decay_roles`.
 
@@ -59,7 +73,7 @@ def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransforma
     """
     decays = lambda tree: jax.tree.map(lambda role: role in config.decay_roles, roles(tree))
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        clip_by_global_norm(config.clip_norm),
         optax.adamw(
             learning_rate(config, updates),
             b1=config.b1,

@@ -24,7 +24,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.training import folder as files
 from diffeqformer.training import results
-from diffeqformer.training.checkpoint import Checkpoints, Restored
+from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.signals import stop_requests
 from diffeqformer.training.trackers import Metrics, read_metrics
 from diffeqformer.training.update import Measured, State, all_finite, initial_state, make_update
@@ -77,9 +77,11 @@ def train(config: Config, progress: Progress) -> TrainResult:
     config = files.resolve(config, tokens)
     _validation(config, tokens)  # refuses too short a text, as the next line does
     loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    blank = jax.eval_shape(lambda: initial_state(config))
+    files.require_space(config, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank)))
     with files.own_folder(config, tokens) as folder:
         checkpoints = Checkpoints(folder / files.CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)
-        state, past = _open(checkpoints, config, progress)
+        state, past = _open(checkpoints, config, blank, progress)
         finished = results.read_results(folder / files.RESULTS) if int(state.step) == config.trainer.updates else None
         if finished is not None:
             return TrainResult(folder, config, state.model, tokens, finished["models"][0])
@@ -94,18 +96,19 @@ def train(config: Config, progress: Progress) -> TrainResult:
         return TrainResult(folder, config, state.model, tokens, entry)
 
 
-def _open(checkpoints: Checkpoints, config: Config, progress: Progress) -> tuple[State, Past]:
-    """The newest sound checkpoint's state, or a fresh one."""
-    fresh = jax.eval_shape(lambda: initial_state(config))
-    restored = checkpoints.latest({"model": fresh.model, "optimizer": fresh.optimizer}, progress.say)
+def _open(checkpoints: Checkpoints, config: Config, like: State, progress: Progress) -> tuple[State, Past]:
+    """The newest sound checkpoint's state, or a fresh one; `like` has its shapes."""
+    restored = checkpoints.latest({"model": like.model, "optimizer": like.optimizer}, progress.say)
     if restored is None:
-        return initial_state(config), Past(Clock())
+        return _placed(initial_state(config)), Past(Clock())
     checkpoints.clean(after=restored.step)
-    return _state_of(restored), _past_of(restored.metadata)
+    state = State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
+    return _placed(state), _past_of(restored.metadata)
 
 
-def _state_of(restored: Restored) -> State:
-    return State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
+def _placed(state: State) -> State:
+    """The state on the device, by name: fresh and restored states then share one compiled update."""
+    return jax.device_put(state, jax.devices()[0])
 
 
 def _past_of(metadata: dict[str, Any]) -> Past:
@@ -138,8 +141,8 @@ def _finish(
 class Sitting:
     """One process's turn at a run: from the state it found to the end, or to a request to stop.
 
-    The device is never waited for inside an update: what updates measured is collected on the device, fetched and
-    looked at every `log_every` updates and before anything is evaluated or saved.
+    What updates measured stays on the device; it is fetched and looked at every `log_every` updates and before
+    anything is evaluated or saved.
     """
 
     def __init__(
@@ -201,9 +204,13 @@ class Sitting:
 
     def _update(self, update: Callable[[State, Any], tuple[State, Measured]], stage: Stage) -> None:
         self.state, measured = update(self.state, self.loader[self.step])
+        # One update is on its way while the next batch is made: the device never idles, and no queue builds up
+        # that a request to stop would have to wait for.
+        jax.block_until_ready(self.measured[-1:])
         self.measured.append(measured)
         self.step += 1
-        stage.advance(1, " · ".join(self.note.values()))
+        order = ("loss", "validation", "speed")
+        stage.advance(1, " · ".join(self.note[name] for name in order if name in self.note))
 
     def _collect(self) -> None:
         """Fetch what the updates measured, refuse what is not finite, write the rest."""

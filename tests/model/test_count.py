@@ -1,0 +1,69 @@
+import dataclasses
+
+import jax
+import pytest
+
+from diffeqformer.cli.parse import shipped_configs
+from diffeqformer.config import ModelConfig, read_yaml
+from diffeqformer.model.count import count, flops, parameters, smallest_useful_d_emb, vanilla_twin
+from tests.models import KINDS, model_of
+
+# Millions of parameters that the authors' code has, by d_emb.
+TWINS = {
+    "small": {20: 188, 48: 387, 72: 557, 96: 727, 120: 897, 144: 1067},
+    "medium": {20: 317, 48: 670, 72: 972, 96: 1275, 120: 1577, 144: 1879},
+    "large": {20: 479, 48: 1030, 72: 1502, 96: 1975, 120: 2447, 144: 2919},
+}
+
+
+def preset(name: str) -> ModelConfig:
+    return read_yaml(shipped_configs()[name]).model
+
+
+@pytest.mark.parametrize(("size", "d_emb"), [(size, d_emb) for size in TWINS for d_emb in TWINS[size]])
+def test_twins_have_the_authors_number_of_parameters_to_the_million(size, d_emb):
+    model = preset(f"diffeqformer-gpt-{size}")
+    model = dataclasses.replace(model, time=dataclasses.replace(model.time, d_emb=d_emb))
+    assert round(parameters(model).stored / 1e6) == TWINS[size][d_emb]
+
+
+@pytest.mark.parametrize(
+    ("size", "published"), [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080)]
+)
+def test_vanilla_presets_have_gpt2s_number_of_parameters(size, published):
+    assert parameters(preset(f"gpt-{size}")) == (published, published)
+
+
+@pytest.mark.parametrize("size", TWINS)
+def test_a_populated_twin_is_as_big_as_the_vanilla_model(size):
+    twin = preset(f"diffeqformer-gpt-{size}")
+    assert (
+        parameters(twin).effective == parameters(vanilla_twin(twin)).stored == parameters(preset(f"gpt-{size}")).stored
+    )
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_counts_from_shapes_are_counts_of_arrays(config):
+    model = model_of(config)
+    assert parameters(config) == (count(model), count(model.populate()))
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_counted_operations_are_near_the_compilers_own_count(config):
+    """XLA counts element-wise work too, and all of the attention matrix; matrix products dominate at this width."""
+    config = dataclasses.replace(config, width=128, heads=2, context=16, gradient="plain", steps=1)
+    model = model_of(config)
+    ids = jax.ShapeDtypeStruct((1, 16), "int32")
+    cost = jax.jit(lambda m, i: m(i)).lower(model.populate(), ids).compile().cost_analysis()
+    assert cost is not None
+    assert cost["flops"] / 16 == pytest.approx(flops(config).inference_per_token, rel=0.15)
+
+
+def test_generating_weights_is_counted_for_time_dependent_weights_only():
+    assert flops(KINDS["vanilla"]).generating_weights == 0
+    assert flops(KINDS["shared"]).generating_weights == 0
+    assert flops(KINDS["diffeqformer"]).generating_weights > 0
+
+
+def test_advice_on_d_emb_is_the_rank_argument():
+    assert smallest_useful_d_emb(preset("diffeqformer-gpt-large")) == 35

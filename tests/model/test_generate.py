@@ -1,0 +1,62 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.generate import choose, generate
+from tests.models import KINDS, TINY, logits, model_of, tokens
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_greedy_tokens_are_those_of_the_whole_model_run_again_for_each(config):
+    model, ids = model_of(config), tokens(positions=4)
+    made = generate(model, ids, 6, key=jax.random.key(0), temperature=0.0)
+    for new in range(6):
+        ids = jnp.concatenate([ids, logits(model, ids)[:, -1].argmax(-1)[:, None]], axis=1)
+        assert (np.asarray(made[:, : new + 1]) == np.asarray(ids[:, 4:])).all()
+
+
+def test_other_depths_generate_as_the_model_at_that_depth():
+    model, ids = model_of(TINY), tokens(positions=4)
+    made = generate(model, ids, 1, key=jax.random.key(0), temperature=0.0, steps=9)
+    assert (np.asarray(made[:, 0]) == np.asarray(logits(model, ids, steps=9)[:, -1].argmax(-1))).all()
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another():
+    model, ids = model_of(TINY), tokens(positions=2)
+    one, again, two = (generate(model, ids, 10, key=jax.random.key(seed)) for seed in (1, 1, 2))
+    assert (np.asarray(one) == np.asarray(again)).all()
+    assert (np.asarray(one) != np.asarray(two)).any()
+
+
+def frequencies(scores, draws=20_000, **settings):
+    drawn = choose(jnp.tile(jnp.asarray(scores)[None], (draws, 1)), jax.random.key(0), **settings)
+    return np.bincount(np.asarray(drawn), minlength=len(scores)) / draws
+
+
+def test_draws_follow_the_distribution_they_are_asked_for():
+    p = np.array([0.5, 0.3, 0.15, 0.05], np.float32)
+    scores = np.log(p)
+    np.testing.assert_allclose(frequencies(scores), p, atol=0.015)
+    np.testing.assert_allclose(frequencies(scores, temperature=0.5), p**2 / (p**2).sum(), atol=0.015)
+    np.testing.assert_allclose(frequencies(scores, top_k=2), [0.625, 0.375, 0, 0], atol=0.015)
+    np.testing.assert_allclose(frequencies(scores, top_p=0.7), [0.625, 0.375, 0, 0], atol=0.015)
+    np.testing.assert_allclose(frequencies(scores, top_p=0.4), [1, 0, 0, 0])
+    np.testing.assert_allclose(frequencies(scores, top_p=1.0), p, atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"new_tokens": 0}, "the number of new tokens is 0, but must be at least 1."),
+        ({"new_tokens": 9}, "together they must not exceed the model's context of 12."),
+        ({"temperature": -1.0}, "temperature is -1.0, but must be 0 or a positive number."),
+        ({"top_k": 41}, "top-k is 41, but must be between 1 and the vocabulary's size, 40."),
+        ({"top_p": 0.0}, "top-p is 0.0, but must be above 0 and at most 1."),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(BadInput) as error:
+        generate(model_of(TINY), tokens(positions=4), **{"new_tokens": 2, "key": jax.random.key(0), **settings})
+    assert message in str(error.value)

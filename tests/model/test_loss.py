@@ -1,0 +1,42 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.model.loss import loss_sum, next_token_loss
+from tests.models import TINY, model_of, tokens
+
+
+def naive(model, ids, mask):
+    logits = np.asarray(model(ids[:, :-1]), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    total = 0.0
+    for row in range(ids.shape[0]):
+        for position in range(ids.shape[1] - 1):
+            if mask[row, position]:
+                total -= log_p[row, position, int(ids[row, position + 1])]
+    return total
+
+
+@pytest.mark.parametrize("block", [1, 5, 24, 100])
+def test_blocks_of_any_length_give_the_naive_sum(block):
+    model, ids = model_of(TINY), tokens(positions=13)
+    mask = jnp.arange(24).reshape(2, 12) % 3 != 0
+    total, count = loss_sum(model, ids, mask, block=block)
+    assert count == mask.sum()
+    np.testing.assert_allclose(total, naive(model, ids, np.asarray(mask)), rtol=1e-5)
+
+
+def test_the_mean_and_its_gradient_do_not_depend_on_the_block():
+    model, ids = model_of(TINY), tokens(positions=13)
+    both = jax.jit(jax.value_and_grad(next_token_loss), static_argnames="block")
+    whole, blocked = both(model, ids, block=1000), both(model, ids, block=7)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(blocked), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_no_array_of_all_positions_by_the_vocabulary_is_made():
+    model, ids = model_of(TINY), tokens(batch=4, positions=13)
+    program = str(jax.make_jaxpr(jax.grad(lambda m: next_token_loss(m, ids, block=6)))(model))
+    assert "f32[6,40]" in program
+    assert "f32[48,40]" not in program

@@ -1,0 +1,156 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.build import build
+from diffeqformer.model.loss import next_token_loss
+from diffeqformer.ode import grid
+from tests.models import KINDS, TINY, logits, model_of, tokens
+
+every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_logit_before_a_changed_token_changes_by_a_bit(config, dtype):
+    model = model_of(dataclasses.replace(config, compute_dtype=dtype))
+    ids = tokens()
+    before = np.asarray(logits(model, ids))
+    for changed in range(ids.shape[1]):
+        after = np.asarray(logits(model, ids.at[:, changed].set((ids[:, changed] + 1) % 40)))
+        assert (after[:, :changed] == before[:, :changed]).all()
+        assert (after[:, changed:] != before[:, changed:]).any(-1).all()
+
+
+@every_kind
+def test_the_cached_path_sees_no_future_either_and_agrees(config):
+    model, ids = model_of(config).populate(), tokens()
+    decode = jax.jit(lambda model, *rest: model.decode(*rest))
+    whole = logits(model, ids)
+    cache = model.empty_cache(ids.shape[0], ids.shape[1])
+    first, cache = decode(model, ids[:, :5], cache, jnp.int32(0))
+    rows = [first]
+    for position in range(5, ids.shape[1]):
+        one, cache = decode(model, ids[:, position : position + 1], cache, jnp.int32(position))
+        rows.append(one)
+    np.testing.assert_allclose(jnp.concatenate(rows, axis=1), whole, atol=1e-5)
+    other, _ = decode(model, ids.at[:, 4].set(0)[:, :5], model.empty_cache(2, 12), jnp.int32(0))
+    assert (np.asarray(other[:, :4]) == np.asarray(first[:, :4])).all()
+
+
+@every_kind
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_a_populated_model_is_an_ordinary_model_with_the_same_output(config, steps):
+    model, ids = model_of(config), tokens()
+    if config.weights == "layer" and steps != config.steps:
+        with pytest.raises(BadInput, match=r"a table of 3 layers and cannot run at \d steps"):
+            model.populate(steps)
+        return
+    populated = model.populate(steps)
+    assert type(populated) is type(model)
+    assert (populated.config.weights, populated.config.steps) == ("layer", steps)
+    np.testing.assert_allclose(logits(populated, ids), logits(model, ids, steps=steps), atol=1e-5)
+    np.testing.assert_allclose(logits(populated.populate(), ids), logits(populated, ids), atol=0)
+
+
+def test_the_trajectory_is_euler_by_hand():
+    model, ids = model_of(TINY), tokens()
+    states = model.trajectory(ids)
+    weights = model.weights.at(grid.times(3))
+    x = model.embed(ids)
+    assert (np.asarray(states[0]) == np.asarray(x)).all()
+    from diffeqformer.ode.field import field_of
+
+    field = field_of(model.config)
+    for step in range(3):
+        row = jax.tree.map(lambda leaf, step=step: leaf[step], weights)
+        x = x + (field.attention(row.attention, x)[0] + field.feed_forward(row.feed_forward, x)) / 3
+        np.testing.assert_allclose(states[step + 1], x, atol=1e-5)
+
+
+def test_the_trajectory_ends_where_the_logits_begin():
+    model, ids = model_of(TINY), tokens()
+    last = model.trajectory(ids, steps=5)[-1]
+    np.testing.assert_allclose(model.unembed(model._normalise(last)), model(ids, steps=5), atol=1e-5)
+
+
+@every_kind
+def test_checkpointing_changes_no_gradient(config):
+    ids = tokens(positions=13)
+    kinds = [model_of(dataclasses.replace(config, gradient=kind)) for kind in ("plain", "checkpointed")]
+    plain, checkpointed = (jax.tree.leaves(jax.jit(jax.grad(next_token_loss))(model, ids)) for model in kinds)
+    for a, b in zip(plain, checkpointed, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@every_kind
+def test_gradients_against_finite_differences_in_float64(config):
+    with jax.enable_x64(True):
+        model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model_of(config))
+        ids = tokens(positions=13)
+        direction = jax.tree.map(
+            lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape, jnp.float64), model
+        )
+        along = jax.jit(lambda h: next_token_loss(jax.tree.map(lambda a, d: a + h * d, model, direction), ids))
+        gradient = jax.jit(jax.grad(next_token_loss))(model, ids)
+        exact = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+        h = 1e-4
+        # Fourth-order central difference: error h^4, about 1e-16 / h from rounding.
+        measured = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
+        assert exact.dtype == jnp.float64
+        np.testing.assert_allclose(exact, measured, rtol=1e-7)
+
+
+def test_one_row_of_ids_works_as_a_batch_does():
+    model, ids = model_of(TINY), tokens()
+    np.testing.assert_allclose(model(ids[0]), model(ids)[0], atol=1e-6)
+
+
+def test_too_long_a_text_and_too_few_steps_are_refused():
+    model = model_of(TINY)
+    with pytest.raises(BadInput, match="the text has 13 tokens, but the model's context is 12"):
+        model(tokens(positions=13))
+    with pytest.raises(BadInput, match="steps is 0, but must be at least 1"):
+        model(tokens(), steps=0)
+
+
+def test_a_model_without_a_vocabulary_is_refused():
+    with pytest.raises(BadInput, match=r"model\.vocabulary is not set"):
+        build(dataclasses.replace(TINY, vocabulary=None), jax.random.key(0))
+
+
+def test_bfloat16_computes_in_bfloat16_and_gives_float32_logits():
+    model = model_of(dataclasses.replace(TINY, compute_dtype="bfloat16"))
+    assert model.trajectory(tokens()).dtype == jnp.bfloat16
+    assert model(tokens()).dtype == jnp.float32
+    exact = model_of(TINY)(tokens())
+    error = jnp.abs(model(tokens()) - exact).max() / jnp.abs(exact).max()
+    assert 0 < error < 0.05
+
+
+@pytest.mark.parametrize("which", ["embedding", "attention", "residual"])
+def test_each_dropout_acts_with_a_key_and_only_then(which):
+    config = dataclasses.replace(TINY, dropout=dataclasses.replace(TINY.dropout, **{which: 0.5}))
+    model, ids = model_of(config), tokens()
+    assert (np.asarray(logits(model, ids)) == np.asarray(logits(model_of(TINY), ids))).all()
+    one, again, two = (logits(model, ids, key=jax.random.key(seed)) for seed in (1, 1, 2))
+    assert (np.asarray(one) == np.asarray(again)).all()
+    assert (np.asarray(one) != np.asarray(two)).any()
+
+
+def test_dropout_of_attention_still_sees_no_future():
+    model = model_of(dataclasses.replace(TINY, dropout=dataclasses.replace(TINY.dropout, attention=0.5)))
+    ids, key = tokens(), jax.random.key(3)
+    a, b = logits(model, ids, key=key), logits(model, ids.at[:, 8].set(0), key=key)
+    assert (np.asarray(a[:, :8]) == np.asarray(b[:, :8])).all()
+
+
+def test_a_model_that_never_drops_gives_the_dropping_path_its_answer():
+    """With a vanishing rate the path with dropout must compute what the plain path computes."""
+    tiny_rate = dataclasses.replace(TINY.dropout, embedding=1e-9, attention=1e-9, residual=1e-9)
+    model, ids = model_of(dataclasses.replace(TINY, dropout=tiny_rate)), tokens()
+    np.testing.assert_allclose(logits(model, ids, key=jax.random.key(0)), logits(model, ids), atol=1e-5)
