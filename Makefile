@@ -4,8 +4,11 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 TORCH ?= torch==2.13.0
+JOBS ?= auto
 
 BIN := $(VENV)/bin
+# Compiling dominates, one core a test: so as many tests at a time as there are cores (JOBS=0 for one).
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The stamps say which folder the environment was made for: one that was moved or copied elsewhere is made anew.
 STAMP := $(VENV)/.installed
@@ -59,13 +62,13 @@ quickstart: install ## Train DiffEqFormer and its baselines on real text, and wr
 	@$(BIN)/diffeqformer quickstart $(ARGS)
 
 test: install ## The tests that need no torch and take no more than seconds each
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-full: install-torch ## Those, and the comparisons with torch and transformers
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: install-torch ## The long tests alone
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: install ## Style, format, types and the direction of imports
 	$(BIN)/ruff check

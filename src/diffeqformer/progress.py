@@ -1,6 +1,7 @@
 """Progress of long work, seen by whoever wants to look: a Rich display, or nobody."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
@@ -8,13 +9,25 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+SECONDS_BETWEEN_LINES = 20.0
+"""Of one stage, where there is no terminal."""
+SECONDS_WORTH_A_LINE = 2.0
+"""A stage that took longer is told to have ended, where there is no terminal."""
+COUNTED = 100_000
+"""Totals from here on (bytes, mostly) are shown as a percentage."""
+WIDE = 100
+"""Columns of a terminal that has room for everything."""
 
 
 @runtime_checkable
@@ -55,12 +68,44 @@ class Silent:
         pass
 
 
+def _amount(done: float | int, total: float | int) -> str:
+    return f"{done:.0f}/{total:.0f}" if total < COUNTED else f"{100 * min(done / total, 1):.0f}%"
+
+
+class _AmountColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_amount(task.completed, task.total or 0), style="progress.download", justify="right")
+
+
 class _RichStage:
     def __init__(self, bars: RichProgress, task):
         self.bars, self.task = bars, task
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self.bars.update(self.task, advance=amount, note=note)
+
+
+class _LinesStage:
+    """A quiet line now and then, for logs."""
+
+    def __init__(self, terminal: "Terminal", name: str, total: int, done: int):
+        self.terminal, self.name, self.total, self.done, self.note = terminal, name, total, done, ""
+        self.began = self.told = time.monotonic()
+        terminal.say(f"{name} …")
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.done, self.note = self.done + amount, note
+        if time.monotonic() - self.told >= SECONDS_BETWEEN_LINES:
+            self.told = time.monotonic()
+            self.terminal.say(self._line())
+
+    def end(self) -> None:
+        seconds = time.monotonic() - self.began
+        if seconds > SECONDS_WORTH_A_LINE:
+            self.terminal.say(f"{self._line()} · {seconds:.0f} s")
+
+    def _line(self) -> str:
+        return " · ".join(part for part in (f"{self.name}: {_amount(self.done, self.total)}", self.note) if part)
 
 
 class Terminal:
@@ -71,23 +116,28 @@ class Terminal:
 
     @contextmanager
     def stage(self, name: str, total: int, done: int = 0) -> Iterator[Stage]:
-        bars = RichProgress(
-            SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            refresh_per_second=4,
-            disable=not sys.stderr.isatty(),
-        )
         if not sys.stderr.isatty():
-            self.say(f"{name} …")
-        with bars:
+            lines = _LinesStage(self, name, total, done)
+            yield lines
+            lines.end()
+            return
+        with RichProgress(*_columns(self.console.width), console=self.console, refresh_per_second=4) as bars:
             yield _RichStage(bars, bars.add_task(name, total=total, completed=done, note=""))
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False, soft_wrap=True)
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """What one line of a terminal of `width` columns shows; the bar takes what the words leave, and the note yields."""
+    whole = Column(no_wrap=True)
+    start = [
+        SpinnerColumn(finished_text="[green]✓[/]"),
+        TextColumn("{task.description}", markup=False, table_column=whole),
+        BarColumn(bar_width=None, table_column=Column(max_width=24)),
+        _AmountColumn(table_column=whole),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    ]
+    if width < WIDE:
+        return [*start, TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=whole)]
+    return [*start, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]

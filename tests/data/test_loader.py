@@ -107,3 +107,11 @@ def test_evaluation_batches_have_numbers():
 def test_nothing_to_predict_is_refused(count):
     with pytest.raises(BadInput, match=f"^the text to evaluate has {count} tokens, but at least 2 are needed.$"):
         evaluation_batches(tokens_of(count), 7, 4)
+
+
+def test_a_spread_of_batches_covers_the_text_from_its_beginning_without_repeats():
+    batches = evaluation_batches(np.arange(101), context=5, batch_size=2)
+    assert len(batches) == 10
+    assert [int(ids[0, 0]) for ids, _ in batches.spread(4)] == [0, 20, 50, 70]
+    for count in (0, 10, 99):
+        assert [int(ids[0, 0]) for ids, _ in batches.spread(count)] == list(range(0, 100, 10))

@@ -41,10 +41,12 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
-    if hasattr(signal, "SIGPIPE"):
+    if own_process and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `diffeqformer ... | head` ends in silence
     try:
         return _run(words, as_json, own_process)
+    except SystemExit as stop:  # --help
+        return stop.code if isinstance(stop.code, int) else 0
     except Interrupted as stop:
         return stop.exit_code
     except DiffEqFormerError as error:

@@ -19,7 +19,8 @@ class Arguments:
     Example: diffeqformer bench train --rounds 15
     """
 
-    what: Annotated[Literal["train"], tyro.conf.Positional]
+    what: Annotated[Literal["train"], tyro.conf.Positional, tyro.conf.arg(metavar="train")]
+    """What is measured."""
     rounds: int = 9
     """Timed updates of each model; the models take turns."""
 

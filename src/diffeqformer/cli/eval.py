@@ -1,14 +1,14 @@
 """`diffeqformer eval RUN [--steps 6,12,24] [--data ...]`"""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse, whole_numbers
-from diffeqformer.config import DataConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
 
@@ -19,46 +19,47 @@ class Arguments:
     Example: diffeqformer eval runs/quickstart/diffeqformer --steps 4,6,12
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    steps: str = ""
+    steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
     """Numbers of depth steps, such as 6 or 6,12,24; the trained one if not given."""
     data: tuple[str, ...] = ()
     """Text files or globs; the run's own validation split if not given."""
     checkpoint: Literal["latest", "best"] = "latest"
     """Newest checkpoint, or the one of lowest validation loss."""
     batch_size: int = 16
+    """Sequences at one time."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Evaluate and print one row for each number of steps."""
     arguments = parse(Arguments, words, "diffeqformer eval")
     asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
-    from diffeqformer.data.cache import prepare
+    if arguments.batch_size < 1:
+        raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
+    from diffeqformer.data.cache import prepare, tokens_of
     from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.data.tokenizer import load_tokenizer
     from diffeqformer.evaluation.perplexity import evaluate
+    from diffeqformer.training.folder import TOKENIZER
     from diffeqformer.training.run import load_run
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     data = opened.config.data
     if arguments.data:
-        own = str(opened.folder / "tokenizer.json")
-        data = replace(
-            DataConfig(cache=data.cache, text_field=data.text_field, strict=data.strict),
-            source="files",
-            train=arguments.data,
-            validation=arguments.data,
-            tokenizer=own,
-        )
-    tokens = prepare(data, progress)
+        tokenizer = load_tokenizer(opened.folder / TOKENIZER)
+        tokens, text_bytes = tokens_of(arguments.data, data, tokenizer, progress)
+    else:
+        cached = prepare(data, progress)
+        tokens, text_bytes = cached.validation, cached.validation_bytes
     rows = []
     for steps in asked or (opened.config.model.steps,):
         found = evaluate(
             opened.model,
-            evaluation_batches(tokens.validation, opened.config.model.context, arguments.batch_size),
+            evaluation_batches(tokens, opened.config.model.context, arguments.batch_size),
             steps=steps,
-            bytes_=tokens.validation_bytes,
+            bytes_=text_bytes,
             block=opened.config.trainer.loss_block,
             progress=progress,
             name=f"Evaluating at {steps} steps",

@@ -23,7 +23,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     Console(highlight=False, markup=False).print(table)
 
 
-def human(number: float, unit: str = "") -> str:
+def human(number: float | int, unit: str = "") -> str:
     """A number with a decimal prefix: 1.25 M."""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= scale:

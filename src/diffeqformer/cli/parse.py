@@ -1,13 +1,15 @@
 """From words on the command line to dataclasses, with every mistake told in one sentence."""
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -15,13 +17,33 @@ from diffeqformer.config import Config, read_yaml, validate
 from diffeqformer.errors import BadInput
 
 T = TypeVar("T")
+ABOUT = {
+    "train": "Train the model of a config; the same command again continues a run that was stopped.",
+    "info": "Parameters, operations a token and memory of a config or a run, beside its vanilla twin.",
+}
+NOT_A_NUMBER = r"Error parsing (\S+): .*?(?:invalid literal for |could not convert string to )(int|float).*: '(.*)'"
+EXAMPLES = {
+    "train": "quickstart-gpt --run runs/mine --data.source files --data.train 'texts/*.txt'",
+    "info": "diffeqformer-gpt-small --model.time.d-emb 96",
+}
+KINDS = {"int": "a whole number", "float": "a number"}
+
+
+@dataclass(frozen=True)
+class ConfigArguments:
+    """What `train` and `info` take: a config, and settings that replace its own."""
+
+    config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
+    """A YAML file, or the name of a shipped config."""
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None, about: str = "") -> T:
     """Fill the dataclass `cls` from command-line words; `--help` prints and exits.
 
-    **Raises:** `BadInput` with the parser's complaint as one sentence.
+    **Raises:** `BadInput` with what is wrong as one sentence.
     """
+    _require_known(words, _options(cls), prog)
     heard = io.StringIO()
     try:
         with contextlib.redirect_stderr(heard):
@@ -30,21 +52,59 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise BadInput(f"{_sentence(heard.getvalue())} See `{prog} --help`.") from None
+        raise BadInput(f"{_sentence(heard.getvalue(), prog)} See `{prog} --help`.") from None
 
 
-def _sentence(box: str) -> str:
-    """The message of one of tyro's boxes, without the frame, the rule and the help below it."""
-    lines = [line.strip("│ ").strip() for line in box.splitlines() if line.strip().startswith("│")]
+def _options(cls: Any, prefix: str = "") -> list[str]:
+    """The dotted names of a dataclass's settings, as they are written behind two dashes."""
+    names = []
+    for name, hint in get_type_hints(cls).items():
+        if cls is ConfigArguments and name == "settings":
+            names += _options(Config)
+        elif dataclasses.is_dataclass(hint):
+            names += _options(hint, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name.replace("_", "-"))
+            if hint is bool:
+                names.append(f"{prefix}no-{name.replace('_', '-')}")
+    return names
+
+
+def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
+    """Refuse the first option that is none; the nearest is looked for among whole names, then among last parts."""
+    for word in words:
+        given = word.partition("=")[0][2:].replace("_", "-")
+        if not word.startswith("--") or given in ("help", *options):
+            continue
+        last = {option.rpartition(".")[2]: option for option in reversed(options)}
+        near = difflib.get_close_matches(given, options, n=1)
+        near = near or [last[name] for name in difflib.get_close_matches(given.rpartition(".")[2], last, n=1)]
+        advice = f"did you mean --{near[0]}?" if near else f"see `{prog} --help`."
+        raise BadInput(f"unknown option --{given}: {advice}")
+
+
+def _sentence(box: str, prog: str) -> str:
+    """The complaint in one of tyro's boxes, in this program's words where they are known."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]  # without the title; in ASCII, without a frame
     message: list[str] = []
-    for line in lines:
-        if line.startswith("─"):
+    for line in filter(None, lines):
+        if not set(line) <= {"─", "-"}:
+            message.append(line)
+        elif message:
             break
-        message.append(line)
-    near = next((re.split(r"\s", line)[0] for line in lines[len(message) :] if line.startswith("--")), None)
-    guessed = any(line.startswith("Perhaps you meant") for line in lines)
     text = " ".join(message).rstrip(".") or "the arguments could not be read"
-    return f"{text}; did you mean {near}?" if near and guessed else f"{text}."
+    if found := re.match(NOT_A_NUMBER, text):
+        return f"{found[1]} is {found[3]!r}, but must be {KINDS[found[2]]}."
+    if found := re.match(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*?),?\)", text):
+        return f"{found[2]} is {found[1]!r}, but must be one of {found[3]}."
+    if found := re.match(r"Missing value for argument '(.*?)'", text):
+        return f"{found[1]} needs a value."
+    if text.startswith("Missing from "):
+        missing = [part.split()[0] for part in text.partition(": ")[2].split("(required)") if part.strip()]
+        return f"`{prog}` needs {' and '.join(missing)}."
+    if found := re.match(r"Unrecognized options: (.*)", text):
+        return f"there is nothing that {found[1]!r} could be here."
+    return f"{text}."
 
 
 def whole_numbers(text: str, name: str) -> tuple[int, ...]:
@@ -80,16 +140,19 @@ def find_config(name: str) -> Path:
 
 
 def config_from(words: Sequence[str], verb: str) -> Config:
-    """`CONFIG --key value ...`: a file or shipped config, then overrides by dotted key.
+    """`CONFIG --key value ...`: a file or shipped config, then overrides by dotted key, in any order.
 
     **Raises:** `BadInput` for a missing or unreadable config, an unknown key, or a value that does not fit.
     """
-    prog = f"diffeqformer {verb} CONFIG"
-    if words and words[0] in ("-h", "--help"):
-        parse(Config, ["--help"], prog, default=Config(), about=f"Example: diffeqformer {verb} quickstart-gpt")
-    if not words or words[0].startswith("-"):
-        raise BadInput(
-            f"`diffeqformer {verb}` needs a config as its first argument: a YAML file or one of "
-            f"{', '.join(shipped_configs())}."
-        )
-    return validate(parse(Config, words[1:], prog, default=read_yaml(find_config(words[0]))))
+    prog = f"diffeqformer {verb}"
+    about = (
+        f"{ABOUT[verb]}\n\nExample: {prog} {EXAMPLES[verb]}\n\n"
+        f"Shipped configs: {', '.join(shipped_configs())}. Options replace a config's own settings."
+    )
+    if not words:
+        raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
+    name = words[0]
+    if name.startswith("-"):  # the config stands behind options, or help is asked for
+        name = parse(ConfigArguments, words, prog, about=about).config
+    default = ConfigArguments(name, read_yaml(find_config(name)))
+    return validate(parse(ConfigArguments, words, prog, default=default, about=about).settings)

@@ -4,6 +4,9 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import find_config, parse
@@ -26,12 +29,12 @@ class Arguments:
     """
 
     minutes: float = MINUTES
-    """Scales the number of updates; at 12 each model gets 1,500, which took under 12 minutes on 2 CPU cores."""
+    """Scales the number of updates; at 12 each model gets 1500, which took under 12 minutes on 2 CPU cores."""
     seed: int = 0
     """Of initial weights and of the order of batches."""
     run: str = ""
     """Folder of the results; runs/quickstart, with minutes and seed in the name if they are not the usual ones."""
-    open: bool = False
+    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show the report in the browser when done."""
 
 
@@ -43,11 +46,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     folder = Path(arguments.run or _folder(arguments))
     configs = []
     for name in MODELS:
-        config = read_yaml(find_config(name))
+        path = find_config(name)
+        config = read_yaml(path)
         updates = max(20, round(config.trainer.updates * arguments.minutes / MINUTES))
         every = max(10, updates // 6)
         trainer = replace(config.trainer, updates=updates, seed=arguments.seed, evaluate_every=every)
-        configs.append(validate(replace(config, run=str(folder / name.split("-")[1]), trainer=trainer)))
+        configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
     from diffeqformer.report.html import write_report
     from diffeqformer.training.compare import compare

@@ -19,23 +19,24 @@ class Arguments:
     Example: diffeqformer sample runs/quickstart/diffeqformer --prompt "def main(" --temperature 0.8 --top-k 40
     """
 
-    run: Annotated[str, tyro.conf.Positional]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     prompt: str
     """Text to continue."""
-    tokens: int | None = None
+    tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """New tokens; 100, or as many as the context has room for."""
     count: int = 1
     """Continuations."""
-    steps: int | None = None
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Depth steps; the trained number if not given."""
     temperature: float = 1.0
     """0 takes the most likely token."""
-    top_k: int | None = None
+    top_k: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Draw from the k most likely tokens only."""
-    top_p: float | None = None
+    top_p: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Draw from the fewest tokens whose probability reaches p."""
     seed: int = 0
+    """Equal seeds draw equal text."""
     checkpoint: Literal["latest", "best"] = "latest"
     """Newest checkpoint, or the one of lowest validation loss."""
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, Part, open_corpus
+from diffeqformer.data.files import Reader, find_files
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Progress
@@ -83,6 +86,28 @@ def prepare(config: DataConfig, progress: Progress) -> TokenCache:
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
     return _open(folder)
+
+
+def tokens_of(
+    patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
+) -> tuple[np.ndarray, int]:
+    """All text of some files as tokens, every document followed by end-of-text; nothing is kept on disk.
+
+    **Arguments:** `patterns`, paths or globs; `config`, for `text_field` and `strict`; `tokenizer`, as
+    `load_tokenizer` gives it.
+
+    **Returns:** tokens `(tokens,)`, and the UTF-8 bytes of the text.
+
+    **Raises:** `BadInput` for files that are missing, unreadable or empty.
+    """
+    files = find_files(patterns, "--data")
+    reader = Reader(config.text_field, config.strict, progress.say)
+    read = lambda: chain.from_iterable(map(reader.documents, files))
+    part, dtype = Part(len(files), sum(file.size for file in files), read), np.dtype("<u4")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokens.bin"
+        counts = _pack(part, tokenizer, path, dtype, "evaluation", progress)
+        return np.fromfile(path, dtype), counts["evaluation_bytes"]
 
 
 def _fingerprint(config: DataConfig, corpus: Corpus, tokenizer: Tokenizer | None) -> str:

@@ -95,6 +95,11 @@ class EvaluationBatches:
         mask = (np.arange(covered) < len(chosen) - 1).reshape(self.batch_size, self.context)
         return np.concatenate([inputs, targets[:, -1:]], axis=1), mask
 
+    def spread(self, count: int) -> list[tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]]:
+        """`count` batches at equal distances over the whole text, so that no single document decides; all for 0."""
+        count = min(count or len(self), len(self))
+        return [self[k * len(self) // count] for k in range(count)]
+
     def __iter__(self) -> Iterator[tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]]:
         return (self[k] for k in range(len(self)))
 

@@ -16,7 +16,7 @@ from diffeqformer.training.files import write_whole
 
 NAMES = {
     ("time", "euler"): ("diffeqformer", "DiffEqFormer"),
-    ("layer", "lie-trotter"): ("vanilla", "Vanilla transformer"),
+    ("layer", "lie-trotter"): ("vanilla", "Vanilla GPT"),
     ("shared", "euler"): ("shared", "Shared weights"),
 }
 CURVE_POINTS = 500

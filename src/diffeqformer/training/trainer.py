@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import jax
 
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
-from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches, Loader, evaluation_batches
 from diffeqformer.errors import Interrupted, RunFailed
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.transformer import Transformer
@@ -237,7 +236,7 @@ class Sitting:
         if self.compiled:
             self.clock.update_seconds += seconds
             self.clock.updates += updates
-            self.note["speed"] = f"{speed:,.0f} tokens/s"
+            self.note["speed"] = f"{speed:,.0f} tok/s"
         self.compiled = True
         self._restart_timing()
         return {"kind": "timing", "step": self.step, "seconds": seconds, "tokens_per_second": speed}
@@ -249,8 +248,7 @@ class Sitting:
 
     def _evaluate(self) -> float:
         self._collect()
-        count = self.settings.evaluate_batches
-        batches = islice(_validation(self.config, self.tokens), count or None)
+        batches = _validation(self.config, self.tokens).spread(self.settings.evaluate_batches)
         loss = evaluate(self.state.model, batches, block=self.settings.loss_block).loss
         if not math.isfinite(loss):
             raise RunFailed(f"the validation loss became {loss} at update {self.step}; {_safe(self.checkpoints)}.")
@@ -276,7 +274,7 @@ class Sitting:
         self._restart_timing()
 
 
-def _validation(config: Config, tokens: TokenCache) -> Any:
+def _validation(config: Config, tokens: TokenCache) -> EvaluationBatches:
     return evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size)
 
 

@@ -1,0 +1,93 @@
+"""Two tiny trained runs, and a command line that is called in this process."""
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from diffeqformer.cli import main
+
+TINY = """
+run: {run}
+model: {{weights: {weights}, scheme: {scheme}, horizon: {horizon}, steps: 2, width: 16, heads: 2, context: 16,
+  hidden: 32, time: {{d_emb: 4, frequencies: 3}}}}
+data: {{source: files, train: [{text}], tokenizer_vocabulary: 280, cache: {cache}}}
+optimizer: {{learning_rate: 1.0e-2}}
+trainer: {{updates: 8, batch_size: 4, log_every: 4, evaluate_every: 8, evaluate_batches: 2, checkpoint_every: 4}}
+"""
+
+
+class Called(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Place(NamedTuple):
+    """A folder with a text, a token cache, and a config file for each of two trained runs."""
+
+    folder: Path
+    text: Path
+    time: Path
+    layer: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def run(self, kind: str) -> Path:
+        return self.folder / "runs" / kind
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """Equal computations are compiled once a session, although every call of a command compiles anew."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
+    draw = random.Random(seed)
+    words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
+    path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
+    return path
+
+
+def write_config(path: Path, kind: str, run: Path, text: Path, cache: Path) -> Path:
+    scheme, horizon = ("lie-trotter", "steps") if kind == "layer" else ("euler", "unit")
+    path.write_text(TINY.format(weights=kind, scheme=scheme, horizon=horizon, run=run, text=text, cache=cache))
+    return path
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory) -> Place:
+    """The runs `time` and `layer`, trained by the command."""
+    folder = tmp_path_factory.mktemp("place")
+    text = write_text(folder / "text.txt")
+    configs = [
+        write_config(folder / f"{kind}.yaml", kind, folder / "runs" / kind, text, folder / "cache")
+        for kind in ("time", "layer")
+    ]
+    for path in configs:
+        assert main(["train", str(path)]) == 0
+    return Place(folder, text, *configs)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command; returns its exit status and what it printed."""
+
+    def run(*words: object) -> Called:
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        return Called(status, *capsys.readouterr())
+
+    return run

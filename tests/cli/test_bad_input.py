@@ -1,0 +1,239 @@
+"""Every mistake ends in exit 2 and one sentence that names it, and leaves nothing behind."""
+
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffeqformer.training import folder as files
+from diffeqformer.training import trainer
+from tests.cli.conftest import write_config, write_text
+
+HERE = "{here}"
+"""Stands for the test's own folder in a case's words."""
+BAD_WORDS = {
+    "no such verb": ("trian x", "unknown verb 'trian': did you mean 'train'?"),
+    "no config": ("train", "needs a config"),
+    "only an option": ("train --run x", "needs CONFIG"),
+    "config missing": ("train none.yaml", "config file 'none.yaml' does not exist"),
+    "no such shipped config": ("train quickstart-gtp", "did you mean 'quickstart-gpt'?"),
+    "unknown flag": ("train quickstart-gpt --model.widht 64", "--model.widht: did you mean --model.width?"),
+    "unknown flag, without its section": ("train quickstart-gpt --widht 64", "did you mean --model.width?"),
+    "unknown flag, before": ("eval --stesp 3 run", "unknown option --stesp: did you mean --steps?"),
+    "wrong type": ("train quickstart-gpt --model.width x", "--model.width is 'x', but must be a whole number"),
+    "wrong type, may be none": ("sample x --prompt x --top-k y", "--top-k is 'y', but must be a whole number"),
+    "wrong choice": (
+        "train quickstart-gpt --model.weights tme",
+        "--model.weights is 'tme', but must be one of 'time',",
+    ),
+    "no value": ("train quickstart-gpt --model.width", "--model.width needs a value"),
+    "too many words": ("train quickstart-gpt more", "nothing that 'more' could be"),
+    "heads": ("train quickstart-gpt --model.width 63", "model.width is 63, but must be divisible by model.heads"),
+    "heads, config behind": ("train --model.width 63 quickstart-gpt", "model.width is 63, but must be divisible"),
+    "eval: no run": ("eval", "needs RUN"),
+    "eval: missing run": ("eval nowhere", "run folder 'nowhere' does not exist"),
+    "eval: not a run": ("eval {here}", "is not a run: it has no config.yaml"),
+    "eval: no steps": ("eval nowhere --steps 0", "--steps is '0', but must be whole numbers of at least 1"),
+    "eval: odd steps": ("eval nowhere --steps 6,x", "--steps is '6,x'"),
+    "eval: batch": ("eval nowhere --batch-size 0", "--batch-size is 0, but must be at least 1"),
+    "sample: no prompt": ("sample nowhere", "`diffeqformer sample` needs --prompt."),
+    "sample: missing run": ("sample nowhere --prompt x", "run folder 'nowhere' does not exist"),
+    "sample: count": ("sample nowhere --prompt x --count 0", "--count is 0, but must be at least 1"),
+    "quickstart: no minutes": ("quickstart --minutes 0", "--minutes is 0.0, but must be a positive number"),
+    "quickstart: nan minutes": ("quickstart --minutes nan", "--minutes is nan, but must be a positive number"),
+    "quickstart: seed": ("quickstart --seed -1", "seed is -1, but must be at least 0"),
+    "bench: rounds": ("bench train --rounds 3", "--rounds is 3, but must be at least 7"),
+    "bench: no such thing": ("bench memory", "'memory', but must be one of 'train'"),
+    "info: unknown config": ("info quickstart-gtp", "did you mean 'quickstart-gpt'?"),
+}
+BAD_FILES = {
+    "broken": ("model: {width: 16", "is not YAML"),
+    "unknown key": ("model: {time: {d_embb: 4}}", "unknown key 'model.time.d_embb': did you mean 'd_emb'?"),
+    "wrong type": ("model: {width: wide}", "model.width is 'wide', but must be a whole number"),
+    "a list": ("[1, 2]", "must be a table of settings"),
+    "not a table": ("model: 3", "model is 3, but must be a table of settings"),
+    "one text": ("data: {source: files, train: a.txt}", "data.train is 'a.txt', but must be a list"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+def refused(called, sentence: str) -> str:
+    """Assert exit 2, one sentence, and nothing else but lines of progress; returns those."""
+    assert called.status == 2, called.err
+    assert called.out == "" and "Traceback" not in called.err
+    *progress, line = called.err.splitlines()
+    assert re.fullmatch(r"diffeqformer: .*[.?]", line) and sentence in line, line
+    assert not [line for line in progress if line.startswith("diffeqformer: ")]
+    return "\n".join(progress)
+
+
+@pytest.mark.parametrize("words,sentence", BAD_WORDS.values(), ids=BAD_WORDS)
+def test_bad_words(call, tmp_path, words, sentence):
+    assert refused(call(*words.replace(HERE, str(tmp_path)).split()), sentence) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content,sentence", BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_config_files(call, tmp_path, content, sentence):
+    path = tmp_path / "config.yml"
+    path.write_text(content)
+    for verb in ("train", "info"):
+        assert refused(call(verb, path), sentence) == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_debug_shows_where(call):
+    called = call("train", "none.yaml", "--debug")
+    assert called.status == 2 and "Traceback" in called.err and "read_yaml" in called.err
+
+
+@pytest.mark.parametrize(
+    "name,content,sentence",
+    [
+        ("none.txt", None, "file '{here}/none.txt' does not exist"),
+        ("*.jsonl", None, "no file matches '{here}/*.jsonl'"),
+        ("empty.txt", b"", "has no text; give files with at least one document that is not empty"),
+        ("latin.txt", b"caf\xe9 au lait\n" * 400, "has undecodable bytes at byte 3; data.strict refuses it"),
+        ("text.pdf", b"%PDF", "has an unknown suffix; known are .txt"),
+    ],
+)
+def test_bad_text(call, tmp_path, name, content, sentence):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    config = write_config(tmp_path / "tiny.yaml", "time", tmp_path / "run", tmp_path / name, tmp_path / "cache")
+    before = snapshot(tmp_path)
+    refused(call("train", config, "--data.strict"), sentence.replace(HERE, str(tmp_path)))
+    assert snapshot(tmp_path) == before
+
+
+def test_text_that_does_not_fit_the_model(call, tmp_path):
+    """Only tokens can tell; so they lie in the cache, which every run shares, but there is no run."""
+    config = write_config(
+        tmp_path / "tiny.yaml", "time", tmp_path / "run", write_text(tmp_path / "text.txt"), tmp_path / "cache"
+    )
+    short = ["--data.train", str(write_text(tmp_path / "short.txt", 3))]
+    refused(call("train", config, *short), "but a context of 16 needs at least 17")
+    refused(call("train", config, "--model.vocabulary", 270), "model.vocabulary is 270, but must be at least 280")
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "text.txt", "short.txt", "cache"}
+    before = snapshot(tmp_path)
+    refused(call("train", config, *short), "but a context of 16 needs at least 17")
+    assert snapshot(tmp_path) == before
+
+
+def test_undecodable_bytes_are_told_and_replaced(call, tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    text.write_bytes(text.read_bytes() + b"caf\xe9\n")
+    config = write_config(tmp_path / "tiny.yaml", "time", tmp_path / "run", text, tmp_path / "cache")
+    called = call("train", config, "--trainer.updates", 1)
+    assert called.status == 0
+    assert called.err.count(f"{text}: 1 undecodable byte sequences were replaced by U+FFFD.") == 1
+
+
+def test_a_run_of_another_config_is_refused(call, place):
+    before = snapshot(place.folder)
+    called = call("train", place.time, "--optimizer.learning-rate", 0.5)
+    refused(called, "belongs to another config: optimizer.learning_rate is 0.01 there, but 0.5 here")
+    assert snapshot(place.folder) == before
+
+
+def test_a_folder_that_is_not_a_run_is_refused(call, place, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    refused(call("train", place.time, "--run", tmp_path), "exists and is not a run; choose another folder with --run")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from diffeqformer.training.lock import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_writes_is_refused(call, place, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    command = [sys.executable, "-c", HOLD, str(run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        before = snapshot(tmp_path)
+        called = call("train", place.time, "--run", run)
+        refused(called, f"run folder {str(run)!r} is being written by process {holder.pid}")
+        assert snapshot(tmp_path) == before
+        holder.kill()
+
+
+def test_no_space_for_checkpoints_is_refused(call, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    refused(call("train", place.time, "--run", tmp_path / "run"), "but its disk has 0 MB left")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monkeypatch):
+    def full(self, records):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer.Metrics, "write", full)
+    called = call("train", place.time, "--run", tmp_path / "run")
+    assert called.status == 1 and called.out == "" and "Traceback" not in called.err
+    assert "could not be written (No space left on device); there is no checkpoint yet." in called.err.splitlines()[-1]
+
+
+def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, tmp_path, monkeypatch):
+    original = trainer.make_update
+
+    def make_update(config):
+        update = original(config)
+
+        def poisoned(state, ids):
+            state, measured = update(state, ids)
+            bad = int(state.step) == 6
+            return state, measured._replace(loss=measured.loss * math.nan) if bad else measured
+
+        return poisoned
+
+    monkeypatch.setattr(trainer, "make_update", make_update)
+    called = call("train", place.time, "--run", tmp_path / "run")
+    assert called.status == 1 and called.out == "" and "Traceback" not in called.err
+    assert called.err.splitlines()[-1] == (
+        "diffeqformer: the loss became nan at update 6; the last good checkpoint is at update 4."
+    )
+
+
+@pytest.mark.parametrize(
+    "words,sentence",
+    [
+        (["eval", "layer", "--steps", "2,3"], "is a table of 2 layers and cannot run at 3 steps"),
+        (["eval", "time", "--data", "none.txt"], "file '{here}/none.txt' does not exist"),
+        (["sample", "time", "--prompt", ""], "the prompt is empty"),
+        (["sample", "time", "--prompt", "the cat sees stars. " * 20], "leaves no room in the context, 16"),
+        (["sample", "time", "--prompt", "the", "--tokens", "99"], "must not exceed the model's context of 16"),
+        (["sample", "time", "--prompt", "the", "--tokens", "0"], "new tokens is 0, but must be at least 1"),
+        (["sample", "time", "--prompt", "the", "--top-k", "281"], "top-k is 281, but must be between 1 and"),
+        (["sample", "time", "--prompt", "the", "--top-k", "0"], "top-k is 0, but must be between 1 and"),
+        (["sample", "time", "--prompt", "the", "--top-p", "1.5"], "top-p is 1.5, but must be above 0 and at most 1"),
+        (["sample", "time", "--prompt", "the", "--temperature", "-1"], "temperature is -1.0, but must be 0 or"),
+        (["sample", "time", "--prompt", "the", "--seed", "-1"], "seed is -1, but must be at least 0"),
+        (["sample", "time", "--prompt", "the", "--steps", "0"], "steps is 0, but must be at least 1"),
+        (["sample", "layer", "--prompt", "the", "--steps", "3"], "cannot run at 3 steps"),
+    ],
+)
+def test_a_run_is_asked_for_what_it_cannot_do(call, place, tmp_path, words, sentence):
+    before = snapshot(place.folder)
+    verb, kind, *rest = words
+    refused(call(verb, place.run(kind), *rest), sentence.replace(HERE, str(tmp_path)))
+    assert list(tmp_path.iterdir()) == [] and snapshot(place.folder) == before

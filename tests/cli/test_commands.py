@@ -1,0 +1,160 @@
+"""Every verb from its words to what it prints, on runs that take a second."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from diffeqformer.cli import VERBS, parse, quickstart
+from diffeqformer.config import read_yaml, validate
+from diffeqformer.training import trainer
+from diffeqformer.training.run import load_run
+from tests.cli.conftest import write_config, write_text
+
+CONFIGS = parse.shipped_configs()
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def strict_json(text: str):
+    def refuse(constant: str):
+        raise AssertionError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_an_example(call, verb):
+    called = call(verb, "--help")
+    assert called.status == 0 and called.err == ""
+    assert f"Example: diffeqformer {verb}" in called.out and "traceback" not in called.out.lower()
+
+
+def test_help_of_all(call):
+    for words in ([], ["--help"], ["-h"], ["help"]):
+        called = call(*words)
+        assert called.status == 0 and all(verb in called.out for verb in VERBS)
+
+
+def test_help_of_train_shows_groups_and_the_configs_own_defaults(call):
+    called = call("train", "--help")
+    for group in ("model", "model.time", "model.dropout", "data", "optimizer", "trainer"):
+        assert f" {group} options " in called.out
+    assert "CONFIG" in called.out and "quickstart-gpt" in called.out
+    assert "runs/quickstart/gpt" in call("train", "quickstart-gpt", "--help").out
+
+
+def test_version(call):
+    called = call("--version")
+    assert called.status == 0 and called.out.startswith("diffeqformer ") and f"jax {jax.__version__}" in called.out
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shipped_configs_are_valid(name):
+    config = validate(read_yaml(CONFIGS[name]))
+    assert config.run.startswith("runs/")
+
+
+def test_training_again_returns_the_same_results(call, place, monkeypatch):
+    report = place.run("time") / "report.html"
+    report.unlink()
+    monkeypatch.setattr(trainer, "make_update", None)
+    called = call("train", place.time, "--json")
+    document = strict_json(called.out)
+    assert called.status == 0 and document == strict_json((place.run("time") / "results.json").read_text())
+    assert [model["key"] for model in document["models"]] == ["diffeqformer"]
+    assert "<html" in report.read_text() and str(report) in called.err
+    table = call("train", place.layer)
+    entry = strict_json((place.run("layer") / "results.json").read_text())["models"][0]
+    assert table.status == 0 and f"{entry['validation']['loss']:.4f}" in table.out
+
+
+def test_options_may_stand_before_the_config(call, place, tmp_path):
+    words = ["--run", tmp_path / "run", "--trainer.updates=1", "--model.norm-epsilon", "1e-4", place.layer, "--json"]
+    called = call("train", *words)
+    assert called.status == 0
+    config = strict_json(called.out)["models"][0]["config"]
+    assert (config["trainer"]["updates"], config["model"]["norm_epsilon"], config["model"]["width"]) == (1, 1e-4, 16)
+
+
+def test_evaluates_at_any_steps(call, place):
+    called = call("eval", "--steps", "1,2,3", place.run("time"), "--json")
+    found = strict_json(called.out)
+    results = strict_json((place.run("time") / "results.json").read_text())
+    losses = {row["steps"]: row["loss"] for row in found["evaluations"]}
+    assert called.status == 0 and found["update"] == 8 and list(losses) == [1, 2, 3]
+    assert losses[2] == pytest.approx(results["models"][0]["validation"]["loss"], rel=1e-5)
+    assert len(set(losses.values())) == 3
+    assert {row["tokens"] for row in found["evaluations"]} == {results["corpus"]["validation_tokens"] - 1}
+    table = call("eval", place.run("time"), "--steps", "1")
+    assert table.status == 0 and f"{losses[1]:.4f}" in table.out
+
+
+def test_evaluates_on_other_text(call, place, tmp_path):
+    other = write_text(tmp_path / "other.txt", lines=20, seed=1)
+    called = call("eval", place.run("layer"), "--data", other, "--json")
+    assert called.status == 0, called.err
+    (row,) = strict_json(called.out)["evaluations"]
+    tokens = len(load_run(place.run("layer")).tokenizer.encode(other.read_text()).ids) + 1
+    assert row["tokens"] == tokens - 1
+
+
+def test_samples(call, place):
+    words = ["sample", place.run("time"), "--prompt", "the cat", "--tokens", 5, "--count", 2]
+    first = call(*words)
+    assert first.status == 0 and first.out.count("the cat") == 2
+    assert call(*words).out == first.out
+    assert call(*words, "--seed", 1).out != first.out
+    document = strict_json(call(*words, "--json").out)
+    assert document["prompt"] == "the cat" and len(set(document["continuations"])) == 2
+    assert all(f"the cat{text}" in first.out for text in document["continuations"])
+    assert call(*words, "--temperature", 0, "--steps", 3, "--checkpoint", "best").status == 0
+
+
+@pytest.mark.parametrize("kind", ["time", "layer"])
+def test_info_of_a_run_counts_its_parameters(call, place, kind):
+    run = load_run(place.run(kind))
+    document = strict_json(call("info", place.run(kind), "--json").out)
+    counts = document["models"]["this model"]["parameters"]
+    count = lambda model: sum(leaf.size for leaf in jax.tree.leaves(model))
+    assert counts == {"stored": count(run.model), "effective": count(run.model.populate(run.config.model.steps))}
+    assert (kind == "time") == bool(document["d_emb"])
+
+
+def test_info_of_a_config(call, place):
+    table = call("info", place.time, "--model.vocabulary", 280)
+    assert table.status == 0, table.err
+    assert "parameters, stored" in table.out and "d_emb" in table.out
+    document = strict_json(call("info", place.time, "--json").out)
+    counts = [document["models"][name]["parameters"] for name in ("this model", "vanilla twin")]
+    assert counts[0]["effective"] == counts[1]["stored"] == counts[1]["effective"]
+
+
+@pytest.mark.slow
+def test_quickstart_compares_three_models(call, place, tmp_path, monkeypatch):
+    kinds = {"diffeqformer": "time", "gpt": "layer", "shared": "shared"}
+    for key, kind in kinds.items():
+        write_config(tmp_path / f"tiny-{key}.yaml", kind, tmp_path / "unused", place.text, place.cache)
+    monkeypatch.setattr(quickstart, "MODELS", [f"tiny-{key}.yaml" for key in kinds])
+    monkeypatch.setattr(quickstart, "DEPTHS", (1, 2, 3))
+    monkeypatch.setattr(quickstart, "PROMPT", "the")
+    called = call("quickstart", "--minutes", 0.5, "--json")
+    assert called.status == 0, called.err
+    folder = Path("runs/quickstart-0.5-minutes")
+    document = strict_json(called.out)
+    assert document == strict_json((folder / "results.json").read_text())
+    keys = [model["key"] for model in document["models"]]
+    assert keys == ["diffeqformer", "vanilla", "shared"]
+    assert [[row["steps"] for row in model["depth"]] for model in document["models"]] == [[1, 2, 3], [], []]
+    assert all(model["updates"] == 20 and model["sample"]["text"] for model in document["models"])
+    records = [strict_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {record["model"] for record in records} == set(keys)
+    assert all(record["step"] >= 1 for record in records)
+    updates = [record for record in records if record["kind"] == "update"]
+    assert len(updates) == 3 * 20
+    assert "<html" in (folder / "report.html").read_text() and str(folder / "report.html") in called.err
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(kinds)

@@ -1,0 +1,69 @@
+"""What a log shows of long work, and what fits into a narrow terminal."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from diffeqformer import progress
+from diffeqformer.progress import Terminal
+
+NOTE = "loss 4.083 · validation 4.102 · 12,345 tok/s"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(capsys, clock):
+    with Terminal().stage("Training", 1500, 100) as stage:
+        for _ in range(45):
+            clock[0] += 1.0
+            stage.advance(1, NOTE)
+    assert capsys.readouterr().err.splitlines() == [
+        "Training …",
+        f"Training: 120/1500 · {NOTE}",
+        f"Training: 140/1500 · {NOTE}",
+        f"Training: 145/1500 · {NOTE} · 45 s",
+    ]
+
+
+def test_a_short_stage_is_only_named_and_a_large_total_is_a_percentage(capsys, clock):
+    with Terminal().stage("Checking", 3) as stage:
+        stage.advance(3)
+    with Terminal().stage("Reading", 2_000_000) as stage:
+        stage.advance(1_000_000)
+        clock[0] += 3.0
+    assert capsys.readouterr().err.splitlines() == ["Checking …", "Reading …", "Reading: 50% · 3 s"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("name,total", [("Training", 1500), ("Tokenising the validation split", 12_345_678)])
+def test_a_line_fits_the_terminal_and_the_note_is_whole(width, name, total):
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, force_terminal=True, color_system=None)
+    bars = Progress(*progress._columns(width), console=console, auto_refresh=False)
+    note = NOTE if name == "Training" else ""
+    bars.add_task(name, total=total, completed=total - 1, note=note)
+    console.print(bars.get_renderable())
+    (line,) = shown.getvalue().splitlines()
+    assert len(line) <= width and "…" not in line
+    assert name in line and note in line and ("1499/1500" if name == "Training" else "100%") in line
+
+
+def test_a_terminal_sees_bars(monkeypatch):
+    class FakeTerminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", FakeTerminal())
+    with Terminal().stage("Training", 2) as stage:
+        stage.advance(2, NOTE)
+    assert "✓" in sys.stderr.getvalue() and "━" in sys.stderr.getvalue()

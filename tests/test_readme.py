@@ -1,0 +1,116 @@
+"""The README tells the truth: its Python runs, its commands parse, and its file tree is the tree."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from diffeqformer.cli import VERBS
+from diffeqformer.cli.parse import config_from, parse, shipped_configs
+from diffeqformer.config import Config, from_dict, read_yaml, validate
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+def commands() -> list[list[str]]:
+    """The words of every `diffeqformer` command of the shell blocks."""
+    lines = "".join(blocks("sh")).splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("diffeqformer ")]
+
+
+def tree() -> dict[str, str]:
+    """Paths of the file tree (folders end in a slash) and what is said of each."""
+    (lines,) = blocks("tree")
+    found, above = {}, []
+    for line in lines.splitlines():
+        name, _, what = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 4
+        above = [*above[:depth], name]
+        found["".join(above)] = what.strip()
+    return found
+
+
+def test_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "".join(blocks("python"))
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["logits"].shape == (2, 32, 280)
+    assert names["states"].shape == (7, 2, 32, 32)
+    assert names["speeds"].shape == (6,)
+    assert set(names["result"].entry["validation"]) == {"loss", "perplexity", "bits_per_byte"}
+    assert names["run"].step == 20
+    assert names["text"]
+
+
+def test_every_verb_is_shown_and_exists():
+    shown = set(re.findall(r"(?:^|[`/])diffeqformer ([a-z]+)\b", "".join(blocks("sh")), re.M))
+    assert shown == set(VERBS)
+    code = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
+    assert set(re.findall(r"`(?:\S*/)?diffeqformer ([a-z]+)\b", code)) <= set(VERBS)
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_command_parses(words):
+    verb, *rest = words
+    module = importlib.import_module(f"diffeqformer.cli.{verb}")
+    if hasattr(module, "Arguments"):
+        parse(module.Arguments, rest, verb)
+    elif rest[0] in shipped_configs():
+        config_from(rest, verb)
+    else:  # a file that only the reader has
+        assert rest[0].endswith(".yaml")
+        validate(parse(Config, rest[1:], verb, default=Config()))
+
+
+def test_yaml_is_a_config():
+    import yaml
+
+    (text,) = blocks("yaml")
+    validate(from_dict(Config, yaml.safe_load(text)))
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert set(re.findall(r"^make ([a-z-]+)", "".join(blocks("sh")), re.M)) == {"quickstart", "test"}
+    assert set(re.findall(r"`make ([a-z-]+)`", README)) <= targets
+
+
+def test_tree_paths_exist():
+    paths = tree()
+    assert len(paths) > 60
+    missing = [p for p in paths if not ((ROOT / p).is_dir() if p.endswith("/") else (ROOT / p).is_file())]
+    assert missing == []
+
+
+def test_every_module_is_in_the_tree():
+    source = ROOT / "src" / "diffeqformer"
+    modules = {p.relative_to(ROOT).as_posix() for p in source.rglob("*.py") if p.stat().st_size}
+    assert modules - tree().keys() == set()
+
+
+def test_presets_have_the_parameters_of_the_table():
+    from diffeqformer.model.count import parameters
+
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,.]+) M \| ([\d,.]+) M \|$", README, re.M)
+    assert len(rows) == 6
+    for name, stored, populated in rows:
+        found = parameters(read_yaml(shipped_configs()[name]).model)
+        assert (f"{found.stored / 1e6:,.1f}", f"{found.effective / 1e6:,.1f}") == (stored, populated), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere_and_nothing_is_left_blank(page):
+    text = page.read_text(encoding="utf-8")
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
+    assert re.findall(r"\{\{[A-Z]+\}\}", text) == []
