@@ -1,1 +1,131 @@
-__all__: list[str] = []
+"""Continuous-depth language models: transformers whose weights are smooth functions of depth.
+
+The whole API on one screen; each name is loaded when it is first used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffeqformer.config import Config as Config
+    from diffeqformer.config import DataConfig as DataConfig
+    from diffeqformer.config import DropoutConfig as DropoutConfig
+    from diffeqformer.config import ModelConfig as ModelConfig
+    from diffeqformer.config import OptimizerConfig as OptimizerConfig
+    from diffeqformer.config import TimeConfig as TimeConfig
+    from diffeqformer.config import TrainerConfig as TrainerConfig
+    from diffeqformer.config import read_yaml as read_yaml
+    from diffeqformer.data.cache import TokenCache as TokenCache
+    from diffeqformer.data.cache import prepare as prepare
+    from diffeqformer.data.loader import Loader as Loader
+    from diffeqformer.data.loader import evaluation_batches as evaluation_batches
+    from diffeqformer.errors import BadInput as BadInput
+    from diffeqformer.errors import DiffEqFormerError as DiffEqFormerError
+    from diffeqformer.errors import RunFailed as RunFailed
+    from diffeqformer.evaluation.perplexity import Evaluation as Evaluation
+    from diffeqformer.evaluation.perplexity import evaluate as evaluate
+    from diffeqformer.model.build import abstract as abstract
+    from diffeqformer.model.build import build as build
+    from diffeqformer.model.count import flops as flops
+    from diffeqformer.model.count import parameters as parameters
+    from diffeqformer.model.count import vanilla_twin as vanilla_twin
+    from diffeqformer.model.generate import generate as generate
+    from diffeqformer.model.loss import next_token_loss as next_token_loss
+    from diffeqformer.model.transformer import Transformer as Transformer
+    from diffeqformer.ode.schemes import SCHEMES as SCHEMES
+    from diffeqformer.ode.schemes import Scheme as Scheme
+    from diffeqformer.ode.solve import solve as solve
+    from diffeqformer.ode.weights import LayerWeights as LayerWeights
+    from diffeqformer.ode.weights import SharedWeights as SharedWeights
+    from diffeqformer.ode.weights import TimeWeights as TimeWeights
+    from diffeqformer.progress import Silent as Silent
+    from diffeqformer.progress import Terminal as Terminal
+    from diffeqformer.report.html import write_report as write_report
+    from diffeqformer.training.run import Run as Run
+    from diffeqformer.training.run import load_run as load_run
+    from diffeqformer.training.sampling import continue_text as continue_text
+    from diffeqformer.training.trainer import TrainResult as TrainResult
+    from diffeqformer.training.trainer import train as train
+
+_MODULES = {
+    "config": (
+        "Config",
+        "DataConfig",
+        "DropoutConfig",
+        "ModelConfig",
+        "OptimizerConfig",
+        "TimeConfig",
+        "TrainerConfig",
+        "read_yaml",
+    ),
+    "data.cache": ("TokenCache", "prepare"),
+    "data.loader": ("Loader", "evaluation_batches"),
+    "errors": ("BadInput", "DiffEqFormerError", "RunFailed"),
+    "evaluation.perplexity": ("Evaluation", "evaluate"),
+    "model.build": ("abstract", "build"),
+    "model.count": ("flops", "parameters", "vanilla_twin"),
+    "model.generate": ("generate",),
+    "model.loss": ("next_token_loss",),
+    "model.transformer": ("Transformer",),
+    "ode.schemes": ("SCHEMES", "Scheme"),
+    "ode.solve": ("solve",),
+    "ode.weights": ("LayerWeights", "SharedWeights", "TimeWeights"),
+    "progress": ("Silent", "Terminal"),
+    "report.html": ("write_report",),
+    "training.run": ("Run", "load_run"),
+    "training.sampling": ("continue_text",),
+    "training.trainer": ("TrainResult", "train"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "SCHEMES",
+    "BadInput",
+    "Config",
+    "DataConfig",
+    "DiffEqFormerError",
+    "DropoutConfig",
+    "Evaluation",
+    "LayerWeights",
+    "Loader",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Run",
+    "RunFailed",
+    "Scheme",
+    "SharedWeights",
+    "Silent",
+    "Terminal",
+    "TimeConfig",
+    "TimeWeights",
+    "TokenCache",
+    "TrainResult",
+    "TrainerConfig",
+    "Transformer",
+    "abstract",
+    "build",
+    "continue_text",
+    "evaluate",
+    "evaluation_batches",
+    "flops",
+    "generate",
+    "load_run",
+    "next_token_loss",
+    "parameters",
+    "prepare",
+    "read_yaml",
+    "solve",
+    "train",
+    "vanilla_twin",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'diffeqformer' has no attribute {name!r}")
+    return getattr(import_module(f"diffeqformer.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -130,7 +130,9 @@ class TrainerConfig:
     log_every: int = 10
     evaluate_every: int = 250
     evaluate_batches: int = 16
-    """Validation batches of the evaluations on the way, spread over the split; 0 for all. The last evaluation is always whole."""
+    """Validation batches of the evaluations on the way, spread over the split; 0 for all.
+
+    The last evaluation is always whole."""
     checkpoint_every: int = 500
     """Updates between checkpoints; 0 for none by count."""
     checkpoint_minutes: float = 10.0

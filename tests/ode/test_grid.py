@@ -11,7 +11,7 @@ def test_times_are_the_ends_of_the_steps_and_find_their_layers(steps):
     times = grid.times(steps)
     assert times.dtype == np.float64
     assert times[-1] == 1.0
-    assert [float(Fraction(l, steps)) for l in range(1, steps + 1)] == times.tolist()
+    assert [float(Fraction(step, steps)) for step in range(1, steps + 1)] == times.tolist()
     assert grid.layer_of(times, steps).tolist() == list(range(steps))
 
 

@@ -8,8 +8,8 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,13 +50,16 @@ class TokenCache:
     """Digest of the tokens and the tokenizer: equal for equal text, wherever and whenever it was read."""
 
 
-def prepare(config: DataConfig, progress: Progress) -> TokenCache:
+def prepare(
+    config: DataConfig, progress: Progress, accept: Callable[[TokenCache], object] = lambda tokens: None
+) -> TokenCache:
     """Open the packed tokens of a corpus; pack them first if no sound cache has the same fingerprint.
 
     A tokenizer is trained, if it is to be trained, on the training part only.
 
     **Arguments:** `config`, the corpus, its split, the tokenizer and the folder of caches; `progress`, where stages
-    and lines are shown.
+    and lines are shown; `accept`, called with the tokens before they are kept or returned: what it raises leaves
+    nothing behind.
 
     **Returns:** the tokens, memory-mapped.
 
@@ -73,19 +76,26 @@ def prepare(config: DataConfig, progress: Progress) -> TokenCache:
         if folder.exists():
             damage = _damage(folder, progress)
             if damage is None:
-                return _open(folder)
+                return _accepted(folder, accept)
             progress.say(f"The token cache {folder} is damaged ({damage}): it is built again.")
     parts = corpus.split()  # finds most mistakes, so it comes before anything is written
-    with _disk_errors(root):
+    with _disk_errors(root), _removed_if_empty(root):
         root.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(root)
         with _aside(root, fingerprint) as building:
             _build(building, config, corpus.name, parts, tokenizer, progress)
+            _accepted(building, accept)
             _move(building, folder, progress)
         damage = _damage(folder, progress)
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
     return _open(folder)
+
+
+def _accepted(folder: Path, accept: Callable[[TokenCache], object]) -> TokenCache:
+    tokens = _open(folder)
+    accept(tokens)
+    return tokens
 
 
 def tokens_of(
@@ -229,6 +239,16 @@ def _disk_errors(root: Path) -> Iterator[None]:
         raise BadInput(
             f"data.cache is {str(root)!r}, but that folder cannot be used: {error.strerror or error}."
         ) from error
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -59,11 +59,11 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     a scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
     """
 
-    def update(gradients: Any, state: optax.EmptyState, _: Any = None) -> tuple[Any, optax.EmptyState]:
-        scale = jax.numpy.minimum(1.0, limit / optax.tree.norm(gradients))
-        return jax.tree.map(lambda gradient: gradient * scale, gradients), state
+    def scaled(updates: Any, params: Any) -> Any:
+        scale = jax.numpy.minimum(1.0, limit / optax.tree.norm(updates))
+        return jax.tree.map(lambda gradient: gradient * scale, updates)
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.stateless(scaled)
 
 
 def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:

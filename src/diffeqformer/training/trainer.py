@@ -72,10 +72,9 @@ def train(config: Config, progress: Progress) -> TrainResult:
     being finite, the disk is full or no checkpoint is sound; `Interrupted` after Ctrl-C or SIGTERM, saved.
     """
     files.require_own_folder(validate(config))
-    tokens = prepare(config.data, progress)
-    config = files.resolve(config, tokens)
-    _validation(config, tokens)  # refuses too short a text, as the next line does
-    loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    fits = lambda tokens: (files.resolve(config, tokens), _loader(config, tokens), _validation(config, tokens))
+    tokens = prepare(config.data, progress, fits)
+    config, loader = files.resolve(config, tokens), _loader(config, tokens)
     blank = jax.eval_shape(lambda: initial_state(config))
     files.require_space(config, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank)))
     with files.own_folder(config, tokens) as folder:
@@ -272,6 +271,10 @@ class Sitting:
         self.checkpoints.save(self.step, items, {"clock": asdict(self.clock), "best": best}, metric)
         self.saved, self.saved_at = self.step, time.perf_counter()
         self._restart_timing()
+
+
+def _loader(config: Config, tokens: TokenCache) -> Loader:
+    return Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
 
 
 def _validation(config: Config, tokens: TokenCache) -> EvaluationBatches:
