@@ -34,7 +34,7 @@ def decoded(cache, tokens):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def forbid_building(monkeypatch):

@@ -84,7 +84,7 @@ def test_checkpointing_changes_no_gradient(config):
     kinds = [model_of(dataclasses.replace(config, gradient=kind)) for kind in ("plain", "checkpointed")]
     plain, checkpointed = (jax.tree.leaves(jax.jit(jax.grad(next_token_loss))(model, ids)) for model in kinds)
     for a, b in zip(plain, checkpointed, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(a).max()))
 
 
 @every_kind

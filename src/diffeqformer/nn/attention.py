@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.nn.dropout import dropout
+from diffeqformer.nn.linear import wide
 
 L = TypeVar("L")
 N = TypeVar("N")
@@ -61,13 +62,15 @@ def attend(
 
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
     """
-    if key is None or dropout_rate == 0.0:
+    drops = key is not None and dropout_rate > 0.0
+    if not drops and query.dtype != jnp.float64:  # whose softmax is in float32, whatever the input
         mask = None if mask is None else mask[None, None]
         with jax.numpy_dtype_promotion("standard"):  # JAX's own function mixes precisions
             return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
     if mask is None:
         mask = jnp.tril(jnp.ones((query.shape[1], keys.shape[1]), bool))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32) / query.shape[-1] ** 0.5
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
+    scores = scores / query.shape[-1] ** 0.5
     weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
     weights = dropout(weights, dropout_rate, key).astype(values.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, values)

@@ -49,7 +49,7 @@ class TimeWeights(eqx.Module):
         def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:
             if isinstance(shape, LinearShape):
                 return TimeLinear.init(shape, features, config.time.d_emb, key)
-            return TimeNorm.init(shape, features.shape[-1], config.time.d_emb, key)
+            return TimeNorm.init(shape, features, config.time.d_emb, key)
 
         return TimeWeights(_map_with_keys(unit, shapes, key), config.time)
 
