@@ -35,7 +35,11 @@ def test_traced_times_give_the_same_features_to_float32s_precision_of_the_angle(
 @pytest.mark.parametrize("d_emb", [8, 96])
 def test_generated_matrices_start_at_the_standard_deviation_asked_for(d_emb):
     config = ModelConfig(width=64, heads=2, steps=6, vocabulary=16, context=8, time=TimeConfig(d_emb=d_emb))
-    weights = build(config, jax.random.key(0)).weights.table(6)
+    source = build(config, jax.random.key(0)).weights
+    features = time_features(grid.times(6), config.time)
+    h = source.networks.feed_forward.up.network(features)
+    assert float(jnp.square(h).sum(-1).mean()) == pytest.approx(1.0, rel=1e-5)
+    weights = source.table(6)
     for linear in (weights.attention.query_key_value, weights.attention.output, weights.feed_forward.up):
         assert float(linear.weight.std()) == pytest.approx(0.02, rel=0.1)
         assert not np.asarray(linear.bias).any()

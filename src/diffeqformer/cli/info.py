@@ -104,7 +104,7 @@ def _print_d_emb(config: Config, choices: list[dict[str, Any]]) -> None:
     print_table(
         "d_emb",
         ["d_emb", "parameters, stored", "share of operations for weights"],
-        [[str(c["d_emb"]), human(c["stored"]), f"{c['generation_share']:.1%}"] for c in choices],
+        [[str(c["d_emb"]), human(c["stored"]), f"{100 * c['generation_share']:.2g} %"] for c in choices],
     )
     least = smallest_useful_d_emb(config.model)
     print(

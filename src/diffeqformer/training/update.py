@@ -83,19 +83,23 @@ def make_update(config: Config) -> Callable[[State, Any], tuple[State, Measured]
 
 
 def _mean_over_parts(loss_of: Callable, model: Transformer, ids: Array, keys: Array | None) -> tuple[Array, Any]:
-    """Loss and gradient, averaged over the leading axis of `ids` (and of `keys`), with one part in memory at a time."""
+    """Loss and gradient, averaged over the leading axis of `ids` (and of `keys`), with one part in memory at a time.
+
+    The weights are written out for the grid once an update, not once a part, and so is the way back to their networks.
+    """
     of_part = jax.value_and_grad(loss_of)
     if len(ids) == 1:
         return of_part(model, ids[0], None if keys is None else keys[0])
+    populated, to_model = jax.vjp(lambda model: model.populate(), model)
 
     def add(total: Any, part: tuple[Array, Array | None]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, of_part(model, *part)), None
+        return jax.tree.map(jnp.add, total, of_part(populated, *part)), None
 
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_part, model, ids[0], None if keys is None else keys[0])
-    )
+    shapes = jax.eval_shape(of_part, populated, ids[0], None if keys is None else keys[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, (ids, keys))
-    return jax.tree.map(lambda x: x / len(ids), total)
+    loss, gradient = jax.tree.map(lambda x: x / len(ids), total)
+    return loss, to_model(gradient)[0]
 
 
 @jax.jit
