@@ -221,6 +221,17 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, refusing a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> Config:
     """Read a `Config` from a YAML file; settings that are not named keep their defaults.
 
@@ -234,7 +245,7 @@ def read_yaml(path: str | Path) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         raise BadInput(f"config file {str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
     config = from_dict(Config, {} if values is None else values)
@@ -301,6 +312,14 @@ def validate(config: Config) -> Config:
             f"trainer.batch_size is {t.batch_size}, but must be divisible by trainer.accumulation, "
             f"which is {t.accumulation}."
         )
+    for name, value, source in [
+        ("data.train", d.train, "files"), ("data.validation", d.validation, "files"),
+        ("data.dataset", d.dataset, "huggingface"), ("data.dataset_name", d.dataset_name, "huggingface"),
+    ]:  # fmt: skip
+        if value and d.source != source:
+            raise BadInput(
+                f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
+            )
     if d.source == "files" and not d.train:
         raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
     if d.source == "huggingface" and not d.dataset:

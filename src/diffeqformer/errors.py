@@ -1,4 +1,4 @@
-"""The two ways a command ends badly, told in one sentence each."""
+"""The ways a command ends badly, told in one sentence each."""
 
 
 class DiffEqFormerError(Exception):

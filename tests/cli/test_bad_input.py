@@ -226,7 +226,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
         (["sample", "time", "--prompt", "the", "--top-p", "1.5"], "top-p is 1.5, but must be above 0 and at most 1"),
         (["sample", "time", "--prompt", "the", "--temperature", "-1"], "temperature is -1.0, but must be 0 or"),
         (["sample", "time", "--prompt", "the", "--seed", "-1"], "seed is -1, but must be at least 0"),
-        (["sample", "time", "--prompt", "the", "--steps", "0"], "steps is 0, but must be at least 1"),
+        (["sample", "time", "--prompt", "the", "--steps", "0"], "steps is 0, but must be a whole number of at least 1"),
         (["sample", "layer", "--prompt", "the", "--steps", "3"], "cannot run at 3 steps"),
     ],
 )
@@ -235,3 +235,34 @@ def test_a_run_is_asked_for_what_it_cannot_do(call, place, tmp_path, words, sent
     verb, kind, *rest = words
     refused(call(verb, place.run(kind), *rest), sentence.replace(HERE, str(tmp_path)))
     assert list(tmp_path.iterdir()) == [] and snapshot(place.folder) == before
+
+
+def test_settings_that_the_source_does_not_read_are_refused(call, tmp_path):
+    before = snapshot(tmp_path)
+    refused(
+        call("train", "quickstart-gpt", "--data.train", "books.txt"),
+        "data.train is given, but data.source 'stdlib' does not read it; set data.source to 'files'.",
+    )
+    assert snapshot(tmp_path) == before
+
+
+def test_a_key_given_twice_is_refused(call, tmp_path):
+    (tmp_path / "twice.yaml").write_text("model: {width: 64}\ntrainer: {updates: 5}\nmodel: {heads: 2}\n")
+    refused(call("train", tmp_path / "twice.yaml"), "the key 'model' is given twice")
+
+
+def test_evaluating_on_a_text_that_has_changed_is_refused(call, place, tmp_path):
+    """The run's own text is read anew, and with it a tokenizer is trained anew: not the one the model knows."""
+    text = write_text(tmp_path / "text.txt")
+    config = write_config(tmp_path / "tiny.yaml", "time", tmp_path / "run", text, tmp_path / "cache")
+    assert call("train", config).status == 0
+    write_text(text, seed=1)
+    called = call("eval", tmp_path / "run")
+    refused(called, "has changed since the run began; name a text to evaluate on with --data.")
+    assert call("eval", tmp_path / "run", "--data", text).status == 0
+
+
+def test_a_comparison_in_the_folder_of_a_run_is_refused(call, place):
+    before = snapshot(place.folder)
+    refused(call("quickstart", "--run", place.run("time")), "holds a run of its own; choose another folder with --run")
+    assert snapshot(place.folder) == before

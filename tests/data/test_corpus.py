@@ -454,3 +454,9 @@ def test_datasets_without_the_extra_name_it(progress, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     sentence = "data.source 'huggingface' needs the package datasets; install it with `pip install 'diffeqformer[hf]'`."
     refused(sentence, DataConfig(source="huggingface", dataset="x"), progress)
+
+
+def test_hold_out_does_not_make_validation_of_the_one_long_document():
+    for seed in range(20):
+        assert hold_out(np.array([10_000_000, 1000, 2000]), 0.05, seed).tolist()[0] is False
+        assert hold_out(np.array([10_000, 9_000]), 0.05, seed).tolist() == [False, True]

@@ -114,8 +114,22 @@ def test_too_long_a_text_and_too_few_steps_are_refused():
     model = model_of(TINY)
     with pytest.raises(BadInput, match="the text has 13 tokens, but the model's context is 12"):
         model(tokens(positions=13))
-    with pytest.raises(BadInput, match="steps is 0, but must be at least 1"):
+    with pytest.raises(BadInput, match="steps is 0, but must be a whole number of at least 1"):
         model(tokens(), steps=0)
+
+
+@pytest.mark.parametrize("steps", [2.5, 6.0, True, -1])
+def test_a_depth_that_is_not_a_positive_whole_number_is_refused(steps):
+    with pytest.raises(BadInput, match=rf"steps is {steps}, but must be a whole number of at least 1"):
+        model_of(TINY).depth(steps)
+
+
+def test_weights_of_every_source_can_be_asked_for_inside_a_jit():
+    times = np.array([0.2, 1 / 3, 0.9])
+    for model in (model_of(TINY), model_of(TINY).populate(5), model_of(KINDS["shared"])):
+        inside = jax.jit(lambda t, model=model: model.weights.at(t))(jnp.asarray(times, jnp.float32))
+        for a, b in zip(jax.tree.leaves(inside), jax.tree.leaves(model.weights.at(times)), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-3)
 
 
 def test_a_model_without_a_vocabulary_is_refused():

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -41,8 +42,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
-    if own_process and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `diffeqformer ... | head` ends in silence
+    if own_process:
+        signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C; training answers both in its own way
     try:
         return _run(words, as_json, own_process)
     except SystemExit as stop:  # --help
@@ -54,6 +55,9 @@ def main(words: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"diffeqformer: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `diffeqformer ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("diffeqformer: interrupted.", file=sys.stderr)
         return 130
@@ -63,6 +67,10 @@ def main(words: Sequence[str] | None = None) -> int:
         what = " ".join(str(error).split())[:300]
         print(f"diffeqformer: failed with {type(error).__name__}: {what} (--debug shows where).", file=sys.stderr)
         return 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _run(words: list[str], as_json: bool, own_process: bool) -> int:

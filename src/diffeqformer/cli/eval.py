@@ -37,11 +37,13 @@ def run(words: Sequence[str], as_json: bool) -> None:
     asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     if arguments.batch_size < 1:
         raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
+    import equinox as eqx
+
     from diffeqformer.data.cache import prepare, tokens_of
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.data.tokenizer import load_tokenizer
     from diffeqformer.evaluation.perplexity import evaluate
-    from diffeqformer.training.folder import TOKENIZER
+    from diffeqformer.training.folder import TOKENIZER, require_same_text
     from diffeqformer.training.run import load_run
 
     progress = Terminal()
@@ -51,8 +53,11 @@ def run(words: Sequence[str], as_json: bool) -> None:
         tokenizer = load_tokenizer(opened.folder / TOKENIZER)
         tokens, text_bytes = tokens_of(arguments.data, data, tokenizer, progress)
     else:
-        cached = prepare(data, progress)
+        advice = "name a text to evaluate on with --data"
+        cached = prepare(data, progress, lambda tokens: require_same_text(opened.folder, tokens, advice))
         tokens, text_bytes = cached.validation, cached.validation_bytes
+    for steps in asked:  # all are refused before any is evaluated
+        eqx.filter_eval_shape(lambda model, steps=steps: model.populate(steps), opened.model)
     rows = []
     for steps in asked or (opened.config.model.steps,):
         found = evaluate(

@@ -149,6 +149,7 @@ def config_from(words: Sequence[str], verb: str) -> Config:
         f"{ABOUT[verb]}\n\nExample: {prog} {EXAMPLES[verb]}\n\n"
         f"Shipped configs: {', '.join(shipped_configs())}. Options replace a config's own settings."
     )
+    words = ["--data.strict" if word == "--strict" else word for word in words]
     if not words:
         raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
     name = words[0]

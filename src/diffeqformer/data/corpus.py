@@ -136,7 +136,8 @@ def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
 def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Which documents are validation: drawn in a seeded order until they hold `fraction` of the bytes.
 
-    At least one document is held out and at least one is left.
+    At least one document is held out and at least one is left. A document of more than twice the bytes wanted is
+    passed over, so that a single long one does not become the whole validation part; the shortest is taken if all are.
 
     **Arguments:** `sizes (documents,)`, bytes; `fraction`, of all bytes; `seed`, of NumPy's default generator.
 
@@ -146,7 +147,9 @@ def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """
     _require_fraction(fraction)
     order = np.random.default_rng(seed).permutation(len(sizes))
-    filled = np.searchsorted(np.cumsum(sizes[order]), fraction * sizes.sum()) + 1
+    wanted = fraction * sizes.sum()
+    order = order[sizes[order] <= max(2 * wanted, sizes.min())]
+    filled = np.searchsorted(np.cumsum(sizes[order]), wanted) + 1
     held = np.zeros(len(sizes), dtype=bool)
     held[order[: min(int(filled), len(sizes) - 1)]] = True
     return held

@@ -11,7 +11,8 @@ from diffeqformer.errors import BadInput
 class Windows:
     """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
 
-    The last token of a window is the first of the next, so every token but the very first is a target exactly once.
+    The last token of a window is the first of the next, so every token but the very first is a target exactly once;
+    fewer than `context` at the end, which fill no window, are left out.
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int):

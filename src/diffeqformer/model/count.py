@@ -9,7 +9,6 @@ import jax
 
 from diffeqformer.config import ModelConfig
 from diffeqformer.model.build import abstract
-from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.ode.weights import TimeWeights
 
 
@@ -47,15 +46,14 @@ def parameters(config: ModelConfig) -> Parameters:
 def flops(config: ModelConfig) -> Flops:
     """Floating-point operations of a model config.
 
-    Each entry of a matrix costs 2 operations a token; attention costs `4 width` a token and visible position. A scheme
-    that evaluates its halves several times a step pays for each evaluation. Generating a weight costs `2 d_emb`.
+    Each entry of a matrix costs 2 operations a token; attention costs `4 width` a token and visible position.
+    Generating a weight costs `2 d_emb`.
     """
     populated = eqx.filter_eval_shape(lambda m: m.populate(), abstract(config))
     shapes = jax.tree.leaves(populated.weights.layers)
     matrices = sum(math.prod(leaf.shape) for leaf in shapes if len(leaf.shape) == 3)
-    evaluations = config.steps * SCHEMES[config.scheme].attention_evaluations
     visible = (config.context + 1) / 2
-    attention = evaluations * 4 * config.width * visible
+    attention = config.steps * 4 * config.width * visible
     unembedding = 2 * math.prod((populated.embedding.tokens if populated.head is None else populated.head).shape)
     inference = 2 * matrices + attention + unembedding
     generated = count(populated.weights.layers) if isinstance(abstract(config).weights, TimeWeights) else 0

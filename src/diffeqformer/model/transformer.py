@@ -79,14 +79,14 @@ class Transformer(eqx.Module):
         config = dataclasses.replace(self.config, weights="layer", steps=steps)
         return Transformer(self.embedding, LayerWeights(layers), self.final_norm, self.head, config, self.horizon)
 
-    def depth(self, steps: int | None) -> int:
+    def depth(self, steps: Any) -> int:
         """The number of steps to run: as asked for, or as trained.
 
         **Raises:** `BadInput` if it is not a positive whole number.
         """
         steps = self.config.steps if steps is None else steps
-        if steps < 1:
-            raise BadInput(f"steps is {steps}, but must be at least 1.")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise BadInput(f"steps is {steps!r}, but must be a whole number of at least 1.")
         return steps
 
     def embed(

@@ -7,7 +7,11 @@ the *end* of the step, c = 1. Training, running, populating and analysing all ta
 Times are float64 constants: in float32, `sin(1000 t)` is already off by 1e-4.
 """
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 END_OF_STEP = (1.0,)
 
@@ -22,9 +26,11 @@ def times(steps: int, nodes: tuple[float, ...] = END_OF_STEP) -> np.ndarray:
     return ((np.arange(steps)[:, None] + np.asarray(nodes)[None, :]) / steps).reshape(-1)
 
 
-def layer_of(time: np.ndarray, layers: int) -> np.ndarray:
+def layer_of(time: Any, layers: int) -> Any:
     """The row of a table of `layers` layers that is in force at `time`: row `l - 1` on `((l-1)/L, l/L]`.
 
     Times within 1e-6 of a step of a boundary count as on it, so that `l/L` finds its layer whatever its rounding.
     """
+    if isinstance(time, Tracer):
+        return jnp.clip(jnp.ceil(time * layers - 1e-6).astype(int) - 1, 0, layers - 1)
     return np.clip(np.ceil(np.asarray(time, np.float64) * layers - 1e-6).astype(int) - 1, 0, layers - 1)

@@ -29,7 +29,6 @@ class Scheme(NamedTuple):
 
     nodes: tuple[float, ...]
     step: Callable[[Sequence[SplitField], Array, float], Array]
-    order: int
     attention_evaluations: int = 1
     """Attention evaluations a step; each needs a key-value cache of its own."""
 
@@ -48,6 +47,6 @@ def _lie_trotter(fields: Sequence[SplitField], x: Array, dt: float) -> Array:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "euler": Scheme(nodes=(1.0,), step=_euler, order=1),
-    "lie-trotter": Scheme(nodes=(1.0,), step=_lie_trotter, order=1),
+    "euler": Scheme(nodes=(1.0,), step=_euler),
+    "lie-trotter": Scheme(nodes=(1.0,), step=_lie_trotter),
 }

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Key
 
@@ -82,7 +81,7 @@ class LayerWeights(eqx.Module):
 
     def at(self, times: Any) -> BlockWeights:
         """Weights in force at `times`: constant over each step."""
-        rows = grid.layer_of(np.asarray(times), self.depth)
+        rows = grid.layer_of(times, self.depth)
         return jax.tree.map(lambda leaf: leaf[rows], self.layers)
 
     def table(self, steps: int, nodes: tuple[float, ...] = grid.END_OF_STEP) -> BlockWeights:

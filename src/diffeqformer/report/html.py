@@ -124,7 +124,7 @@ def _losses(models: Sequence[Model]) -> dict[str, Any] | None:
     window = max(figures.smooth_window(figures.finite_points(t)) for t in trains)
     if any(trains):
         average = f" and as a moving average over up to {window} of its points" if window > 1 else ""
-        notes.append(f"Lines: training loss, as logged (faint){average}.")
+        notes.append(f"Lines: training loss (faint; means of a few updates in long runs){average}.")
     if any(m["curve"]["validation"] for m in models):
         parts = {m["config"].get("trainer", {}).get("evaluate_batches") for m in models}
         some = [n for n in parts if n]

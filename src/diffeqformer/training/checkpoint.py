@@ -172,6 +172,8 @@ def _write(folder: Path, step: int, items: Mapping[str, Any], metadata: dict[str
 
 def _read(folder: Path, step: int, like: Mapping[str, Any]) -> Restored:
     content = _read_manifest(folder)
+    if content["step"] != step:
+        raise _Damaged(f"{MANIFEST}: written at update {content['step']}")
     for item, tree in like.items():
         _require_same_arrays(folder, step, item, content["arrays"].get(item), tree)
     for name, digest in content["files"].items():

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, validate
 from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.progress import Progress
 from diffeqformer.training import folder as files
@@ -31,10 +33,16 @@ def compare(
     numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning.
 
     **Returns:** the document, as `results.document` describes it.
+
+    **Raises:** `BadInput` if a folder holds something else; whatever `train` raises.
     """
     first = configs[0]
     for other in configs[1:]:
         assert (first.data, first.trainer, first.model.context) == (other.data, other.trainer, other.model.context)
+    if (folder / files.CONFIG).exists():
+        raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
+    for config in configs:  # all are refused before any is trained
+        files.require_own_folder(validate(config))
     entries, metrics, corpus = [], [], {}
     for number, config in enumerate(configs, 1):
         progress.say(f"{number}/{len(configs)} {config.run}: {config.model.weights} weights, {config.model.scheme}")
@@ -66,7 +74,9 @@ def _at_depth(result: TrainResult, steps: int, progress: Progress) -> dict[str, 
             name=f"Evaluating at {steps} steps",
         )
     )
-    return {"steps": steps} | {name: found[name] for name in ("loss", "perplexity", "bits_per_byte")}
+    numbers = {name: found[name] for name in ("loss", "perplexity", "bits_per_byte")}
+    # At a depth that was never trained a state may overflow; JSON has no word for that but null.
+    return {"steps": steps} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def _sample(result: TrainResult, prompt: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def own_folder(config: Config, tokens: TokenCache) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(folder))
             require_own_folder(config)
-            _require_same_text(folder, tokens)
+            require_same_text(folder, tokens, "choose another folder with --run")
             _describe(folder, config, tokens)
         except OSError as error:
             raise BadInput(f"run folder {str(folder)!r} cannot be written: {error.strerror}.") from error
@@ -121,12 +121,15 @@ def _describe(folder: Path, config: Config, tokens: TokenCache) -> None:
     write_whole(folder / DATA, json.dumps({"content": tokens.content, **tokens.statistics}, indent=1) + "\n")
 
 
-def _require_same_text(folder: Path, tokens: TokenCache) -> None:
+def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
+    """Check that `tokens` are those that the run in `folder` is trained on, if it has begun.
+
+    **Raises:** `BadInput` that ends with `advice`.
+    """
     path = folder / DATA
     if path.exists() and json.loads(path.read_text(encoding="utf-8"))["content"] != tokens.content:
         raise BadInput(
-            f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; "
-            f"choose another folder with --run."
+            f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; {advice}."
         )
 
 

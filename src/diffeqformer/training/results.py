@@ -19,7 +19,7 @@ NAMES = {
     ("layer", "lie-trotter"): ("vanilla", "Vanilla GPT"),
     ("shared", "euler"): ("shared", "Shared weights"),
 }
-CURVE_POINTS = 500
+CURVE_POINTS = 2000
 
 
 def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, read_yaml
+from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
@@ -46,12 +47,4 @@ def load_run(folder: str | Path, which: Literal["latest", "best"] = "latest", pr
     if restored is None:
         kind = "evaluated checkpoint" if which == "best" else "checkpoint"
         raise BadInput(f"run folder {str(folder)!r} has no {kind} yet; train it first, or longer.")
-    return Run(folder, config, _tokenizer(folder), restored.items["model"], restored.step)
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / files.TOKENIZER
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers package raises plain Exception for everything
-        raise BadInput(f"the run's tokenizer {str(path)!r} cannot be read: {error}.") from None
+    return Run(folder, config, load_tokenizer(folder / files.TOKENIZER), restored.items["model"], restored.step)

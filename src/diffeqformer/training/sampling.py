@@ -32,7 +32,7 @@ def continue_text(
 
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
-    ids = tokenizer.encode(prompt).ids
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids  # as the training text was
     room = model.config.context - len(ids)
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
