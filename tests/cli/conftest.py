@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 
 from diffeqformer.cli import main
@@ -42,16 +41,8 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory):
-    """Equal computations are compiled once a session, although every call of a command compiles anew."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+def compiled(compile_once):
+    """These tests train, again and again, the same small models."""
 
 
 def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import pytest
 from tiny_run import write_text
 
@@ -10,16 +9,8 @@ from diffeqformer.config import Config, DataConfig, ModelConfig, OptimizerConfig
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory):
-    """Equal computations are compiled once a session, although every call of `train` compiles anew."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+def compiled(compile_once):
+    """These tests train, again and again, the same small models."""
 
 
 @pytest.fixture(scope="session")
