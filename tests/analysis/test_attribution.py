@@ -67,7 +67,7 @@ def test_one_output_alone_is_the_same(monkeypatch):
     assert tuple(whole.scores) == ATTRIBUTIONS
     for name in ATTRIBUTIONS:
         assert np.allclose(whole.scores[name][0], alone.scores[name][0], atol=1e-5, equal_nan=True)
-    assert "<table>" in alone._repr_html_() and "attention_last_step" in alone.arrays()
+    assert "attention_last_step" in alone.arrays()
 
 
 def test_bad_input():

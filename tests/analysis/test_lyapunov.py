@@ -1,19 +1,21 @@
 """Token sensitivities against dense Jacobians in float64, taken by reverse mode through all positions."""
 
 import dataclasses
+import re
+from functools import cache
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.exponents import first_tangents
-from diffeqformer.analysis.lyapunov import _attention_in_blocks, end_to_end, pairwise, pairwise_exponents, populated
+from diffeqformer.analysis.lyapunov import _attention_in_blocks, pairwise, pairwise_exponents, populated
 from diffeqformer.errors import BadInput
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block, field_of
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, PLAIN, TINY, model_of, tokens
 
 POSITIONS = 7
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
@@ -28,17 +30,24 @@ def text():
     return tokens(1, POSITIONS)[0]
 
 
+@cache
+def both(config):
+    """Half A or M of a field, whatever gives it its weights, and its Jacobian: compiled once a session."""
+    field = field_of(config)
+    take = lambda w, x, half: field.attention(w, x)[0] if half == "A" else field.feed_forward(w, x)
+    twice = lambda y: (y, y)
+    jacobian = lambda w, x, half: jax.jacrev(lambda x: twice(take(w, x[None], half)[0]), has_aux=True)(x)
+    return jax.jit(jacobian, static_argnames="half")
+
+
 class Dense:
     """Every half of the field with its Jacobian through all positions, and the weights of any node by its time."""
 
     def __init__(self, model):
-        field, weights = field_of(model.config), populated(model).weights
+        weights = populated(model).weights
         self.table, self.nodes, self.steps = weights.layers, weights.nodes or grid.END_OF_STEP, model.config.steps
-        take = lambda w, x, half: field.attention(w, x)[0] if half == "A" else field.feed_forward(w, x)
-        twice = lambda y: (y, y)
-        self.both = eqx.filter_jit(
-            lambda w, x, half: jax.jacrev(lambda x: twice(take(w, x[None], half)[0]), has_aux=True)(x)
-        )
+        same = ("family", "heads", "kv_heads", "nested_norm")
+        self.both = both(dataclasses.replace(PLAIN, **{name: getattr(model.config, name) for name in same}))
 
     def at(self, step, node, half, x):
         """(A(x) or M(x), its Jacobian [output, :, input, :]) with the weights of a node of a step."""
@@ -128,9 +137,10 @@ def test_pairwise_equals_dense_jacobians(kind):
     assert found.exponents.dtype == np.float64
     assert np.allclose(found.exponents[0, :5], wanted, **EXACT)
     assert np.isnan(found.exponents[0, 5:]).all()
-    single = pairwise(model, ids, [4], tangents=None)
-    half = TINY.width // 2  # what is left of a direction that shrinks to nothing is rounding
-    assert np.allclose(single.exponents[0, :5, :half], wanted[:, :half], atol=1e-4)
+    if kind in ("diffeqformer", "vanilla"):
+        single = pairwise(model, ids, [4], tangents=None)
+        half = TINY.width // 2  # what is left of a direction that shrinks to nothing is rounding
+        assert np.allclose(single.exponents[0, :5, :half], wanted[:, :half], atol=1e-4)
     assert np.allclose(found.leading[0, :5], wanted[:, 0], **EXACT)
     assert np.allclose(found.mean[0, :5], wanted.mean(-1), **EXACT)
     assert np.isfinite(found.dimension[0, :5]).all()
@@ -168,7 +178,6 @@ def test_pairwise_of_many_outputs_in_blocks(monkeypatch):
     assert np.allclose(whole.exponents, blocks.exponents, atol=1e-6, equal_nan=True)
     assert np.allclose(whole.exponents[0, :3], pairwise(model, ids[:3], [2], tangents=2).exponents[0], atol=1e-6)
     assert set(whole.arrays()) >= {"exponents", "leading", "mean", "kaplan_yorke_dimension"}
-    assert "<table>" in whole._repr_html_()
 
 
 @pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries"])
@@ -189,8 +198,9 @@ def test_pairwise_at_another_depth():
     )
 
 
-def test_memory_is_linear_in_tokens():
-    """Planned by the compiler: twice the additional tokens take twice the additional memory."""
+def test_memory_is_linear_in_tokens_and_lapack_is_called_once_at_a_time():
+    """As compiled: twice the additional tokens take twice the additional memory, and the two calls of the one QR wait
+    for each other. (XLA runs independent calls at the same time, and on two cores LAPACK's can wait for ever.)"""
     config = dataclasses.replace(TINY, context=1024, width=64)
     model = populated(model_of(config))
     first = first_tangents(64, 1, jax.random.key(0), jnp.float32)
@@ -198,7 +208,10 @@ def test_memory_is_linear_in_tokens():
     def planned(positions):
         ids = jnp.zeros(positions, jnp.int32)
         lowered = pairwise_exponents.lower(model, ids, jnp.asarray(0), jnp.arange(positions), first)
-        return lowered.compile().memory_analysis().temp_size_in_bytes
+        compiled = lowered.compile()
+        calls = re.findall(r'custom_call_target="(lapack\w+)"', compiled.as_text())
+        assert calls == ["lapack_sgeqrf_ffi", "lapack_sorgqr_ffi"]
+        return compiled.memory_analysis().temp_size_in_bytes
 
     few, more, most = (planned(positions) for positions in (256, 512, 1024))
     assert most - more < 2.2 * (more - few)

@@ -25,6 +25,7 @@ SEEN = """
       colours: [...document.querySelectorAll(".tokens button")].map((b) => getComputedStyle(b).backgroundColor),
       pressed: [...document.querySelectorAll(".tokens button")].findIndex((b) => b.ariaPressed === "true"),
       low: document.querySelector(".low").textContent, high: document.querySelector(".high").textContent,
+      about: document.querySelector(".scale .output").textContent,
       reading: document.querySelector(".reading").textContent, says: document.querySelector(".says").textContent,
       behind: document.querySelectorAll(".tokens .behind").length,
       picture: document.querySelector(".matrix canvas").toDataURL(),
@@ -44,6 +45,7 @@ SEEN = """
     buttons[1].focus(); press("End"); press("ArrowLeft"); document.activeElement.click(); all.push(seen("keys"));
     set(".span", "all", "change"); all.push(seen("all outputs"));
     set(".method", "1", "change"); all.push(seen("signed"));
+    document.querySelector(".strip button").click(); all.push(seen("named"));
     set(".time", "2", "input"); all.push(seen("wound"));
     const textContent = JSON.stringify(all);
     document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent }));
@@ -75,22 +77,24 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     acting.write_text(text.replace("</body>", f"<script>{{{SEEN}}}</script></body>"))
     found = re.search(r'<pre id="seen">(.*?)</pre>', dump(acting, tmp_path, width), re.DOTALL)
     assert found, "the script of the test did not come to its end"
-    start, click, hover, other, keys, every, signed, wound = json.loads(unescape(found[1]))
+    start, click, hover, other, keys, every, signed, named, wound = json.loads(unescape(found[1]))
     colours = start["colours"]
-    assert (start["pressed"], start["behind"], start["low"], start["high"]) == (4, 0, "0", "1")
+    assert (start["pressed"], start["behind"], start["low"], start["high"]) == (4, 0, "0", "0.5")  # without itself
+    assert "its own token, 1, is beyond the scale" in start["about"]
     light = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours]
     assert light[4] == min(light) < 250 and light[0] == max(light) > 600  # the highest is the darkest
 
-    assert (click["pressed"], click["behind"], click["low"], click["high"]) == (1, 3, "0.1", "0.9")
+    assert (click["pressed"], click["behind"], click["low"], click["high"]) == (1, 3, "0.1", "0.1")
     assert click["colours"] != colours and click["colours"][1] == colours[4]
     assert click["picture"] != start["picture"]
     assert "Output at token 1 ·cat, input token 0 The: 0.1 (rank 2 of 2)." in hover["reading"]
     assert "gradient: −0.3" in hover["reading"] and hover["picture"] != click["picture"]
     assert "not analysed" in other["reading"] and other["pressed"] == 1
 
-    assert (keys["pressed"], keys["low"], keys["high"]) == (3, "0.1", "0.7")
-    assert (every["low"], every["high"]) == ("0", "1") and every["colours"] != keys["colours"]
-    assert (signed["low"], signed["high"], signed["says"]) == ("−0.6", "0.6", "Which way it pulls.")
+    assert (keys["pressed"], keys["low"], keys["high"]) == (3, "0.1", "0.3")
+    assert (every["low"], every["high"]) == ("0", "0.5") and every["colours"] != keys["colours"]
+    assert (signed["low"], signed["high"], signed["says"]) == ("−0.4", "0.4", "Which way it pulls.")
+    assert (named["says"], named["colours"]) == (every["says"], every["colours"])
     assert wound["time"] == "time 2" and wound["moved"] != signed["moved"]
     assert all(state["sideways"] <= 0 for state in (start, click, hover, other, keys, every, signed))
 

@@ -7,7 +7,6 @@ there. Baselines and integrals are taken in the space of embeddings: the state a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.lyapunov import populated, require_outputs
+from diffeqformer.analysis.tables import html_scores
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -54,15 +54,8 @@ class Attributions:
         }
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in self.scores)
-        rows = "".join(
-            f"<tr><td>{i}</td>{''.join(f'<td>{scores[-1, i]:.4f}</td>' for scores in self.scores.values())}</tr>"
-            for i in range(self.outputs[-1] + 1)
-        )
-        return (
-            f"<table><caption>attributions of output {self.outputs[-1]}</caption>"
-            f"<tr><th>input</th>{head}</tr>{rows}</table>"
-        )
+        last = self.outputs[-1]
+        return html_scores(f"attributions of output {last}", last, {name: s[-1] for name, s in self.scores.items()})
 
 
 def attribute(
@@ -135,7 +128,7 @@ def attribute(
     return Attributions(outputs, np.asarray(targets), np.asarray(log_p), ordered, missed)
 
 
-@eqx.filter_jit
+@jax.jit
 def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
     """The text's state at depth 0 and the baseline's."""
     x, table = model.embed(ids[None])[0], model.embedding.tokens
@@ -154,13 +147,13 @@ def _of_targets(model: Transformer, x: Array, outputs: Array, targets: Array) ->
     return jnp.take_along_axis(every, targets[None, :, None], axis=-1)[..., 0]
 
 
-@eqx.filter_jit
+@jax.jit
 def _predictions(model: Transformer, x: Array, outputs: Array) -> tuple[Array, Array]:
     every = _log_probabilities(model, x[None], outputs)[0]
     return every.argmax(-1), every.max(-1)
 
 
-@eqx.filter_jit
+@jax.jit
 def _attention(model: Transformer, ids: Array, outputs: Array) -> dict[str, Array]:
     """Rows of attention, three ways; head means only are kept of each evaluation."""
     mean = lambda field, weights, x: field.attention_weights(weights, x)[0].mean(0)
@@ -175,7 +168,7 @@ def _attention(model: Transformer, ids: Array, outputs: Array) -> dict[str, Arra
     }
 
 
-@eqx.filter_jit
+@jax.jit
 def _slopes(model: Transformer, x: Array, along: Array, outputs: Array, targets: Array) -> tuple[Array, Array]:
     """Log-probability of each output's target, and its derivative by every token's state along `along`."""
     log_p, pull = jax.vjp(lambda x: _of_targets(model, x[None], outputs, targets)[0], x)
@@ -183,7 +176,7 @@ def _slopes(model: Transformer, x: Array, along: Array, outputs: Array, targets:
     return log_p, jax.lax.map(product, jnp.eye(len(outputs), dtype=log_p.dtype))
 
 
-@eqx.filter_jit
+@jax.jit
 def _occluded(
     model: Transformer, x: Array, baseline: Array, positions: Array, outputs: Array, targets: Array
 ) -> Float[Array, "occluded output"]:

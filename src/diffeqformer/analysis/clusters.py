@@ -18,13 +18,13 @@ Everything is NumPy in float64: these systems are small, and chaotic enough that
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, get_args
 
 import equinox as eqx
 import numpy as np
 from scipy.linalg import expm
 
+from diffeqformer.analysis.tables import html_table
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
@@ -99,15 +99,9 @@ class Simulation:
 
     def _repr_html_(self) -> str:
         ends = [(m[0].mean(), m[-1].mean()) for m in (self.measures.distance, self.measures.energy)]
-        return (
-            f"<table><caption>{escape(self.variant)}, f of order {self.order}: {self.states.shape[1]} points, "
-            f"{self.measures.distance.shape[1]} systems</caption><tr><th></th><th>start</th><th>end</th></tr>"
-            + "".join(
-                f"<tr><td>{name}</td><td>{start:.4g}</td><td>{end:.4g}</td></tr>"
-                for name, (start, end) in zip(("mean distance", "energy"), ends, strict=True)
-            )
-            + "</table>"
-        )
+        rows = [(name, f"{a:.4g}", f"{b:.4g}") for name, (a, b) in zip(("mean distance", "energy"), ends, strict=True)]
+        about = f"{self.states.shape[1]} points, {self.measures.distance.shape[1]} systems"
+        return html_table(f"{self.variant}, f of order {self.order}: {about}", ("", "start", "end"), rows)
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,8 @@ class HiddenStates:
     norm: np.ndarray
     """(time, text): mean length of a state."""
     projection: np.ndarray
-    """(time, position, 3): the first text in the three directions in which its states vary most over all depths."""
+    """(time, position, 3): the first text, at each depth in units of its states' mean length there, in the three
+    directions in which it then varies most over all depths."""
     explained: np.ndarray
     """(3,): the share of the variance along each."""
 
@@ -131,16 +126,10 @@ class HiddenStates:
         return own | self.measures.arrays()
 
     def _repr_html_(self) -> str:
-        rows = zip(self.times, self.norm, self.measures.distance, self.measures.energy, strict=True)
-        return (
-            f"<table><caption>hidden states of {self.norm.shape[1]} texts</caption>"
-            "<tr><th>depth</th><th>length</th><th>mean distance</th><th>energy</th></tr>"
-            + "".join(
-                f"<tr><td>{time:.3g}</td>" + "".join(f"<td>{one.mean():.4g}</td>" for one in rest) + "</tr>"
-                for time, *rest in rows
-            )
-            + "</table>"
-        )
+        values = zip(self.times, self.norm, self.measures.distance, self.measures.energy, strict=True)
+        rows = [(f"{time:.3g}", *(f"{one.mean():.4g}" for one in rest)) for time, *rest in values]
+        columns = ("depth", "length", "mean distance", "energy")
+        return html_table(f"hidden states of {self.norm.shape[1]} texts", columns, rows)
 
 
 def watch_states(
@@ -160,7 +149,7 @@ def watch_states(
             measures.append(_together([measure(now[None]) for now in states], 0))  # one depth's pairs at a time
             norms.append(np.linalg.norm(states, axis=-1).mean(-1))
             if number == 0:
-                projection, explained = _principal(states[:, 0])
+                projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
             stage.advance()
     times = np.arange(steps + 1) / steps
     return HiddenStates(times, _together(measures, 1), np.concatenate(norms, 1), projection, explained)

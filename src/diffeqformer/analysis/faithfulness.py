@@ -5,27 +5,31 @@ the log-probability of the token that the model itself predicts behind the last 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Integer
 
-from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, attribute
+from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, Attributions, attribute
 from diffeqformer.analysis.correlation import spearman
-from diffeqformer.analysis.lyapunov import end_to_end, pairwise, populated
+from diffeqformer.analysis.end_to_end import end_to_end
+from diffeqformer.analysis.lyapunov import pairwise, populated
+from diffeqformer.analysis.tables import html_table
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 
-PAIRWISE, END_TO_END, RANDOM = "Lyapunov, pairwise", "Lyapunov, end-to-end", "random"
+PAIRWISE, END_TO_END, OCCLUSION, RANDOM = "Lyapunov, pairwise", "Lyapunov, end-to-end", "occlusion", "random"
 METHODS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS, RANDOM)
 BATCH = 64
-"""Texts that are run at one time."""
+"""Texts that are run at one time, if they are short."""
+ATTENTION_NUMBERS = 1 << 26
+"""Numbers in one step's attention weights of the texts that are run at one time: 256 MB in float32."""
 RESAMPLES = 2000
 """Of the bootstrap."""
 
@@ -76,14 +80,14 @@ class Faithfulness:
         numbers = zip(self.methods, values.mean(0), low, high, strict=True)
         return {method: Estimate(float(a), float(b), float(c)) for method, a, b, c in numbers}
 
-    def ranking(self, measure: str) -> tuple[str, ...]:
-        """Methods, the best first."""
+    def ranking(self, measure: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Methods, the best first, some left out."""
         found = self.estimates(measure)
-        return tuple(sorted(self.methods, key=lambda method: -found[method].mean))
+        return tuple(sorted((m for m in self.methods if m not in without), key=lambda method: -found[method].mean))
 
-    def lead(self, measure: str) -> Estimate:
+    def lead(self, measure: str, without: tuple[str, ...] = ()) -> Estimate:
         """By how much the best is better than the second, in the same contexts."""
-        best, second = (self.methods.index(method) for method in self.ranking(measure)[:2])
+        best, second = (self.methods.index(method) for method in self.ranking(measure, without)[:2])
         values = self.measures()[measure]
         differences = (values[:, best] - values[:, second])[:, None]
         low, high = interval(differences)
@@ -91,15 +95,25 @@ class Faithfulness:
 
     def verdict(self) -> str:
         """Which explanation to trust on this model, in plain words, and where the Lyapunov scores stand."""
-        found, ranking, lead = self.estimates("strength"), self.ranking("strength"), self.lead("strength")
-        best, second = ranking[:2]
-        clear = "a clear lead" if lead.low > 0 else "no clear lead: the interval of the difference holds zero"
+        found, ranking = self.estimates("strength"), self.ranking("strength")
         places = ", ".join(f"{name} is number {ranking.index(name) + 1}" for name in (PAIRWISE, END_TO_END))
-        won = "does" if best in (PAIRWISE, END_TO_END) else "does not"
-        return (
-            f"In {len(self.starts)} contexts, {best} ranks tokens best (rank correlation {found[best]}), before "
-            f"{second} ({found[second]}); {clear}. Lyapunov {won} win: {places} of {len(ranking)}."
+        won = "does" if ranking[0] in (PAIRWISE, END_TO_END) else "does not"
+        said = (
+            f"In {len(self.starts)} contexts, {ranking[0]} ranks tokens best (rank correlation {found[ranking[0]]}), "
+            f"before {ranking[1]} ({found[ranking[1]]}): {self._clear()}. Lyapunov {won} win: {places} of "
+            f"{len(ranking)}."
         )
+        if ranking[0] != OCCLUSION:
+            return said
+        best, second = self.ranking("strength", (OCCLUSION,))[:2]
+        return f"{said} Without occlusion, which is close to the test itself, {best} stands before {second}: " + (
+            f"{self._clear((OCCLUSION,))}."
+        )
+
+    def _clear(self, without: tuple[str, ...] = ()) -> str:
+        """Whether the lead of the best is more than chance."""
+        lead = self.lead("strength", without)
+        return f"a clear lead of {lead}" if lead.low > 0 else f"no clear lead, {lead}"
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """The table: a row a method, the best first, means with 95% intervals."""
@@ -121,9 +135,7 @@ class Faithfulness:
         }
 
     def _repr_html_(self) -> str:
-        row = lambda cells, tag="td": "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
-        body = "".join(map(row, self.rows()))
-        return f"<table><caption>{self.verdict()}</caption>{row(('method', *self.measures()), 'th')}{body}</table>"
+        return html_table(self.verdict(), ("method", *self.measures()), self.rows())
 
 
 def explain(
@@ -137,8 +149,8 @@ def explain(
     steps: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Float[np.ndarray, "output input"]]:
-    """Scores by every method; the arguments are those of `pairwise`, `end_to_end` and `attribute`.
+) -> Attributions:
+    """Attributions by every method; the arguments are those of `pairwise`, `end_to_end` and `attribute`.
 
     `random` scores, drawn from `seed`, are among them: what ranking by chance would give.
     """
@@ -147,9 +159,10 @@ def explain(
     both = pairwise(model, ids, outputs, tangents=min(tangents, width), seed=seed, **common)
     far = end_to_end(model, ids, outputs, probes=min(probes, width), seed=seed, **common)
     scores = {PAIRWISE: both.leading, END_TO_END: far.growth}
-    scores |= attribute(model, ids, outputs, points=points, **common).scores
+    found = attribute(model, ids, outputs, points=points, **common)
+    scores |= found.scores
     scores[RANDOM] = np.where(np.isnan(both.leading), np.nan, np.random.default_rng(seed).random(both.leading.shape))
-    return scores
+    return replace(found, scores=scores)
 
 
 def faithfulness(
@@ -201,7 +214,7 @@ def faithfulness(
         for number, start in enumerate(starts):
             draw = np.random.default_rng([seed, number])
             ids = np.asarray(tokens[start : start + length], np.int32)
-            scores = scored(model, jnp.asarray(ids), (length - 1,), seed=int(draw.integers(1 << 31)))
+            scores = scored(model, jnp.asarray(ids), (length - 1,), seed=int(draw.integers(1 << 31))).scores
             by_method = np.stack([scores[method][0] for method in METHODS])
             drawn = np.asarray(tokens[draw.integers(0, len(tokens), (draws, length))], np.int32)
             found.append(_of_context(partial(_log_p, model), ids, by_method, drawn, counts))
@@ -240,7 +253,7 @@ def _of_context(
     )  # fmt: skip
 
 
-@eqx.filter_jit
+@jax.jit
 def _last(model: Transformer, ids: Array) -> Float[Array, "batch vocabulary"]:
     return model.unembed(model.hidden(ids)[:, -1])
 
@@ -248,9 +261,10 @@ def _last(model: Transformer, ids: Array) -> Float[Array, "batch vocabulary"]:
 def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float[np.ndarray, " text"]:
     """Log-probability, behind each text, of what the model predicts behind the first; in batches of one shape."""
     found, target = [], None
-    for start in range(0, len(texts), BATCH):
-        block = texts[start : start + BATCH]
-        padded = np.concatenate([block, np.repeat(block[:1], BATCH - len(block), 0)])
+    together = int(np.clip(ATTENTION_NUMBERS // (model.config.heads * texts.shape[1] ** 2), 1, BATCH))
+    for start in range(0, len(texts), together):
+        block = texts[start : start + together]
+        padded = np.concatenate([block, np.repeat(block[:1], together - len(block), 0)])
         logits = np.asarray(_last(model, jnp.asarray(padded)), np.float64)[: len(block)]
         target = int(logits[0].argmax()) if target is None else target
         highest = logits.max(-1, keepdims=True)

@@ -10,7 +10,6 @@ Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +21,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
+from diffeqformer.analysis.tables import html_table
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -89,10 +89,12 @@ class Induction:
         found = self.inference
         low, high = found.interval
         spread = f"rank correlation {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
-        if self.loss_later > self.loss_first - 0.1:
+        most = float(self.behaviours["prefix matching"].max())
+        if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return (
-                "This model does not predict a repeated random sequence better than a new one, so there are hardly any "
-                f"induction heads to be found ({spread})."
+                f"This model has hardly any induction heads: none matches prefixes more than {most:.3f} "
+                f"({self.chance:.3f} by chance), and repeating a random sequence lowers its loss by "
+                f"{self.loss_first - self.loss_later:.2f} nats. So the inference cannot be tested here ({spread})."
             )
         if low > 0:
             return f"Heads with positive spectra match prefixes more: the inference is supported here ({spread})."
@@ -118,11 +120,7 @@ class Induction:
         return ("behaviour", "spectrum", "rank correlation", "95 % interval"), rows
 
     def _repr_html_(self) -> str:
-        columns, rows = self.table()
-        line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-        return (
-            f"<p>{escape(self.verdict())}</p><table>{line(columns, 'th')}{''.join(line(r, 'td') for r in rows)}</table>"
-        )
+        return html_table(self.verdict(), *self.table())
 
 
 def repeated_sequences(

@@ -1,8 +1,7 @@
 """How sensitive an output token is to each input token: Lyapunov exponents along a model's own trajectory.
 
-Two questions. `pairwise`, the paper's: how do tangents grow under `J_ji = dF_j / dx_i`, the field at token j against
-the state of token i, all other tokens held where the forward pass has them? `end_to_end`: how much of a perturbation of
-token i at depth 0 arrives at token j at the end of depth, through all tokens?
+How do tangents grow under `J_ji = dF_j / dx_i`, the field at token j against the state of token i, all other tokens
+held where the forward pass has them? `end_to_end.py` asks what arrives through all tokens.
 """
 
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, orthonormalise
+from diffeqformer.analysis.tables import html_scores
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, attend, attention_weights
@@ -71,49 +71,8 @@ class Pairwise:
         }
 
     def _repr_html_(self) -> str:
-        return _table("exponents", self.outputs, {"leading": self.leading, "mean": self.mean})
-
-
-@dataclass(frozen=True)
-class EndToEnd:
-    """Finite-time exponents of `J = dx_j(1) / dx_i(0)`: logarithms of its singular values, found by probing.
-
-    With m orthonormal probes U out of the width D, `U^T J` is known. Its singular values are lower bounds of the m
-    largest of J (interlacing), and `D / m |U^T J|^2` is an unbiased estimate of the squared Frobenius norm. With m = D
-    both are exact.
-    """
-
-    outputs: tuple[int, ...]
-    growth: Float[np.ndarray, "output input"]
-    """`log(|J|_F / sqrt(D))`: how a perturbation of random direction grows, root mean square. The score of a token."""
-    error: Float[np.ndarray, "output input"]
-    """Standard error of `growth`, from the spread of the probes; zero if all directions were probed."""
-    exponents: Float[np.ndarray, "output input probe"]
-    """Lower bounds of the leading exponents, the largest first; exact if all directions were probed."""
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
-        return {
-            "outputs": np.asarray(self.outputs),
-            "growth": self.growth,
-            "growth_error": self.error,
-            "exponents": self.exponents,
-        }
-
-    def _repr_html_(self) -> str:
-        return _table("exponents", self.outputs, {"growth": self.growth, "± error": self.error})
-
-
-def _table(what: str, outputs: tuple[int, ...], columns: dict[str, np.ndarray]) -> str:
-    """A small table of the last output's scores."""
-    cells = [
-        f"<tr><td>{i}</td>" + "".join(f"<td>{values[-1, i]:.4f}</td>" for values in columns.values()) + "</tr>"
-        for i in range(outputs[-1] + 1)
-    ]
-    head = "".join(f"<th>{name}</th>" for name in columns)
-    return (
-        f"<table><caption>{what} of output {outputs[-1]}</caption><tr><th>input</th>{head}</tr>{''.join(cells)}</table>"
-    )
+        columns = {"leading": self.leading[-1], "mean": self.mean[-1]}
+        return html_scores(f"pairwise exponents of output {self.outputs[-1]}", self.outputs[-1], columns)
 
 
 def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
@@ -131,9 +90,6 @@ def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
                 f"output token {output} does not exist: the text has {positions} tokens, 0 to {positions - 1}."
             )
     return tuple(outputs)
-
-
-# pairwise -------------------------------------------------------------------------------------------------------------
 
 
 def pairwise(
@@ -290,139 +246,48 @@ class _Changes:
 
     def __init__(self, field: TransformerField, passed: _Passed, output: Array, inputs: Array) -> None:
         self._field, self.shapes, self._output, self._inputs = field, field.shapes, output, inputs
+        self._itself = inputs == output
         self._attention, self._feed_forward = iter(passed.attention_at), iter(passed.feed_forward_at)
 
-    def attention(self, weights: BlockWeights, x: Array, **_: Any) -> tuple[Array, None]:
-        """`dA_j / dx_i Q_i`."""
-        at = next(self._attention).astype(x.dtype)
-        return attention_changes(self._field, weights, at, self._output, self._inputs, x), None
+    def attention(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> tuple[Array, None]:
+        """`dA_j / dx_i x` for one output j, some inputs i, and tangents x of each; A's derivative, never its Jacobian.
 
-    def feed_forward(self, weights: BlockWeights, x: Array, **_: Any) -> Array:
-        """`dM_j / dx_i Q_i`."""
-        at = next(self._feed_forward).astype(x.dtype)
-        return feed_forward_changes(self._field, weights, at, self._output, self._inputs, x)
+        Token i enters row j of attention by its key k, its value v and, if i = j, by the query. With the weight w of
+        token i in the row, the row's value `o = sum w v` and the query a, head by head (paper, appendix B.2):
 
+            do = w (dv + (a . dk) / sqrt(head width) (v - o))  [+ the change by the query, if i = j]
 
-def attention_changes(
-    field: TransformerField,
-    weights: BlockWeights,
-    x: Float[Array, "position width"],
-    output: Int[Array, ""],
-    inputs: Int[Array, " input"],
-    tangents: Float[Array, "input tangent width"],
-) -> Float[Array, "input tangent width"]:
-    """`dA_j / dx_i q` for one output j, some inputs i, and tangents q of each; A's derivative, never its Jacobian.
+        Changes of key, value and query come from `field.projections` by forward differentiation.
+        """
+        at, inputs = next(self._attention).astype(x.dtype), self._inputs
+        query, keys, values = self._field.projections(weights, at[None])
+        query = jax.lax.dynamic_slice_in_dim(query, self._output, 1, axis=1)
+        mask = (jnp.arange(at.shape[0]) <= self._output)[None]
+        shares = attention_weights(query, keys, mask=mask)[0, :, 0, inputs]  # (input, heads)
+        row = attend(query, keys, values, mask=mask)
+        served = query.shape[2] // keys.shape[2]
+        by_head = lambda part: jnp.repeat(part[..., 0, 0, :, :], served, axis=-2)
 
-    Token i enters row j of attention by its key k, its value v and, if i = j, by the query. With the weight w of token
-    i in the row, the row's value `o = sum w v` and the query a, head by head (paper, appendix B.2):
+        def change(at: Array, position: Array, tangents: Array) -> tuple[Array, Array, Array]:
+            push = jax.linearize(lambda at: self._field.projections(weights, at[None, None], position), at)[1]
+            return jax.vmap(push)(tangents)
 
-        do = w (dv + (a . dk) / sqrt(head width) (v - o))  [+ the change by the query, if i = j]
+        by_query, by_key, by_value = jax.vmap(change)(at[inputs], inputs, x)
+        scores = jnp.einsum("hd,ithd->ith", query[0, 0], by_head(by_key)) / query.shape[-1] ** 0.5
+        value = jnp.repeat(values[0, inputs], served, axis=1)[:, None]  # (input, 1, heads, head width)
+        mixed = shares[:, None, :, None] * (by_head(by_value) + scores[..., None] * (value - row))
+        push = jax.linearize(lambda query: attend(query, keys, values, mask=mask), query)[1]
+        own = jax.vmap(push)(by_query[self._itself.argmax()])[:, 0, 0]
+        mixed = (mixed + self._of_itself(own)).reshape(*x.shape)
+        return mixed @ weights.attention.output.weight, None
 
-    Changes of key, value and query come from `field.projections` by forward differentiation.
-    """
-    query, keys, values = field.projections(weights, x[None])
-    query = jax.lax.dynamic_slice_in_dim(query, output, 1, axis=1)
-    mask = (jnp.arange(x.shape[0]) <= output)[None]
-    shares = attention_weights(query, keys, mask=mask)[0, :, 0, inputs]  # (input, heads)
-    row = attend(query, keys, values, mask=mask)
-    served = query.shape[2] // keys.shape[2]
-    by_head = lambda part: jnp.repeat(part[..., 0, 0, :, :], served, axis=-2)
+    def feed_forward(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> Array:
+        """`dM_j / dx_i x`: zero for all inputs but the output itself, for M acts on each token alone."""
+        at = next(self._feed_forward).astype(x.dtype)[self._output]
+        push = jax.linearize(lambda at: self._field.feed_forward(weights, at[None, None])[0, 0], at)[1]
+        return self._of_itself(jax.vmap(push)(x[self._itself.argmax()]))
 
-    def change(x: Array, at: Array, tangents: Array) -> tuple[Array, Array, Array]:
-        push = jax.linearize(lambda x: field.projections(weights, x[None, None], at), x)[1]
-        return jax.vmap(push)(tangents)
-
-    by_query, by_key, by_value = jax.vmap(change)(x[inputs], inputs, tangents)
-    scores = jnp.einsum("hd,ithd->ith", query[0, 0], by_head(by_key)) / query.shape[-1] ** 0.5
-    value = jnp.repeat(values[0, inputs], served, axis=1)[:, None]  # (input, 1, heads, head width)
-    mixed = shares[:, None, :, None] * (by_head(by_value) + scores[..., None] * (value - row))
-
-    itself = inputs == output
-    push = jax.linearize(lambda query: attend(query, keys, values, mask=mask), query)[1]
-    own = jax.vmap(push)(by_query[itself.argmax()])[:, 0, 0]
-    mixed = mixed + jnp.where(itself[:, None, None, None], own[None], jnp.zeros_like(own)[None])
-    return mixed.reshape(*tangents.shape) @ weights.attention.output.weight
-
-
-def feed_forward_changes(
-    field: TransformerField,
-    weights: BlockWeights,
-    x: Float[Array, "position width"],
-    output: Int[Array, ""],
-    inputs: Int[Array, " input"],
-    tangents: Float[Array, "input tangent width"],
-) -> Float[Array, "input tangent width"]:
-    """`dM_j / dx_i q`: zero for all inputs but the output itself, for M acts on each token alone."""
-    itself = inputs == output
-    push = jax.linearize(lambda x: field.feed_forward(weights, x[None, None])[0, 0], x[output])[1]
-    own = jax.vmap(push)(tangents[itself.argmax()])
-    return jnp.where(itself[:, None, None], own[None], jnp.zeros_like(own)[None])
-
-
-# end to end -----------------------------------------------------------------------------------------------------------
-
-
-def end_to_end(
-    model: Transformer,
-    ids: Int[Array, " position"],
-    outputs: Sequence[int],
-    *,
-    probes: int = 16,
-    steps: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> EndToEnd:
-    """Exponents of the true derivative `dx_j(1) / dx_i(0)`, through all tokens, for all inputs i at once.
-
-    One vector-Jacobian product of the forward pass gives `u^T dx_j(1) / dx_i(0)` for every i. The probes u are random
-    orthonormal vectors (the unit vectors, if as many as the width), so nothing of the size D x D is made.
-
-    **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those trained if
-    not given; `seed` of the probes; `progress`.
-
-    **Returns:** an `EndToEnd`.
-
-    **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or `probes`
-    out of range.
-    """
-    width, positions = model.config.width, ids.size
-    outputs = require_outputs(outputs, positions)
-    if not min(2, width) <= probes <= width:
-        raise BadInput(f"probes is {probes}, but must be from 2 to the model's width, {width}.")
-    model = populated(model, steps)
-    x = model.embed(ids[None])
-    vectors = first_tangents(width, probes, jax.random.key(seed), wide(x.dtype)).T
-    shape = (len(outputs), positions)
-    growth, error, exponents = np.full(shape, np.nan), np.full(shape, np.nan), np.full((*shape, probes), np.nan)
-    with (progress or Silent()).stage("End-to-end exponents", len(outputs)) as stage:
-        for row, output in enumerate(outputs):
-            found = np.asarray(_pulled(model, x, jnp.asarray(output), vectors), np.float64)[: output + 1]
-            growth[row, : output + 1], error[row, : output + 1] = _growth(found, width)
-            with np.errstate(divide="ignore"):
-                exponents[row, : output + 1] = np.log(np.linalg.svd(found, compute_uv=False))
-            stage.advance(1)
-    return EndToEnd(outputs, growth, error, exponents)
-
-
-@eqx.filter_jit
-def _pulled(
-    model: Transformer, x: Float[Array, "1 position width"], output: Int[Array, ""], probes: Float[Array, "probe width"]
-) -> Float[Array, "position probe width"]:
-    """`u^T dx_j(1) / dx_i(0)` of every probe u and input i; one backward pass after the other, in the memory of one."""
-    end, pull = jax.vjp(lambda x: model.flow(x).state[0, output], x)
-    return jax.lax.map(lambda u: pull(u.astype(end.dtype))[0][0], probes).swapaxes(0, 1)
-
-
-def _growth(
-    found: Float[np.ndarray, "input probe width"], width: int
-) -> tuple[Float[np.ndarray, " input"], Float[np.ndarray, " input"]]:
-    """`log(|J|_F / sqrt(D))` from `u^T J` of m of D orthonormal u, and its standard error.
-
-    The m squared lengths are a sample without replacement, so the error of their mean has the factor `1 - m / D`.
-    """
-    squares = np.square(found).sum(-1)
-    m = squares.shape[-1]
-    mean = squares.mean(-1)
-    spread = squares.std(-1, ddof=1) if m > 1 else np.full_like(mean, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(mean) / 2, spread * np.sqrt((1 - m / width) / m) / mean / 2
+    def _of_itself(self, change: Array) -> Array:
+        """A change of the input that is the output itself, zero for all others: on an axis of inputs in front."""
+        itself = self._itself.reshape(-1, *(1 for _ in change.shape))
+        return jnp.where(itself, change[None], jnp.zeros_like(change)[None])

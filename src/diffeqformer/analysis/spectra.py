@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from diffeqformer.analysis.tables import html_table
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -33,6 +33,8 @@ from diffeqformer.progress import Progress, Silent
 
 Pair = tuple[Any, Any]
 """The factors L (..., n, r) and R (..., r, n) of `L R`."""
+
+RADIUS, SHARE, COPYING = "spectral radius", "share of positive real parts", "sum(lambda)/sum|lambda|"
 
 _CHUNK_BYTES = 256_000_000
 
@@ -91,10 +93,10 @@ class Spectrum:
     def summaries(self) -> dict[str, np.ndarray]:
         """All of these that are (time, head), by name."""
         return {
-            "spectral radius": self.radius,
+            RADIUS: self.radius,
             "largest real part": self.largest_real,
-            "share of positive real parts": self.positive_share,
-            "sum(lambda)/sum|lambda|": self.copying,
+            SHARE: self.positive_share,
+            COPYING: self.copying,
             "effective rank": self.effective_rank,
         }
 
@@ -144,9 +146,7 @@ class Spectra:
         return columns, rows
 
     def _repr_html_(self) -> str:
-        columns, rows = self.table()
-        line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-        return f"<table>{line(columns, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+        return html_table(f"spectra at {len(self.times)} times", *self.table())
 
 
 def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = False) -> dict[str, Pair]:

@@ -86,18 +86,6 @@ def compare_lyapunov(
     }
 
 
-def planned_bytes(config: ModelConfig, tokens: int, tangents: int = 1) -> dict[str, int]:
-    """Memory of `pairwise` as the compiler plans it, from shapes alone: nothing of the model's size is made.
-
-    **Returns:** bytes of the model and the text (`arguments`), and `temporary` ones.
-    """
-    shapes = jax.eval_shape(lambda key: build(config, key).populate(), jax.random.key(0))
-    ids, one = jax.ShapeDtypeStruct((tokens,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-    first = jax.ShapeDtypeStruct((config.width, tangents), jnp.float32)
-    plan: Any = pairwise_exponents.lower(shapes, ids, one, ids, first).compile().memory_analysis()
-    return {"arguments": plan.argument_size_in_bytes, "temporary": plan.temp_size_in_bytes}
-
-
 def temporary_bytes(compiled: Any) -> int:
     """Of a compiled function, as its compiler planned it."""
     return int(compiled.memory_analysis().temp_size_in_bytes)

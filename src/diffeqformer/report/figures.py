@@ -107,7 +107,7 @@ def plain_log(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:
+def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:
     """Those of `steps` that can be written side by side, `least` of the axis apart; `first` have precedence."""
     place = {s: math.log(s) if logarithmic else s for s in steps}
     room = least * (max(place.values(), default=0) - min(place.values(), default=0))
@@ -220,7 +220,7 @@ def depth_curve(models: Sequence[dict[str, Any]], vocabulary: int | None = None,
         if wide_range:
             axis.set_xscale("log", base=2)
             plain_log(axis.xaxis)
-        axis.xaxis.set_major_locator(FixedLocator(_spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
+        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
         if losses and max(losses) > 4 * min(losses) > 0:
             axis.set_yscale("log")
             plain_log(axis.yaxis)

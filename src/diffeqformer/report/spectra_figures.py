@@ -5,39 +5,49 @@ from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection
-from matplotlib.colors import CenteredNorm, Normalize
+from matplotlib.colors import CenteredNorm, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.induction import INFERENCE, Induction
-from diffeqformer.analysis.spectra import Spectra
+from diffeqformer.analysis.spectra import COPYING, RADIUS, Spectra
 from diffeqformer.report.figures import INK, WIDE, color, style
 from diffeqformer.report.text import clean
 
-SIGNED, UNSIGNED, DEPTH = "RdBu_r", "Blues", "viridis_r"
-"""Colour maps: of signed and of unsigned values (dark is large), and of depth (dark is late)."""
+SIGNED, UNSIGNED = "RdBu_r", "Blues"
+"""Colour maps of signed and of unsigned values: dark is large."""
+DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
+"""Of depth, from warm to cool; seen as well on white as on dark paper."""
 
 Models = Sequence[tuple[str, Spectra]]
 """One or two models by name, drawn side by side."""
 
 
-def real_parts(models: Models, pair: str) -> Figure:
+def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     """Real parts of a pair's eigenvalues, sorted at each time, over depth: a heat map for every head.
 
     The layout of the paper's figure 2 and appendix E. Each model has a colour scale of its own (a step of 1/L or of 1
     multiplies OV and FF, so their sizes cannot be compared as they are), the same for all of its heads; it ends at the
-    99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale.
+    99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale. Marks above a map are
+    the times of the forward pass's steps. Models stand side by side, or one below the other if `width` is below 5.
     """
+    stacked = width < 5
     spectra = [(name, found, found.pairs[pair].eigenvalues) for name, found in models]
-    columns = [min(values.shape[1], 4 if len(models) > 1 else 6) for _, _, values in spectra]
-    rows = max(-(-values.shape[1] // c) for (_, _, values), c in zip(spectra, columns, strict=True))
+    most = 2 if stacked else 4 if len(models) > 1 else 6
+    columns = [min(values.shape[1], most) for _, _, values in spectra]
+    rows = [-(-values.shape[1] // c) for (_, _, values), c in zip(spectra, columns, strict=True)]
+    heights = [0.9 + 1.45 * max(n, 2) for n in rows]
     with style():
-        figure = Figure(figsize=(WIDE, 1.0 + 1.45 * max(rows, 2)), layout="constrained")
-        parts: Any = figure.subfigures(1, len(models), width_ratios=columns, squeeze=False)[0]
-        for part, (name, found, values), width in zip(parts, spectra, columns, strict=True):
+        figure = Figure(figsize=(width, sum(heights) if stacked else max(heights) + 0.1), layout="constrained")
+        if stacked:
+            parts: Any = figure.subfigures(len(models), 1, height_ratios=heights, squeeze=False)[:, 0]
+        else:
+            parts = figure.subfigures(1, len(models), width_ratios=columns, squeeze=False)[0]
+        for part, (name, found, values), across, down in zip(parts, spectra, columns, rows, strict=True):
             _title(part, f"{name}: {pair}")
             real = np.sort(np.real(_shown(found, pair, values)), axis=-1)[..., ::-1]
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
-            axes = part.subplots(rows, width, sharex=True, sharey=True, squeeze=False)
+            axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
             image: Any = None
             for head, axis in enumerate(axes.flat):
                 if head >= values.shape[1]:
@@ -50,8 +60,12 @@ def real_parts(models: Models, pair: str) -> Figure:
                 axis.grid(visible=False)
                 axis.set_xticks((0.0, 0.5, 1.0), ("0", "½", "1"))
                 axis.set_ylim(values.shape[-1] + 0.5, 0.5)
+                if found.continuous:
+                    at = found.times[found.steps(pair)]
+                    above = offset_copy(axis.get_xaxis_transform(), figure, y=2.5, units="points")
+                    axis.plot(at, np.ones_like(at), "v", color=INK, markersize=2.5, transform=above, clip_on=False)
                 if values.shape[1] > 1:
-                    axis.set_title(f"head {head}", pad=2)
+                    axis.set_title(f"head {head}", pad=7)
             part.supxlabel("depth t", fontsize=9)
             part.supylabel("eigenvalue, sorted", fontsize=9)
             beyond = float(np.abs(real).max()) > end
@@ -60,12 +74,19 @@ def real_parts(models: Models, pair: str) -> Figure:
     return figure
 
 
-def summaries(models: Models, pairs: Sequence[str] = ("QK", "OV", "FF")) -> Figure:
-    """Summaries of the spectra over depth: a thin line for every head, a thick one for their mean."""
+def summaries(models: Models, pairs: Sequence[str] = ("QK", "OV", "FF"), *, width: float = WIDE) -> Figure:
+    """Summaries of the spectra over depth: a thin line for every head, a thick one for their mean.
+
+    A pair a row; a pair a column if `width` is below 5.
+    """
+    stacked = width < 5
     names = list(models[0][1].pairs[pairs[0]].summaries())
     with style():
-        figure = Figure(figsize=(WIDE, 0.6 + 1.7 * len(pairs)), layout="constrained")
-        axes = figure.subplots(len(pairs), len(names), sharex=True, squeeze=False)
+        size = (width, 0.6 + 1.7 * len(names)) if stacked else (width, 0.6 + 1.7 * len(pairs))
+        figure = Figure(figsize=size, layout="constrained")
+        shape = (len(names), len(pairs)) if stacked else (len(pairs), len(names))
+        grid: Any = figure.subplots(*shape, sharex=True, squeeze=False)
+        axes = grid.T if stacked else grid  # (pair, summary)
         for index, (_, found) in enumerate(models):
             for row, pair in enumerate(pairs):
                 steps = found.steps(pair)
@@ -74,35 +95,43 @@ def summaries(models: Models, pairs: Sequence[str] = ("QK", "OV", "FF")) -> Figu
                     chosen = slice(None) if found.continuous else steps
                     x, y = found.times[chosen], values[chosen]
                     marks = [i for i, is_step in enumerate(steps[chosen]) if is_step]
-                    thin = {"color": color(index), "alpha": 0.25, "linewidth": 0.7}
+                    thin = {"color": color(index), "alpha": 0.25, "linewidth": 0.6}
                     axis.plot(x, y, **thin) if y.shape[1] > 1 else None
-                    look = {"color": color(index), "marker": "o", "markersize": 3, "markevery": marks}
-                    axis.plot(x, y.mean(1), **look, linestyle="-" if found.continuous else ":")
+                    look = {"color": color(index), "marker": "o", "markersize": 3.5, "markevery": marks}
+                    axis.plot(x, y.mean(1), **look, linewidth=1.1, linestyle="-" if found.continuous else ":")
         for row, pair in enumerate(pairs):
-            axes[row, 0].set_ylabel(pair)
+            axes[row, names.index(RADIUS)].set_yscale("log")  # of two models, one may be many times the other
+            axes[row, 0].set_title(pair) if stacked else axes[row, 0].set_ylabel(pair)
         for column, name in enumerate(names):
-            axes[0, column].set_title(name, fontsize=8)
-            axes[-1, column].set_xlabel("depth t")
-        _key(figure, [name for name, _ in models])
+            short = "Σλ / Σ|λ|" if name == COPYING else name
+            axes[0, column].set_ylabel(short, fontsize=8) if stacked else axes[0, column].set_title(short, fontsize=8)
+        for axis in grid[-1]:
+            axis.set_xlabel("depth t")
+        for axis in grid.flat:
+            axis.tick_params(labelsize=7 if stacked else 8)
+        _key(figure, [name for name, _ in models], stacked=stacked)
     return figure
 
 
-def flow(name: str, found: Spectra, pair: str) -> Figure:
+def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure:
     """All eigenvalues of a pair on their way through depth in the complex plane, a panel for every head.
 
-    Weights that are functions of time give curves; a table of layers gives points.
+    Weights that are functions of time give curves, with dots at the times of the forward pass's steps; a table of
+    layers gives the dots alone. The frame is that of the dots and of 99 % of the curves: what leaves it is cut off.
     """
-    values = _shown(found, pair, found.pairs[pair].eigenvalues)
-    times = found.times if found.continuous else found.times[found.steps(pair)]
+    values: Any
+    dots: Any
+    values, dots = found.pairs[pair].eigenvalues, found.pairs[pair].eigenvalues[found.steps(pair)]
+    times, moments = found.times, found.times[found.steps(pair)]
     heads = values.shape[1]
-    columns = min(heads, 4)
+    columns = min(heads, 2 if width < 5 else 4)
     rows = -(-heads // columns)
-    reach = float(np.abs(values).max()) * 1.05 or 1.0
+    curved = float(np.quantile(np.abs(values), 0.99)) if found.continuous else 0.0
+    reach = max(float(np.quantile(np.abs(dots), 0.99)), curved) * 1.1 or 1.0
     with style():
-        side = WIDE / max(columns, 2)
-        figure = Figure(figsize=(WIDE, 0.7 + side * rows * 0.95), layout="constrained")
+        side = min(width / max(columns, 1), 4.4)
+        figure = Figure(figsize=(width, 0.9 + side * rows * 0.95), layout="constrained")
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        depth = Normalize(0.0, 1.0)
         drawn: Any = None
         for head, axis in enumerate(axes.flat):
             if head >= heads:
@@ -110,21 +139,18 @@ def flow(name: str, found: Spectra, pair: str) -> Figure:
                 continue
             axis.axhline(0, color=INK, linewidth=0.5, alpha=0.4)
             axis.axvline(0, color=INK, linewidth=0.5, alpha=0.4)
-            curves: Any = values[:, head]
             if found.continuous:
+                curves = values[:, head]
                 points = np.stack([curves.real, curves.imag], -1).swapaxes(0, 1)  # (number, time, 2)
                 pieces = np.stack([points[:, :-1], points[:, 1:]], 2).reshape(-1, 2, 2)
                 middle = np.tile((times[:-1] + times[1:]) / 2, len(points))
-                drawn = LineCollection(
-                    list(pieces), array=middle, cmap=DEPTH, norm=depth, linewidths=0.8, rasterized=True
-                )
-                axis.add_collection(drawn)
-            else:
-                moments = np.repeat(times, curves.shape[-1])
-                drawn = axis.scatter(
-                    curves.real.ravel(), curves.imag.ravel(), c=moments, cmap=DEPTH, norm=depth, s=5, linewidths=0,
-                    rasterized=True,
-                )  # fmt: skip
+                look: dict[str, Any] = {"cmap": DEPTH, "norm": Normalize(0.0, 1.0), "rasterized": True}
+                axis.add_collection(LineCollection(list(pieces), array=middle, linewidths=0.5, alpha=0.45, **look))
+            at = dots[:, head]
+            drawn = axis.scatter(
+                at.real.ravel(), at.imag.ravel(), c=np.repeat(moments, at.shape[-1]), cmap=DEPTH,
+                norm=Normalize(0.0, 1.0), s=5, linewidths=0, rasterized=True,
+            )  # fmt: skip
             axis.set_aspect("equal")
             axis.set_xlim(-reach, reach)
             axis.set_ylim(-reach, reach)
@@ -132,48 +158,51 @@ def flow(name: str, found: Spectra, pair: str) -> Figure:
                 axis.set_title(f"head {head}", pad=2)
         figure.supxlabel("real part", fontsize=9)
         figure.supylabel("imaginary part", fontsize=9)
-        figure.colorbar(drawn, ax=list(axes.flat), shrink=0.8, pad=0.01).set_label("depth t")
+        figure.colorbar(drawn, ax=list(axes.flat), shrink=0.8, pad=0.02).set_label("depth t")
         _title(figure, f"{name}: {pair}")
     return figure
 
 
-def induction_maps(found: Induction) -> Figure:
+def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
     """Behaviours of every head at every step, beside the summaries of its spectra."""
-    rows = [
-        [("prefix matching", 0, 1), ("QK positive share", 0, 1), ("QK sum ratio", -1, 1)],
-        [("copying", -1, 1), ("OV positive share", 0, 1), ("OV sum ratio", -1, 1)],
-    ]
+    stacked = width < 5
+    most = max(float(found.behaviours["prefix matching"].max()), 2 * found.chance)  # a share of one is out of reach
+    cells = [
+        ("prefix matching", 0.0, most), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
+        ("copying", -1.0, 1.0), ("OV positive share", 0.0, 1.0), ("OV sum ratio", -1.0, 1.0),
+    ]  # fmt: skip
     with style():
-        heads = next(iter(found.behaviours.values())).shape[1]
-        figure = Figure(figsize=(WIDE, 1.4 + 2 * max(1.4, 0.14 * heads)), layout="constrained")
-        axes = figure.subplots(2, 3, sharex=True, sharey=True)
+        heads = found.behaviours["copying"].shape[1]
+        shape = (3, 2) if stacked else (2, 3)
+        figure = Figure(figsize=(width, 1.4 + shape[0] * max(1.4, 0.14 * heads)), layout="constrained")
+        grid: Any = figure.subplots(*shape, sharex=True, sharey=True)
         values = found.behaviours | found.summaries
-        for row, cells in enumerate(rows):
-            for axis, (name, low, high) in zip(axes[row], cells, strict=True):
-                image = axis.imshow(
-                    values[name].T, cmap=SIGNED if low < 0 else UNSIGNED, vmin=low, vmax=high, aspect="auto",
-                    interpolation="nearest", extent=(0.5, len(found.times) + 0.5, heads - 0.5, -0.5),
-                )  # fmt: skip
-                axis.grid(visible=False)
-                axis.set_title(name)
-                figure.colorbar(image, ax=axis, pad=0.02)
-        for axis in axes[-1]:
+        for axis, (name, low, high) in zip((grid.T if stacked else grid).flat, cells, strict=True):
+            image = axis.imshow(
+                values[name].T, cmap=SIGNED if low < 0 else UNSIGNED, vmin=low, vmax=high, aspect="auto",
+                interpolation="nearest", extent=(0.5, len(found.times) + 0.5, heads - 0.5, -0.5),
+            )  # fmt: skip
+            axis.grid(visible=False)
+            axis.set_title(name)
+            figure.colorbar(image, ax=axis, pad=0.02)
+        for axis in grid[-1]:
             axis.set_xlabel("step")
             axis.xaxis.get_major_locator().set_params(integer=True)
-        for axis in axes[:, 0]:
+        for axis in grid[:, 0]:
             axis.set_ylabel("head")
             axis.yaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
-def induction_scatter(found: Induction) -> Figure:
+def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
     """The test of the paper's inference: each behaviour against the summary that is to tell it, a point a head."""
     chosen = [("prefix matching", "QK positive share"), ("copying", "OV positive share"), INFERENCE]
+    stacked = width < 5
     with style():
-        figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
+        figure = Figure(figsize=(width, 7.8 if stacked else 3.2), layout="constrained")
         depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)
         drawn: Any = None
-        axes = figure.subplots(1, len(chosen))
+        axes: Any = figure.subplots(len(chosen), 1) if stacked else figure.subplots(1, len(chosen))
         for axis, (behaviour, summary) in zip(axes, chosen, strict=True):
             test = next(c for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))
             x, y = found.summaries[summary], found.behaviours[behaviour]
@@ -207,10 +236,12 @@ def _title(figure: Any, text: str) -> None:
     drawn.set_text(clean(text))
 
 
-def _key(figure: Figure, names: Sequence[str]) -> None:
+def _key(figure: Figure, names: Sequence[str], *, stacked: bool) -> None:
     """Names of the models in their colours; plain text, whatever a name holds."""
-    figure.suptitle(" ", fontsize=9)  # its line of room
+    figure.suptitle("\n".join(" " for _ in names) if stacked else " ", fontsize=9)  # their room
     for index, name in enumerate(names):
-        text = figure.text(0.01 + 0.5 * index, 0.995, "name", color=color(index), va="top", fontsize=9)
+        x, y = (0.01, -12.0 * index) if stacked else (0.01 + 0.5 * index, 0.0)
+        place = offset_copy(figure.transFigure, figure, y=y - 1, units="points")
+        text = figure.text(x, 1, "name", color=color(index), va="top", fontsize=9, transform=place)
         text.set_parse_math(False)
         text.set_text(clean(name))

@@ -1,37 +1,45 @@
 """The pages of the analyses of spectra and of induction heads."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from diffeqformer.analysis.induction import Induction
-from diffeqformer.analysis.spectra import Spectra
+from diffeqformer.analysis.spectra import RADIUS, SHARE
 from diffeqformer.report import spectra_figures as draw
+from diffeqformer.report.figures import NARROW
 from diffeqformer.report.page import Figure, Page, Table
+from diffeqformer.report.spectra_figures import Models
 
 
-def spectra_page(models: Sequence[tuple[str, Spectra]], *, fold_norm: bool, seed: int) -> Page:
+def spectra_page(models: Models, *, fold_norm: bool, seed: int) -> Page:
     """Figures and tables of one model's spectra, or of two side by side."""
     shared = [pair for pair in models[0][1].pairs if all(pair in found.pairs for _, found in models)]
     figures = []
     for pair in ("QK", "OV", "FF", *(name for name in models[0][1].pairs if name.startswith("FF "))):
         some = models if pair in shared else models[:1]
-        figures.append(Figure(_file("real-parts", pair), _real_parts_caption(pair), draw.real_parts(some, pair)))
+        both = draw.real_parts(some, pair), draw.real_parts(some, pair, width=NARROW)
+        figures.append(Figure(_file("real-parts", pair), _real_parts_caption(pair, some), *both))
     figures.append(
         Figure(
             "summaries",
-            "Summaries of the spectra over depth. Thin: heads; thick: their mean; points: the forward pass's steps.",
+            "Summaries of the spectra over depth. Thin: heads; thick: their mean; points: the forward pass's steps. "
+            "The spectral radius is on a logarithmic axis.",
             draw.summaries(models),
+            draw.summaries(models, width=NARROW),
         )
     )
     for number, (name, found) in enumerate(models):
         for pair in ("QK", "OV", "FF"):
-            kind = "Each curve is one eigenvalue" if found.continuous else "Points are the eigenvalues of the layers"
+            kind = (
+                "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
+                if found.continuous
+                else "Dots are the eigenvalues of the layers"
+            )
             figures.append(
                 Figure(
                     _file("flow", pair) + ("-against" if number else ""),
                     f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}.",
                     draw.flow(name, found, pair),
+                    draw.flow(name, found, pair, width=NARROW),
                 )
             )
     tables = []
@@ -58,13 +66,15 @@ def induction_page(name: str, found: Induction) -> Page:
     figures = (
         Figure(
             "induction-maps",
-            "Behaviours of every head at every step (left), and its spectra.",
+            "Behaviours of every head at every step, and summaries of its spectra.",
             draw.induction_maps(found),
+            draw.induction_maps(found, width=NARROW),
         ),
         Figure(
             "induction-test",
             "The test: behaviour against spectrum, a point for each head and step. Dotted: chance.",
             draw.induction_scatter(found),
+            draw.induction_scatter(found, width=NARROW),
         ),
     )
     columns, rows = found.table()
@@ -85,16 +95,28 @@ def _file(kind: str, pair: str) -> str:
     return f"{kind}-{pair.lower().replace(' ', '-')}"
 
 
-def _real_parts_caption(pair: str) -> str:
+def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
     what = of.get(pair) or f"W_up W_down over {pair.split()[1]} random hidden units"
-    return (
-        f"Real parts of the eigenvalues of {what}, sorted at each time, over depth (the paper's figure 2, appendix E)."
-    )
+    marks = " Marks above: the forward pass's steps." if any(found.continuous for _, found in models) else ""
+    said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
+    return f"{said} (the paper's figure 2, appendix E).{marks}"
 
 
-def _says(models: Sequence[tuple[str, Spectra]], fold_norm: bool, seed: int) -> list[str]:
+def finding(models: Models, what: str, write: str) -> str:
+    """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
+    said = []
+    for name, found in models:
+        ends = {p: found.pairs[p].summaries()[what][found.steps(p)].mean(-1)[[0, -1]] for p in ("QK", "OV", "FF")}
+        parts = (f"{pair} {write.format(a)} → {write.format(b)}" for pair, (a, b) in ends.items())
+        said.append(f"{name}: {', '.join(parts)}.")
+    return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
+
+
+def _says(models: Models, fold_norm: bool, seed: int) -> list[str]:
     says = [
+        finding(models, SHARE, "{:.0%}"),
+        finding(models, RADIUS, "{:.3g}"),
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
         "OV = W_V W_O (what is taken from there), FF = W_up W_down (the feed-forward block without its activation). "
         "They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
@@ -109,7 +131,8 @@ def _says(models: Sequence[tuple[str, Spectra]], fold_norm: bool, seed: int) -> 
             jumps = ", ".join(f"{pair} {spectrum.jump.max():.2f}" for pair, spectrum in found.pairs.items())
             says.append(
                 f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
-                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves there."
+                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves there. "
+                "Weights between the steps were never trained: only the steps are what the model computes with."
             )
         else:
             says.append(f"{name}: a table of layers, so there is nothing between its steps.")

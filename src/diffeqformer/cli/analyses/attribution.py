@@ -64,9 +64,6 @@ SAYS = {
 def run(words: Sequence[str], as_json: bool) -> None:
     """Explain and test, write the page, and print the table of trust, or else the scores of the last output."""
     arguments = parse(Arguments, words, "diffeqformer analyze attribution")
-    from diffeqformer.cli.analyses.lyapunov import finite_rows, require_seed
-
-    require_seed(arguments.seed)
     if not arguments.text and not arguments.faithfulness:
         raise BadInput("there is nothing to do: give a --text, or a number of contexts with --faithfulness, or both.")
     least_values = {
@@ -83,64 +80,75 @@ def run(words: Sequence[str], as_json: bool) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from diffeqformer.analysis.faithfulness import explain, faithfulness
-    from diffeqformer.cli.analyses.common import folder_for, ids_of, outputs_of, pieces_of, validation_tokens
+    from diffeqformer.analysis.faithfulness import END_TO_END, explain, faithfulness
+    from diffeqformer.cli.analyses import common
+    from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure, Page, Table, TokenMap, write_page
     from diffeqformer.report.sensitivity_figures import correlations, curves
-    from diffeqformer.report.text import number
     from diffeqformer.training.run import load_run
 
+    common.require_seed(arguments.seed)
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    model, folder = opened.model, folder_for("attribution", arguments.to, opened)
-    width = model.config.width
-    for name, value, least in (("--tangents", arguments.tangents, 1), ("--probes", arguments.probes, min(2, width))):
-        if not least <= value <= width:
-            raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
-    ids = ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
-    outputs: tuple[int, ...] = outputs_of(len(ids), arguments.output_token) if arguments.text else ()
-    split = validation_tokens(opened, progress) if arguments.faithfulness else ids
-    common: dict[str, Any] = {
+    model, folder = opened.model, common.folder_for("attribution", arguments.to, opened)
+    common.require_directions(arguments.tangents, arguments.probes, model.config.width)
+    ids = common.ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
+    outputs: tuple[int, ...] = common.outputs_of(len(ids), arguments.output_token) if arguments.text else ()
+    split = common.validation_tokens(opened, progress) if arguments.faithfulness else ids
+    settings: dict[str, Any] = {
         "tangents": arguments.tangents, "probes": arguments.probes, "points": arguments.points,
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
     }  # fmt: skip
     arrays: dict[str, np.ndarray] = {}
-    maps, tables, figures, says = [], [], [], [f"{opened.folder}, update {opened.step}."]
+    maps, tables, figures, says = [], [], [], []
+    whose = f"{opened.folder}, update {opened.step}"
     result: dict[str, Any] = {"run": str(opened.folder), "update": opened.step}
     printed: list[tuple[str, list[str], Any]] = []
     if arguments.text:
-        tokens, last = pieces_of(opened, ids), max(outputs)
-        scores = explain(model, jnp.asarray(ids), outputs, **common)
+        tokens, last = common.pieces_of(opened, ids), max(outputs)
+        explained = explain(model, jnp.asarray(ids), outputs, **settings)
+        scores = explained.scores
         maps.append(TokenMap(tokens, outputs, scores, SAYS))
-        rows = tuple((f"{i} {tokens[i]}", *(number(row[-1, i], 4) for row in scores.values())) for i in range(last + 1))
+        rows = common.input_rows(tokens, last, {name: row[-1] for name, row in scores.items()})
         caption = f"Scores of every input for the prediction behind {last}, {tokens[last]}"
         tables.append(Table(caption, ("input", *scores), rows))
-        says.append(f"A text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.")
+        (target,) = common.pieces_of(opened, explained.targets[-1:])
+        top = "; ".join(
+            f"{name}: {common.highest(tokens, scores[name][-1], 1)}" for name in ("occlusion", END_TO_END, "attention")
+        )
+        says += [
+            f"Behind token {last}, “{tokens[last]}”, the model expects “{target}” with probability "
+            f"{np.exp(explained.log_probabilities[-1]):.2f}. The input of the highest score: {top}.",
+            f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
+        ]
         arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
         result |= {"tokens": list(tokens), "outputs": list(outputs)}
-        result["scores"] = {name: finite_rows(values) for name, values in scores.items()}
+        result["predicted"] = list(common.pieces_of(opened, explained.targets))
+        result["log_probabilities"] = explained.log_probabilities.tolist()
+        result["scores"] = {name: common.finite_rows(values) for name, values in scores.items()}
         printed.append((caption, ["input", *scores], rows))
     if arguments.faithfulness:
         length = min(arguments.context_tokens, model.config.context)
         found = faithfulness(
-            model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **common
+            model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **settings
         )
         columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
         caption = (
             f"Which explanation to trust: {arguments.faithfulness} contexts of {length} tokens drawn over the whole "
             "validation split; means and 95% bootstrap intervals; of all columns, more is better"
         )
-        says += [
+        says = [
             found.verdict(),
+            *(says or [f"{whose}."]),
             "Occlusion replaces single tokens, as the rank correlations do, though by another vector: that it ranks "
             "well there is partly by construction. Deletion and insertion replace many.",
         ]
         tables.insert(0, Table(caption, columns, found.rows()))
         figures += [
             Figure("correlations", "Rank correlation of scores with what replacing a token changes",
-                   correlations(found), correlations(found, width=3.7)),
+                   correlations(found), correlations(found, width=NARROW)),
             Figure("deletion-insertion", "Replacing the tokens of highest scores, and putting them back",
-                   curves(found), curves(found, width=3.7)),
+                   curves(found), curves(found, width=NARROW)),
         ]  # fmt: skip
         arrays |= found.arrays()
         result["faithfulness"] = {

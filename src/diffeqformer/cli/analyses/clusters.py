@@ -204,8 +204,9 @@ def _of_run(arguments: Arguments, as_json: bool, progress: Progress) -> None:
     explained = 100 * found.explained[:3].sum()
     places = "Orange: the first tokens of the text; blue: the last"
     caption = (
-        f"Hidden states of the text “{begin}” from the embedding to the end of depth, in the directions in which they "
-        f"vary most over all depths ({explained:.0f} % of the variance). {places}."
+        f"Hidden states of the text “{begin}” from the embedding to the end of depth, at each depth in units of their "
+        f"mean length there, in the directions in which they then vary most ({explained:.0f} % of the variance). "
+        f"{places}."
     )
     spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
     series = tuple(spread[place * len(spread) // tokens] for place in range(tokens))
@@ -219,7 +220,8 @@ def _of_run(arguments: Arguments, as_json: bool, progress: Progress) -> None:
     page = Page(
         f"Do the tokens of {opened.folder.name} gather in depth?",
         (
-            f"From the embedding to the end of depth, the interaction energy goes from {start['energy']:.3f} to "
+            f"{_gathering(start, end, half)} From the embedding to the end of depth, the interaction energy goes from "
+            f"{start['energy']:.3f} to "
             f"{end['energy']:.3f} (1.359 if all states had one direction), the mean distance of two tokens from "
             f"{start['distance']:.3g} to {end['distance']:.3g}, and of {tokens} tokens there are "
             f"{start['clusters'][half]:.0f}, then {end['clusters'][half]:.0f} clusters within half the mean distance.",
@@ -280,6 +282,14 @@ def _ends(row: dict[str, Any], name: str) -> str:
     return " → ".join(f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}" for value in row[name])
 
 
+def _gathering(start: dict[str, Any], end: dict[str, Any], share: str) -> str:
+    """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %."""
+    energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
+    if energy > 1.1 and clusters < 0.9:
+        return "Tokens gather."
+    return "Tokens scatter." if energy < 0.9 and clusters > 1.1 else "Tokens do not clearly gather or scatter."
+
+
 def _finding(rows: Sequence[dict[str, Any]]) -> str:
     """What the numbers say for every motion: where the fewest clusters are left, and where the most."""
     from diffeqformer.report.cluster_figures import growth_name
@@ -290,10 +300,10 @@ def _finding(rows: Sequence[dict[str, Any]]) -> str:
         name = "clusters_of_present" if variant == "particles" else "clusters"
         least, most = (pick(own, key=lambda row: row[name][1]) for pick in (min, max))
         if least[name][1] == most[name][1]:
-            said.append(f"{variant}: {least[name][1]:.0f} clusters at the end for every f")
+            said.append(f"{variant}: {least[name][1]:.3g} for every f")
         else:
             said.append(
-                f"{variant}: from {least[name][1]:.0f} clusters at the end with {growth_name(least['order'])} "
-                f"to {most[name][1]:.0f} with {growth_name(most['order'])}"
+                f"{variant}: {least[name][1]:.3g} with {growth_name(least['order'])}, {most[name][1]:.3g} with "
+                f"{growth_name(most['order'])}"
             )
-    return f"Of {own[0]['clusters'][0]:.0f} clusters at the start, " + "; ".join(said) + "." if said else ""
+    return f"Clusters left at the end, of {own[0]['clusters'][0]:.3g} at the start. " + "; ".join(said) + "."

@@ -1,9 +1,12 @@
 """What the analyses of a run have in common: its text, and where their files go."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from diffeqformer.cli.text import evaluation_text
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.training.run import Run
@@ -40,16 +43,7 @@ def validation_tokens(run: Run, progress: Progress) -> np.ndarray:
 
     **Raises:** `BadInput` if the run is an imported model, or if its text has changed since.
     """
-    from diffeqformer.data.cache import prepare
-    from diffeqformer.training.folder import IMPORTED, require_same_text
-
-    advice = "give a text with --text"
-    if (run.folder / IMPORTED).is_file():
-        raise BadInput(
-            f"run folder {str(run.folder)!r} holds an imported model, which has no text of its own; {advice}."
-        )
-    cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
-    return cached.validation
+    return evaluation_text(run, (), progress, advice="give a text with --text")[0]
 
 
 def validation_windows(run: Run, count: int, length: int, progress: Progress, name: str = "--texts") -> np.ndarray:
@@ -88,3 +82,34 @@ def outputs_of(positions: int, asked: int | None, name: str = "--output-token") 
     if not 0 <= asked < positions:
         raise BadInput(f"{name} is {asked}, but the text has {positions} tokens, 0 to {positions - 1}.")
     return (asked,)
+
+
+def require_seed(seed: int) -> None:
+    """**Raises:** `BadInput` for a seed that is out of range."""
+    if not 0 <= seed < 1 << 32:
+        raise BadInput(f"--seed is {seed}, but must be at least 0 and below {1 << 32}.")
+
+
+def require_directions(tangents: int, probes: int, width: int) -> None:
+    """**Raises:** `BadInput` for more directions than a state has, or too few for what is made of them."""
+    for name, value, least in (("--tangents", tangents, 1), ("--probes", probes, min(2, width))):
+        if not least <= value <= width:
+            raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
+
+
+def input_rows(tokens: tuple[str, ...], last: int, columns: Mapping[str, np.ndarray]) -> tuple[tuple[str, ...], ...]:
+    """Rows of a table: every input up to position `last`, and its scores, each of shape (input,)."""
+    from diffeqformer.report.text import number
+
+    return tuple((f"{i} {tokens[i]}", *(number(scores[i], 4) for scores in columns.values())) for i in range(last + 1))
+
+
+def finite_rows(values: Any) -> list[list[float | None]]:
+    """Scores as JSON takes them: nothing for what is not a finite number."""
+    return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
+
+
+def highest(tokens: tuple[str, ...], scores: np.ndarray, count: int = 3) -> str:
+    """The inputs of highest scores in words: `33 “·in” (3.03), 30 “⏎” (1.56)`."""
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[: min(count, np.isfinite(scores).sum())]
+    return ", ".join(f"{i} “{tokens[i]}” ({scores[i]:.3g})" for i in order)

@@ -8,7 +8,6 @@ import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse
-from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
 
@@ -45,27 +44,26 @@ class Arguments:
 def run(words: Sequence[str], as_json: bool) -> None:
     """Analyse, write the page, and print the scores of the last output."""
     arguments = parse(Arguments, words, "diffeqformer analyze lyapunov")
-    require_seed(arguments.seed)
     import jax.numpy as jnp
     import numpy as np
 
-    from diffeqformer.analysis.lyapunov import end_to_end, pairwise
-    from diffeqformer.cli.analyses.common import folder_for, ids_of, outputs_of, pieces_of
+    from diffeqformer.analysis.end_to_end import end_to_end
+    from diffeqformer.analysis.lyapunov import pairwise
+    from diffeqformer.cli.analyses import common
+    from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure, Page, Table, TokenMap, write_page
     from diffeqformer.report.sensitivity_figures import token_exponents
-    from diffeqformer.report.text import number
     from diffeqformer.training.run import load_run
 
+    common.require_seed(arguments.seed)
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    model, ids = opened.model, ids_of(opened, arguments.text)
-    folder = folder_for("lyapunov", arguments.to, opened)
-    outputs = outputs_of(len(ids), arguments.output_token)
-    width, last, tokens = model.config.width, outputs[-1], pieces_of(opened, ids)
-    for name, value, least in (("--tangents", arguments.tangents, 1), ("--probes", arguments.probes, min(2, width))):
-        if not least <= value <= width:
-            raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
-    common: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
+    model, ids = opened.model, common.ids_of(opened, arguments.text)
+    folder = common.folder_for("lyapunov", arguments.to, opened)
+    outputs = common.outputs_of(len(ids), arguments.output_token)
+    width, last, tokens = model.config.width, outputs[-1], common.pieces_of(opened, ids)
+    common.require_directions(arguments.tangents, arguments.probes, width)
+    settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
     methods: dict[str, np.ndarray] = {}
     says: dict[str, str] = {}
     arrays: dict[str, np.ndarray] = {"ids": ids, "outputs": np.asarray(outputs)}
@@ -73,7 +71,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     columns: dict[str, np.ndarray] = {}
     steps = arguments.steps or model.config.steps
     if arguments.method != "end-to-end":
-        found = pairwise(model, jnp.asarray(ids), outputs, tangents=arguments.tangents, **common)
+        found = pairwise(model, jnp.asarray(ids), outputs, tangents=arguments.tangents, **settings)
         how = f"{arguments.tangents} of {width} exponents, {steps} steps of scheme {model.config.scheme}"
         methods["pairwise, leading"] = found.leading
         says["pairwise, leading"] = (
@@ -89,7 +87,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         panels["pairwise, leading"] = found.leading[-1, : last + 1], None
         columns |= {"pairwise, leading": found.leading[-1], "mean": found.mean[-1]}
     if arguments.method != "pairwise":
-        probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **common)
+        probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         how = f"{arguments.probes} random probes of {width} directions, {steps} steps of scheme {model.config.scheme}"
         methods["end-to-end, growth"] = probed.growth
         says["end-to-end, growth"] = (
@@ -102,11 +100,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
         arrays |= {f"end_to_end_{name}": values for name, values in probed.arrays().items() if name != "outputs"}
         panels["end-to-end, growth"] = probed.growth[-1, : last + 1], probed.error[-1, : last + 1]
         columns |= {"end-to-end, growth": probed.growth[-1], "± error": probed.error[-1]}
-    rows = tuple((f"{i} {tokens[i]}", *(number(values[i], 4) for values in columns.values())) for i in range(last + 1))
+    rows = common.input_rows(tokens, last, columns)
     caption = f"Exponents of every input for output {last}, {tokens[last]}"
     page = Page(
         title="Lyapunov sensitivity",
         says=(
+            f"Output {last}, “{tokens[last]}”, is most sensitive to the inputs "
+            + "; ".join(f"{common.highest(tokens, one[0])} by {name}" for name, one in panels.items())
+            + ".",
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
             "chosen output is most sensitive to.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
@@ -115,29 +116,16 @@ def run(words: Sequence[str], as_json: bool) -> None:
         maps=(TokenMap(tokens, outputs, methods, says),),
         figures=(
             Figure("exponents", caption, token_exponents(tokens[: last + 1], panels),
-                   token_exponents(tokens[: last + 1], panels, width=3.7)),
+                   token_exponents(tokens[: last + 1], panels, width=NARROW)),
         ),
         tables=(Table(caption, ("input", *columns), rows),),
     )  # fmt: skip
     path = write_page(folder, "lyapunov", page, arrays)
     if as_json:
-        numbers = {name: finite_rows(values) for name, values in methods.items()}
+        numbers = {name: common.finite_rows(values) for name, values in methods.items()}
         return print_json(
             {"run": str(opened.folder), "update": opened.step, "tokens": list(tokens), "outputs": list(outputs),
              "scores": numbers, "page": str(path), "arrays": str(folder / "lyapunov.npz")}
         )  # fmt: skip
     print_table(caption, ["input", *columns], rows)
     print(path)
-
-
-def finite_rows(values: Any) -> list[list[float | None]]:
-    """Scores as JSON takes them: nothing for what is not a finite number."""
-    import numpy as np
-
-    return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
-
-
-def require_seed(seed: int) -> None:
-    """**Raises:** `BadInput` for a seed that is out of range."""
-    if not 0 <= seed < 1 << 32:
-        raise BadInput(f"--seed is {seed}, but must be at least 0 and below {1 << 32}.")

@@ -21,11 +21,12 @@
     const text = value !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(+value.toPrecision(4));
     return text.replace("-", "−");
   };
-  // The range of some rows of scores: both signs are drawn about zero, one sign from the least to the most.
-  const scaleOf = (rows, signed) => {
+  // The range of some rows of scores: both signs are drawn about zero, one sign from the least to the most. An output's
+  // score of itself, which may be many times the others', is left out, if there are others; it is cut to the scale.
+  const scaleOf = (rows, owns, signed) => {
     let [low, high] = [Infinity, -Infinity];
-    for (const row of rows) {
-      const values = row.filter(known);
+    const others = rows.map((row, i) => row.filter((value, place) => known(value) && place !== owns[i]));
+    for (const values of others.some((row) => row.length) ? others : rows.map((row) => row.filter(known))) {
       if (values.length) {
         const [least, most] = extent(values);
         [low, high] = [Math.min(low, least), Math.max(high, most)];
@@ -33,8 +34,9 @@
     }
     if (low > high) [low, high] = [0, 0];
     if (signed) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
-    const share = (value) => (high > low ? (value - low) / (high - low) : signed ? 0.5 : 0);
-    return { low, high, paint: (value) => colour(signed ? BOTH : RISING, share(value)) };
+    const share = (value) => (value - low) / (high - low || Number.MIN_VALUE);
+    const paint = (value) => colour(signed ? BOTH : RISING, high > low || value > high ? share(value) : signed ? 0.5 : 0);
+    return { low, high, paint, beyond: (value) => known(value) && (value < low || value > high) };
   };
 
   const make = (section) => {
@@ -58,6 +60,13 @@
       button.classList.toggle("analysed", outputs.includes(place));
       find(".tokens").append(button);
       if (token.includes("⏎")) find(".tokens").append(document.createElement("br"));
+      return button;
+    });
+
+    const names = methods.map(({ name }, i) => {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: name, value: i, title: name });
+      find(".strip ol").append(document.createElement("li"));
+      find(".strip li:last-child").append(button);
       return button;
     });
 
@@ -86,15 +95,16 @@
       strip.hidden = methods.length < 2;
       if (!strip.hidden) {
         const rows = methods.map((m) => m.scores[row]);
-        const paints = methods.map((m, i) => scaleOf([rows[i]], m.signed).paint);
+        const paints = methods.map((m, i) => scaleOf([rows[i]], [outputs[row]], m.signed).paint);
         grid(strip.querySelector("canvas"), rows, paints, 22 * methods.length, -1);
       }
       const matrix = find("figure.matrix");
       matrix.hidden = outputs.length < 2;
       if (!matrix.hidden) {
         const scores = methods[method].scores;
-        const paint = scaleOf(span.value === "all" ? scores : [scores[row]], methods[method].signed).paint;
-        const paints = scores.map((one) => (span.value === "all" ? paint : scaleOf([one], methods[method].signed).paint));
+        const signed = methods[method].signed;
+        const { paint } = scaleOf(scores, outputs, signed);
+        const paints = scores.map((one, i) => (span.value === "all" ? paint : scaleOf([one], [outputs[i]], signed).paint));
         const canvas = matrix.querySelector("canvas");
         grid(canvas, scores, paints, Math.min(Math.max(8 * outputs.length, 60), canvas.clientWidth, 420), row);
       }
@@ -123,7 +133,7 @@
 
     const draw = () => {
       const { name, says, signed, scores } = methods[method];
-      const scale = scaleOf(span.value === "all" ? scores : [scores[row]], signed);
+      const scale = span.value === "all" ? scaleOf(scores, outputs, signed) : scaleOf([scores[row]], [outputs[row]], signed);
       buttons.forEach((button, place) => {
         const value = scores[row][place];
         const shade = known(value) ? scale.paint(value) : null;
@@ -139,7 +149,10 @@
       find(".says").textContent = says;
       find(".low").textContent = written(scale.low);
       find(".high").textContent = written(scale.high);
-      find(".scale .output").textContent = `${name}, output at token ${outputs[row]}`;
+      const own = scores[row][outputs[row]];
+      const beyond = scale.beyond(own) ? `; its own token, ${written(own)}, is beyond the scale` : "";
+      find(".scale .output").textContent = `${name}, output at token ${outputs[row]}${beyond}`;
+      for (const button of names) button.setAttribute("aria-pressed", Number(button.value) === method);
       const pen = find(".scale canvas").getContext("2d");
       for (let x = 0; x < 256; x += 1) {
         pen.fillStyle = css(colour(signed ? BOTH : RISING, x / 255));
@@ -147,7 +160,7 @@
       }
       find("figure.methods canvas").ariaLabel = `Scores of every token by ${methods.length} methods`;
       find("figure.methods figcaption").textContent =
-        `The chosen output by every method, each in its own colours; from above: ${methods.map((m) => m.name).join(", ")}.`;
+        "The chosen output by every method, each in its own colours; click a name to choose the method.";
       find("figure.matrix canvas").ariaLabel = `Scores of every token for each of ${outputs.length} outputs`;
       find("figure.matrix figcaption").textContent =
         `${name} for all analysed outputs (from above) and all tokens (from the left); click a row to choose its output.`;
@@ -196,7 +209,13 @@
       rove(place);
       buttons[place].focus();
     });
-    chooser.addEventListener("change", () => { method = Number(chooser.value); draw(); });
+    const explainBy = (value) => {
+      chooser.value = value;
+      method = Number(value);
+      draw();
+    };
+    chooser.addEventListener("change", () => explainBy(chooser.value));
+    find(".strip ol").addEventListener("click", (event) => { if (event.target.value) explainBy(event.target.value); });
     span.addEventListener("change", draw);
     const at = (event, canvas) => {
       const box = canvas.getBoundingClientRect();

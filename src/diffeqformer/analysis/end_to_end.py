@@ -1,0 +1,119 @@
+"""How much of a perturbation of one token's embedding arrives at another token's final state.
+
+The true derivative `dx_j(1) / dx_i(0)`, through all tokens and all of depth; `lyapunov.py` has the paper's measure, one
+pair of tokens at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from diffeqformer.analysis.exponents import first_tangents
+from diffeqformer.analysis.lyapunov import populated, require_outputs
+from diffeqformer.analysis.tables import html_scores
+from diffeqformer.errors import BadInput
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import wide
+from diffeqformer.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class EndToEnd:
+    """Finite-time exponents of `J = dx_j(1) / dx_i(0)`: logarithms of its singular values, found by probing.
+
+    With m orthonormal probes U out of the width D, `U^T J` is known. Its singular values are lower bounds of the m
+    largest of J (interlacing), and `D / m |U^T J|^2` is an unbiased estimate of the squared Frobenius norm. With m = D
+    both are exact.
+    """
+
+    outputs: tuple[int, ...]
+    growth: Float[np.ndarray, "output input"]
+    """`log(|J|_F / sqrt(D))`: how a perturbation of random direction grows, root mean square. The score of a token."""
+    error: Float[np.ndarray, "output input"]
+    """Standard error of `growth`, from the spread of the probes; zero if all directions were probed."""
+    exponents: Float[np.ndarray, "output input probe"]
+    """Lower bounds of the leading exponents, the largest first; exact if all directions were probed."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, by name."""
+        return {
+            "outputs": np.asarray(self.outputs),
+            "growth": self.growth,
+            "growth_error": self.error,
+            "exponents": self.exponents,
+        }
+
+    def _repr_html_(self) -> str:
+        columns = {"growth": self.growth[-1], "± error": self.error[-1]}
+        return html_scores(f"end-to-end exponents of output {self.outputs[-1]}", self.outputs[-1], columns)
+
+
+def end_to_end(
+    model: Transformer,
+    ids: Int[Array, " position"],
+    outputs: Sequence[int],
+    *,
+    probes: int = 16,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> EndToEnd:
+    """Exponents of the true derivative `dx_j(1) / dx_i(0)`, through all tokens, for all inputs i at once.
+
+    One vector-Jacobian product of the forward pass gives `u^T dx_j(1) / dx_i(0)` for every i. The probes u are random
+    orthonormal vectors (the unit vectors, if as many as the width), so nothing of the size D x D is made.
+
+    **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those trained if
+    not given; `seed` of the probes; `progress`.
+
+    **Returns:** an `EndToEnd`.
+
+    **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or `probes`
+    out of range.
+    """
+    width, positions = model.config.width, ids.size
+    outputs = require_outputs(outputs, positions)
+    if not min(2, width) <= probes <= width:
+        raise BadInput(f"probes is {probes}, but must be from 2 to the model's width, {width}.")
+    model = populated(model, steps)
+    x = model.embed(ids[None])
+    vectors = first_tangents(width, probes, jax.random.key(seed), wide(x.dtype)).T
+    shape = (len(outputs), positions)
+    growth, error, exponents = np.full(shape, np.nan), np.full(shape, np.nan), np.full((*shape, probes), np.nan)
+    with (progress or Silent()).stage("End-to-end exponents", len(outputs)) as stage:
+        for row, output in enumerate(outputs):
+            found = np.asarray(_pulled(model, x, jnp.asarray(output), vectors), np.float64)[: output + 1]
+            growth[row, : output + 1], error[row, : output + 1] = _growth(found, width)
+            with np.errstate(divide="ignore"):
+                exponents[row, : output + 1] = np.log(np.linalg.svd(found, compute_uv=False))
+            stage.advance(1)
+    return EndToEnd(outputs, growth, error, exponents)
+
+
+@jax.jit
+def _pulled(
+    model: Transformer, x: Float[Array, "1 position width"], output: Int[Array, ""], probes: Float[Array, "probe width"]
+) -> Float[Array, "position probe width"]:
+    """`u^T dx_j(1) / dx_i(0)` of every probe u and input i; one backward pass after the other, in the memory of one."""
+    end, pull = jax.vjp(lambda x: model.flow(x).state[0, output], x)
+    return jax.lax.map(lambda u: pull(u.astype(end.dtype))[0][0], probes).swapaxes(0, 1)
+
+
+def _growth(
+    found: Float[np.ndarray, "input probe width"], width: int
+) -> tuple[Float[np.ndarray, " input"], Float[np.ndarray, " input"]]:
+    """`log(|J|_F / sqrt(D))` from `u^T J` of m of D orthonormal u, and its standard error.
+
+    The m squared lengths are a sample without replacement, so the error of their mean has the factor `1 - m / D`.
+    """
+    squares = np.square(found).sum(-1)
+    m = squares.shape[-1]
+    mean = squares.mean(-1)
+    spread = squares.std(-1, ddof=1) if m > 1 else np.full_like(mean, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(mean) / 2, spread * np.sqrt((1 - m / width) / m) / mean / 2
