@@ -48,7 +48,7 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     (row,) = found["evaluations"]
     assert row["tokens"] == 120 and math.isfinite(row["loss"])
     refused = call("eval", run)
-    assert refused.status == 2 and "has no text of its own; name one to evaluate on with --data." in refused.err
+    assert refused.status == 2 and "has no text of its own; name a text to evaluate on with --data." in refused.err
     sampled = call("sample", run, "--prompt", "the cat", "--tokens", 5)
     assert sampled.status == 0 and sampled.out.startswith("the cat")
     informed = call("info", run, "--json")

@@ -1,12 +1,13 @@
-"""Hugging Face's GPT-2 and Llama as models of this library, number for number.
+"""Hugging Face's models as models of this library, and back, number for number.
 
-A family is a table of names, `ours: theirs`, and a dataclass of the settings of config.json that the model's numbers
-depend on. The tables are one to one; `places` says for each of their tensors which part of ours it is.
+GPT-2, Llama, and for all others of ours the class of `torch/modeling_diffeqformer.py`. A family is a table of names,
+`ours: theirs`, and a dataclass of the settings of config.json that the model's numbers depend on. The tables are one to
+one; `places` says for each of their tensors which part of ours it is.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -14,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import Config, DropoutConfig, ModelConfig, from_dict
+from diffeqformer.config import Config, DropoutConfig, ModelConfig, ReversibleConfig, from_dict
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.tensors import Stored, find_tensors, read_json
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.schemes import ONE_STEP
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.training.checkpoint import by_path
 from diffeqformer.validation import validate
 
-CONFIG = "config.json"
+CONFIG, OWN = "config.json", "diffeqformer"
 TABLE, HEAD = "weights.layers.", "head"
 
 
@@ -70,6 +72,32 @@ class LlamaSettings:
 
 
 @dataclass(frozen=True)
+class OwnSettings:
+    """What config.json of `torch/modeling_diffeqformer.py` says about a model's numbers."""
+
+    family: Literal["gpt", "llama"]
+    scheme: str
+    horizon: float
+    steps: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    vocab_size: int
+    norm_epsilon: float
+    tie_word_embeddings: bool
+    layer_rows: Literal["step", "node"] = "step"
+    reversible_base: str = "euler"
+    reversible_coupling: float = 0.99
+    nested_norm: bool = False
+    rope_theta: float = 10000.0
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+
+
+@dataclass(frozen=True)
 class RopeSettings:
     """Rotary embedding of a Llama: `rope_parameters`, before Transformers 5 `rope_scaling` and `rope_theta`."""
 
@@ -100,6 +128,24 @@ def gpt2_config(values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def gpt2_values(m: ModelConfig) -> dict[str, Any]:
+    """What `gpt2_config` reads, of a populated model."""
+    settings = GPT2Settings(
+        n_embd=m.width,
+        n_layer=m.steps,
+        n_head=m.heads,
+        n_positions=m.context,
+        vocab_size=m.vocabulary or 0,
+        n_inner=m.hidden or 4 * m.width,
+        layer_norm_epsilon=m.norm_epsilon,
+        tie_word_embeddings=bool(m.tied),
+        embd_pdrop=m.dropout.embedding,
+        attn_pdrop=m.dropout.attention,
+        resid_pdrop=m.dropout.residual,
+    )
+    return asdict(settings)
+
+
 def llama_config(values: Mapping[str, Any]) -> ModelConfig:
     """The model that config.json of a Llama describes."""
     s = _settings(LlamaSettings, values)
@@ -125,6 +171,96 @@ def llama_config(values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def llama_values(m: ModelConfig) -> dict[str, Any]:
+    """What `llama_config` reads, of a populated model."""
+    settings = LlamaSettings(
+        hidden_size=m.width,
+        intermediate_size=m.hidden or 4 * m.width,
+        num_hidden_layers=m.steps,
+        num_attention_heads=m.heads,
+        max_position_embeddings=m.context,
+        vocab_size=m.vocabulary or 0,
+        num_key_value_heads=m.kv_heads or m.heads,
+        head_dim=m.width // m.heads,
+        rms_norm_eps=m.norm_epsilon,
+        tie_word_embeddings=bool(m.tied),
+        attention_dropout=m.dropout.attention,
+    )
+    rope = {"rope_type": "default", "rope_theta": m.rope_theta}
+    return {**asdict(settings), "rope_parameters": rope}
+
+
+def own_config(values: Mapping[str, Any]) -> ModelConfig:
+    """The model that config.json of an exported one describes."""
+    s = _settings(OwnSettings, values)
+    llama = s.family == "llama"
+    return ModelConfig(
+        family=s.family,
+        weights="layer",
+        layer_rows=s.layer_rows,
+        scheme=s.scheme,
+        reversible=ReversibleConfig(s.reversible_base, s.reversible_coupling),
+        horizon=s.horizon,
+        steps=s.steps,
+        width=s.hidden_size,
+        heads=s.num_attention_heads,
+        kv_heads=s.num_key_value_heads if llama else None,
+        hidden=s.intermediate_size,
+        context=s.max_position_embeddings,
+        vocabulary=s.vocab_size,
+        norm_epsilon=s.norm_epsilon,
+        nested_norm=s.nested_norm,
+        rope_theta=s.rope_theta,
+        tied=s.tie_word_embeddings,
+        dropout=DropoutConfig(s.embedding_dropout, s.attention_dropout, s.residual_dropout),
+    )
+
+
+def own_values(m: ModelConfig) -> dict[str, Any]:
+    """What `own_config` reads, of a populated model.
+
+    **Raises:** `BadInput` for a scheme that `torch/modeling_diffeqformer.py` does not have.
+    """
+    setting, name = "model.scheme", m.scheme
+    if m.scheme == "reversible":
+        setting, name = "model.reversible.base", m.reversible.base
+    if name not in ONE_STEP:
+        known = ", ".join((*ONE_STEP, "reversible") if setting == "model.scheme" else ONE_STEP)
+        raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {known}.")
+    settings = OwnSettings(
+        family=m.family,
+        scheme=m.scheme,
+        horizon=m.interval,
+        steps=m.steps,
+        hidden_size=m.width,
+        intermediate_size=m.hidden or 4 * m.width,
+        num_attention_heads=m.heads,
+        num_key_value_heads=m.kv_heads or m.heads,
+        max_position_embeddings=m.context,
+        vocab_size=m.vocabulary or 0,
+        norm_epsilon=m.norm_epsilon,
+        tie_word_embeddings=bool(m.tied),
+        layer_rows=m.layer_rows,
+        reversible_base=m.reversible.base,
+        reversible_coupling=m.reversible.coupling,
+        nested_norm=m.nested_norm,
+        rope_theta=m.rope_theta,
+        embedding_dropout=m.dropout.embedding,
+        attention_dropout=m.dropout.attention,
+        residual_dropout=m.dropout.residual,
+    )
+    return asdict(settings)
+
+
+def kind_of(m: ModelConfig) -> str:
+    """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
+    stock = m.scheme == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
+    if stock and m.family == "gpt":
+        return "gpt2"
+    drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
+    return "llama" if stock and not drops else OWN
+
+
 def _rope_theta(values: Mapping[str, Any]) -> float:
     given = {"rope_theta": values["rope_theta"]} if values.get("rope_theta") is not None else {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -142,7 +278,12 @@ class Family(NamedTuple):
     """How a family is stored: names, `ours: theirs`, theirs without the prefix that not all files have."""
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
+    values: Callable[[ModelConfig], dict[str, Any]]
+    """The way back: config.json's settings of a model that this family can be."""
+    architecture: str
+    """The class in Transformers."""
     prefix: str
+    """Before all names but the head's."""
     outside: dict[str, str]
     block: str
     """What stands before a block's own names, with the number of the layer to fill in."""
@@ -157,6 +298,8 @@ class Family(NamedTuple):
 FAMILIES = {
     "gpt2": Family(
         config=gpt2_config,
+        values=gpt2_values,
+        architecture="GPT2LMHeadModel",
         prefix="transformer.",
         outside={
             "embedding.tokens": "wte.weight",
@@ -185,6 +328,8 @@ FAMILIES = {
     ),
     "llama": Family(
         config=llama_config,
+        values=llama_values,
+        architecture="LlamaForCausalLM",
         prefix="model.",
         outside={
             "embedding.tokens": "embed_tokens.weight",
@@ -207,6 +352,37 @@ FAMILIES = {
         },
         outputs_first=True,
         buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    ),
+    OWN: Family(
+        config=own_config,
+        values=own_values,
+        architecture="DiffEqFormerForCausalLM",
+        prefix="",
+        outside={
+            "embedding.tokens": "embedding.tokens.weight",
+            "embedding.positions": "embedding.positions.weight",
+            "final_norm.scale": "final_norm.weight",
+            "final_norm.shift": "final_norm.bias",
+            HEAD: "head.weight",
+        },
+        block="",  # attention and feed-forward may have different numbers of rows, so that each has its own
+        inside={
+            "attention.norm.scale": ("attention.{}.norm.weight",),
+            "attention.norm.shift": ("attention.{}.norm.bias",),
+            "attention.query_key_value.weight": ("attention.{}.query_key_value.weight",),
+            "attention.query_key_value.bias": ("attention.{}.query_key_value.bias",),
+            "attention.output.weight": ("attention.{}.output.weight",),
+            "attention.output.bias": ("attention.{}.output.bias",),
+            "feed_forward.norm.scale": ("feed_forward.{}.norm.weight",),
+            "feed_forward.norm.shift": ("feed_forward.{}.norm.bias",),
+            "feed_forward.up.weight": ("feed_forward.{}.up.weight",),
+            "feed_forward.up.bias": ("feed_forward.{}.up.bias",),
+            "feed_forward.down.weight": ("feed_forward.{}.down.weight",),
+            "feed_forward.down.bias": ("feed_forward.{}.down.bias",),
+            "feed_forward.gate.weight": ("feed_forward.{}.gate.weight",),
+        },
+        outputs_first=True,
+        buffers=r"(?!)",  # none
     ),
 }
 
@@ -239,7 +415,7 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
         for name, part in zip(names, parts, strict=True):
             size = (*shape[1:-1], part.stop - part.start)
             stored = size[::-1] if transposed else size
-            found.append(Place(family.block.format(layer) + name, (layer, ..., part), stored, transposed))
+            found.append(Place((family.block + name).format(layer), (layer, ..., part), stored, transposed))
     return found
 
 
@@ -324,6 +500,28 @@ def from_huggingface(folder: str | Path, progress: Progress | None = None) -> Tr
     **Raises:** `BadInput` if it is another model, has settings that change the numbers, or is not whole.
     """
     return open_huggingface(folder).read(progress)
+
+
+def to_huggingface(model: Transformer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A model as Transformers takes it: the settings of config.json, and its tensors by name.
+
+    **Arguments:** `model`, populated, without adapters.
+
+    **Returns:** the settings, `model_type` and `architectures` included; the tensors, in float32, as views.
+
+    **Raises:** `BadInput` if Transformers has no class for it, and ours has not its scheme.
+    """
+    config = replace(model.config, tied=model.head is None)
+    kind = kind_of(config)
+    family, arrays = FAMILIES[kind], by_path(model)
+    settings = {"model_type": kind, "architectures": [family.architecture], **family.values(config)}
+    tensors = {}
+    for path, parts in places(family, config).items():
+        array = np.asarray(arrays[path])
+        for part in parts:
+            name = part.theirs if path == HEAD else family.prefix + part.theirs
+            tensors[name] = array[part.at].T if part.transposed else array[part.at]
+    return settings, tensors
 
 
 def _by_short_name(family: Family, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -1,19 +1,26 @@
 """Tensors of a Hugging Face folder: one safetensors file, or several with an index. Nothing is ever unpickled."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.training.files import write_whole
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 NUMBERS = ("F64", "F32", "F16", "BF16")
+DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
+"""What tensors can be written as."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,52 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
         if name not in found or found[name].file.name != file:
             raise BadInput(f"file {str(folder / file)!r} has no tensor {name!r}, but {INDEX} says so.")
     return found
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, np.ndarray], dtype: str, shard_bytes: int, progress: Progress
+) -> None:
+    """Write tensors as one file, or as several of at most `shard_bytes` each (but for larger tensors) and an index.
+
+    **Arguments:** `tensors` by name; `dtype`, one of `DTYPES`.
+
+    **Raises:** `BadInput` if a number is not finite in `dtype`.
+    """
+    shards, size, total = [[]], 0, 0
+    for name, tensor in tensors.items():
+        own = tensor.size * np.dtype(DTYPES[dtype]).itemsize
+        if shards[-1] and size + own > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size, total = size + own, total + own
+    number = len(shards)
+    files = [WHOLE] if number == 1 else [f"model-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
+    with progress.stage("Writing the tensors", len(tensors)) as stage:
+        for file, names in zip(files, shards, strict=True):
+            save({name: _as(dtype, name, tensors[name]) for name in names}, folder / file)
+            stage.advance(len(names))
+    if number > 1:
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        write_whole(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1))
+
+
+def save(tensors: dict[str, np.ndarray], file: Path) -> None:
+    """Write one safetensors file that torch reads, with the permissions of any new file (the library's own: 0600)."""
+    save_file(tensors, file, {"format": "pt"})
+    plain = file.with_suffix(".tmp")
+    plain.touch(exist_ok=False)
+    file.chmod(plain.stat().st_mode)
+    plain.unlink()
+
+
+def _as(dtype: str, name: str, tensor: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(tensor, DTYPES[dtype])
+    if not np.isfinite(array).all():
+        advice = "; bfloat16 and float32 reach further" if dtype == "float16" and np.isfinite(tensor).all() else ""
+        raise BadInput(f"tensor {name!r} has numbers that are not finite in {dtype}{advice}.")
+    return array
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""`diffeqformer export RUN --to DIR [--steps N] [--dtype ...] [--adapter]`"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from diffeqformer.cli.output import human, print_json, print_table
+from diffeqformer.cli.parse import parse
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Terminal
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a run's model as a folder that Hugging Face's AutoModelForCausalLM and AutoTokenizer load.
+
+    Example: diffeqformer export runs/quickstart/diffeqformer --steps 6 --to exports/diffeqformer
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")]
+    """Folder to write, new or empty."""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Depth steps that the weights are written out for; the trained number if not given."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the tensors."""
+    shard_mb: int = 5000
+    """Megabytes of the largest file of tensors."""
+    adapter: bool = False
+    """Write low-rank adapters apart, into DIR/adapter in PEFT's format, instead of merging them into the matrices."""
+
+
+def run(words: Sequence[str], as_json: bool) -> None:
+    """Export and print what was written."""
+    arguments = parse(Arguments, words, "diffeqformer export")
+    if arguments.shard_mb < 1:
+        raise BadInput(f"--shard-mb is {arguments.shard_mb}, but must be at least 1.")
+    from diffeqformer.interop.exporting import export
+    from diffeqformer.training.run import load_run
+
+    progress = Terminal()
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    made = export(
+        opened,
+        arguments.to,
+        arguments.steps,
+        arguments.dtype,
+        arguments.shard_mb * 1_000_000,
+        arguments.adapter,
+        progress,
+    )
+    if as_json:
+        found = {"folder": str(made.folder), "architecture": made.architecture, "trust_remote_code": made.own_code}
+        sizes = {"steps": made.steps, "parameters": made.parameters, "dtype": made.dtype}
+        return print_json({**found, "update": opened.step, **sizes})
+    columns = ["class", "steps", "parameters", "dtype"]
+    print_table(str(made.folder), columns, [[made.architecture, str(made.steps), human(made.parameters), made.dtype]])
+    trust = ", trust_remote_code=True" if made.own_code else ""
+    print(f"Load it with AutoModelForCausalLM.from_pretrained({str(made.folder)!r}{trust})")

@@ -1,0 +1,112 @@
+"""A run goes in, a folder that Hugging Face's Transformers opens comes out, whole or not at all.
+
+model.safetensors, config.json, generation_config.json     the model; several files and an index if it is large
+modeling_diffeqformer.py                                   its class, unless it is a stock GPT-2 or Llama
+tokenizer.json, tokenizer_config.json                      the tokenizer
+README.md                                                  the model card
+adapter/                                                   LoRA, in PEFT's format, if it was asked for apart
+"""
+
+import json
+import shutil
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.errors import BadInput
+from diffeqformer.interop.card import Exported, model_card
+from diffeqformer.interop.folders import becoming, require_free, require_space
+from diffeqformer.interop.huggingface import CONFIG, OWN, to_huggingface
+from diffeqformer.interop.peft import save_adapter
+from diffeqformer.interop.tensors import DTYPES, write_tensors
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.training.files import write_whole
+from diffeqformer.training.folder import TOKENIZER
+from diffeqformer.training.run import Run
+
+SHARD_BYTES = 5_000_000_000
+MODELLING = "modeling_diffeqformer.py"
+ADAPTER = "adapter"
+
+
+def export(
+    run: Run,
+    to: str | Path,
+    steps: int | None = None,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+    adapter: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a run's model as a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
+
+    The weights are written out for a fixed number of steps. A vanilla model becomes the stock `GPT2LMHeadModel` or
+    `LlamaForCausalLM`; any other comes with its class, in one file, and loads with `trust_remote_code=True`.
+
+    **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must not exist or be empty; `steps`, the
+    number of depth steps, the trained one if not given; `dtype`, of the tensors, one of float32, bfloat16, float16;
+    `shard_bytes`, the most that one file of tensors holds; `adapter`, whether low-rank adapters go into `to/adapter` in
+    PEFT's format, beside the model without them, instead of being merged into the matrices.
+
+    **Returns:** what was written.
+
+    **Raises:** `BadInput` for anything that makes the export impossible; nothing has been written then.
+    """
+    progress, to = progress or Silent(), Path(to).expanduser()
+    if dtype not in DTYPES:
+        raise BadInput(f"the dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
+    if shard_bytes < 1:
+        raise BadInput(f"the size of a file of tensors is {shard_bytes} bytes, but must be at least 1.")
+    if adapter and not run.model.config.adapted:
+        raise BadInput(f"run {str(run.folder)!r} has no low-rank adapters; `diffeqformer finetune` makes such runs.")
+    require_free(to)
+    model = (run.model.without_adapters() if adapter else run.model.merge()).populate(steps)
+    settings, tensors = to_huggingface(model)
+    special = _special_tokens(run.tokenizer)
+    ids = {f"{name}_id": run.tokenizer.token_to_id(token) for name, token in special.items()}
+    own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
+    if own_code:
+        module = Path(MODELLING).stem
+        classes = {"AutoConfig": "DiffEqFormerConfig", "AutoModelForCausalLM": architecture}
+        settings["auto_map"] = {auto: f"{module}.{name}" for auto, name in classes.items()}
+    parameters = sum(tensor.size for tensor in tensors.values())
+    made = Exported(to, architecture, own_code, model.config.steps, parameters, dtype)
+    with becoming(to, "folder", "exporting") as aside:
+        require_space(aside, parameters * np.dtype(DTYPES[dtype]).itemsize, "the model")
+        write_tensors(aside, tensors, dtype, shard_bytes, progress)
+        _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
+        _write_json(aside / "generation_config.json", {"max_length": model.config.context, **ids})
+        write_whole(aside / TOKENIZER, run.tokenizer.to_str(pretty=True))
+        _write_json(aside / "tokenizer_config.json", _tokenizer_settings(special, model.config.context))
+        if own_code:
+            with as_file(files("diffeqformer.interop") / "torch" / MODELLING) as source:
+                shutil.copyfile(source, aside / MODELLING)
+        if adapter:
+            save_adapter(run.model, aside / ADAPTER, base=str(to))
+        write_whole(aside / "README.md", model_card(run, made, adapter))
+    return made
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """The end-of-text token, which also stands before a text's first token, and which padding is made of."""
+    token = tokenizer.id_to_token(end_of_text(tokenizer))
+    assert token is not None
+    return dict.fromkeys(("bos_token", "eos_token", "pad_token"), token)
+
+
+def _tokenizer_settings(special: dict[str, str], context: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "padding_side": "left",  # for generation
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,354 @@
+"""`diffeqformer export`: a folder for Transformers, whole or not there; without torch."""
+
+import ast
+import dataclasses
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from diffeqformer.config import LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.interop import exporting
+from diffeqformer.interop.card import fenced, inline
+from diffeqformer.interop.exporting import export
+from diffeqformer.interop.huggingface import FAMILIES, from_huggingface, places
+from diffeqformer.interop.importing import import_huggingface
+from diffeqformer.interop.peft import save_adapter
+from diffeqformer.ode.schemes import ONE_STEP
+from diffeqformer.training.checkpoint import Checkpoints, by_path
+from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
+from tests.interop.runs import EXPORTED, STOCK, run_of
+from tests.models import TINY
+
+TENSORS, CODE = "model.safetensors", "modeling_diffeqformer.py"
+ALWAYS = {TENSORS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
+
+
+def read(folder: Path, name: str = "config.json") -> dict:
+    return json.loads((folder / name).read_text())
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a run that `load_run` opens."""
+
+    def save(kind: str) -> Path:
+        run = run_of(kind, tmp_path / "run")
+        Checkpoints(run.folder / "checkpoints").save(3, {"model": run.model}, {})
+        run.tokenizer.save(str(run.folder / "tokenizer.json"))
+        (run.folder / "config.yaml").write_text(dump_yaml(run.config))
+        return run.folder
+
+    return save
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*STOCK, "diffeqformer", "macaron", "time, llama, nested norm", "time, reversible", "time, any horizon"],
+)
+def test_what_is_exported_can_be_imported(kind, tmp_path):
+    """The same model, bit for bit, and the same tokenizer."""
+    run = run_of(kind)
+    made = export(run, tmp_path / "made")
+    expected = run.model.populate()
+    opened = import_huggingface(tmp_path / "made", tmp_path / "run")
+    assert made.architecture == STOCK.get(kind, "DiffEqFormerForCausalLM")
+    found = by_path(opened.model)
+    assert found.keys() == by_path(expected).keys()
+    for name, array in by_path(expected).items():
+        np.testing.assert_array_equal(found[name], array, name)
+    m, before = opened.config.model, expected.config
+    same = ("family", "scheme", "steps", "interval", "width", "heads", "context", "vocabulary", "norm_epsilon")
+    same += ("layer_rows", "nested_norm", "rope_theta", "reversible", "dropout")
+    assert [getattr(m, name) for name in same] == [getattr(before, name) for name in same]
+    assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
+
+
+def test_a_published_model_comes_back(tmp_path):
+    """From Hugging Face's files here and back: the same tensors by the same names, the same settings."""
+    for kind in CONFIGS:
+        run = import_huggingface(write(tmp_path / kind, CONFIGS[kind], golden(kind).tensors), tmp_path / f"run-{kind}")
+        export(run, tmp_path / f"back-{kind}")
+        found = load_file(tmp_path / f"back-{kind}" / TENSORS)
+        assert found.keys() == golden(kind).tensors.keys()
+        for name, tensor in golden(kind).tensors.items():
+            np.testing.assert_array_equal(found[name], tensor)
+        settings = read(tmp_path / f"back-{kind}")
+        given = {name: value for name, value in CONFIGS[kind].items() if value is not None}
+        assert {name: settings[name] for name in given} == given
+
+
+def test_files(tmp_path):
+    export(run_of("diffeqformer"), tmp_path / "own")
+    export(run_of("vanilla"), tmp_path / "stock")
+    assert {path.name for path in (tmp_path / "own").iterdir()} == ALWAYS | {CODE}
+    assert {path.name for path in (tmp_path / "stock").iterdir()} == ALWAYS
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "stock"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "own").iterdir()}
+    assert modes[TENSORS] == modes["config.json"]
+
+    own = read(tmp_path / "own")
+    assert own["auto_map"]["AutoModelForCausalLM"] == "modeling_diffeqformer.DiffEqFormerForCausalLM"
+    assert (own["model_type"], own["horizon"], own["steps"], own["dtype"]) == ("diffeqformer", 1.0, 3, "float32")
+    assert "auto_map" not in read(tmp_path / "stock")
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    assert read(tmp_path / "own", "generation_config.json") == {"max_length": 12, **ids}
+    assert own | ids == own
+    tokenizer = read(tmp_path / "own", "tokenizer_config.json")
+    assert (tokenizer["eos_token"], tokenizer["bos_token"], tokenizer["model_max_length"]) == ("</s>", "</s>", 12)
+    with safe_open(tmp_path / "own" / TENSORS, "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_the_modelling_file_needs_nothing_of_this_library():
+    source = (files("diffeqformer.interop") / "torch" / CODE).read_text()
+    imports = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imports == {"collections", "itertools", "typing", "torch", "transformers"}
+
+
+def test_the_modelling_file_has_the_schemes_and_settings_that_are_exported():
+    """What it reads is read from its source, as torch is not there."""
+    source = (files("diffeqformer.interop") / "torch" / CODE).read_text()
+    (table,) = re.findall(r"^SCHEMES = \{\n(.*?)^\}", source, re.M | re.S)
+    assert re.findall(r'^    "([\w-]+)": ', table, re.M) == list(ONE_STEP)
+    (config,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "DiffEqFormerConfig")
+    (init,) = (node for node in config.body if getattr(node, "name", "") == "__init__")
+    known = {argument.arg for argument in init.args.args}
+    family = FAMILIES["diffeqformer"]
+    assert family.values(run_of("ode transformer").model.config).keys() <= known
+
+
+def test_every_name_of_the_table_is_used_once():
+    """A row a node too: macaron has twice as many feed-forward rows."""
+    for kind in ("macaron", "parallel llama, grouped queries, tied"):
+        model = run_of(kind).model
+        names = [part.theirs for parts in places(FAMILIES["diffeqformer"], model.config).values() for part in parts]
+        assert len(names) == len(set(names))
+    assert {"attention.2.output.weight", "feed_forward.2.up.weight"} <= set(names)
+    names = [part.theirs for part in places(FAMILIES["diffeqformer"], EXPORTED["macaron"])[
+        "weights.layers.feed_forward.up.weight"
+    ]]  # fmt: skip
+    assert names == [f"feed_forward.{row}.up.weight" for row in range(6)]
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_precision(dtype, error, tmp_path):
+    run = run_of("vanilla")
+    export(run, tmp_path / "made", dtype=dtype)
+    assert read(tmp_path / "made")["dtype"] == dtype
+    ours, found = by_path(run.model), by_path(from_huggingface(tmp_path / "made"))
+    assert {str(tensor.dtype) for tensor in load_file(tmp_path / "made" / TENSORS).values()} == {dtype}
+    for name, array in ours.items():
+        np.testing.assert_allclose(found[name], array, rtol=error, atol=1e-7)
+
+
+def test_several_files(tmp_path):
+    run = run_of("diffeqformer")
+    made = export(run, tmp_path / "made", shard_bytes=10_000)
+    parts = sorted((tmp_path / "made").glob("model-*.safetensors"))
+    number = len(parts)
+    assert number > 3 and [path.name for path in parts] == [
+        f"model-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)
+    ]
+    index = read(tmp_path / "made", f"{TENSORS}.index.json")
+    assert index["metadata"]["total_size"] == 4 * made.parameters
+    for path in parts:
+        held = load_file(path)
+        assert sum(tensor.nbytes for tensor in held.values()) <= 10_000
+        assert {index["weight_map"][name] for name in held} == {path.name}
+    for name, array in by_path(run.model.populate()).items():
+        np.testing.assert_array_equal(by_path(from_huggingface(tmp_path / "made"))[name], array)
+
+
+def test_adapters_are_merged_or_apart(tmp_path):
+    lora = LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=("attention.*", "gate"))
+    config = dataclasses.replace(EXPORTED["vanilla llama, grouped queries"], lora=lora)
+    run = run_of(config)
+    export(run, tmp_path / "merged")
+    export(run, tmp_path / "apart", adapter=True)
+    merged, base = (load_file(tmp_path / name / TENSORS) for name in ("merged", "apart"))
+    adapter = load_file(tmp_path / "apart" / "adapter" / "adapter_model.safetensors")
+    settings = read(tmp_path / "apart" / "adapter", "adapter_config.json")
+    targets = ["mlp.gate_proj", *(f"self_attn.{name}_proj" for name in "koqv")]
+    assert settings["target_modules"] == targets and settings["fan_in_fan_out"] is False
+    assert (settings["peft_type"], settings["r"], settings["lora_alpha"]) == ("LORA", 3, 6.0)
+    assert settings["base_model_name_or_path"] == str(tmp_path / "apart")
+    changed = {name for name in merged if not np.array_equal(merged[name], base[name])}
+    assert len(adapter) == 2 * len(changed) == 2 * 3 * len(targets)
+    for name in changed:
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        b, a = adapter[f"{module}.lora_B.weight"], adapter[f"{module}.lora_A.weight"]
+        np.testing.assert_allclose(base[name] + 6.0 / 3 * b @ a, merged[name], atol=1e-5)
+    q, v = (adapter[f"base_model.model.model.layers.1.self_attn.{part}_proj.lora_A.weight"] for part in "qv")
+    np.testing.assert_array_equal(q, v)
+
+
+# ----- The model card
+
+
+def write_results(folder: Path, corpus: str) -> None:
+    """What training leaves behind, as far as a card reads it."""
+    measured = {"loss": 3.25, "perplexity": None, "bits_per_byte": 1.5}
+    entry = {"validation": measured, "tokens": 4000, "updates": 3, "steps": 3}
+    text = {"name": corpus, "validation_tokens": 500}
+    (folder / "results.json").write_text(json.dumps({"models": [entry], "corpus": text}))
+
+
+def test_the_card_of_a_finished_run(call, saved, tmp_path):
+    run = saved("diffeqformer")
+    write_results(run, "some text")
+    called = call("export", run, "--to", tmp_path / "made", "--steps", 5)
+    assert called.status == 0, called.err
+    _, front, body = (tmp_path / "made" / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "transformers"
+    assert "| validation loss (nats) | 3.2500 |\n| perplexity | not finite |\n| bits per byte | 1.5000 |" in body
+    assert "at 3 steps. This export has 5 steps, at which the model is another one" in body
+    assert "written out here for 5 steps (it was trained at 3)" in body
+    assert "learning_rate: 0.001" in body and "trust_remote_code=True" in body
+    assert str(run.parent) not in body and "cache" not in body
+    assert read(tmp_path / "made")["steps"] == 5
+
+
+def test_the_card_of_an_unfinished_run(tmp_path):
+    export(run_of("vanilla"), tmp_path / "made")
+    card = (tmp_path / "made" / "README.md").read_text()
+    assert "None are known: this is a run that is not finished, at update 3." in card
+    assert "It is a table of layers" in card and "trust_remote_code" not in card
+
+
+EVIL = "</script><img src=x onerror=alert(1)> [a](http://b) `c` | d\n# e\x00"
+
+
+def test_nothing_in_a_card_is_markup(tmp_path):
+    """Names that somebody else may have chosen: of the folder, the text, the dataset."""
+    run = run_of("vanilla", tmp_path / "run")
+    data = dataclasses.replace(run.config.data, source="huggingface", dataset="```\n# x\n" + EVIL.strip("\x00"))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    run.folder.mkdir()
+    write_results(run.folder, EVIL)
+    export(run, tmp_path / "a [b](c) <i>")
+    card = (tmp_path / "a [b](c) <i>" / "README.md").read_text()
+    text = re.sub(r"^(`{3,})\w+\n.*?^\1$", "", card.split("---\n", 2)[2], flags=re.M | re.S)
+    assert "x onerror" in text and "# x" not in text
+    for mark in ("<", "[", "`c", "| d", "# e"):
+        assert not re.search(r"(?<!\\)" + re.escape(mark), text), mark
+    assert r"a \[b\]\(c\) \<i\>" in text
+
+
+def test_inline_and_fenced():
+    assert inline("Python 3.11 standard library") == "Python 3.11 standard library"
+    assert inline("a\n| b\u202e") == r"a \| b"
+    assert fenced("``` \n", "yaml") == "````yaml\n``` \n````".replace(" \n````", "\n````")
+
+
+# ----- The command
+
+
+def test_the_command(call, saved, tmp_path):
+    run = saved("vanilla")
+    called = call("export", run, "--to", tmp_path / "made", "--dtype", "bfloat16", "--json")
+    assert called.status == 0, called.err
+    document = json.loads(called.out)
+    assert (document["architecture"], document["trust_remote_code"]) == ("GPT2LMHeadModel", False)
+    assert (document["steps"], document["dtype"], document["update"]) == (3, "bfloat16", 3)
+    assert document["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(run_of("vanilla").model))
+    shown = call("export", run, "--to", tmp_path / "other")
+    assert shown.status == 0 and f"from_pretrained('{tmp_path / 'other'}')" in shown.out
+    assert "Writing the tensors" in shown.err
+
+
+BAD = {
+    "no target": (["run"], "needs --to"),
+    "taken": (["run", "--to", "run"], "'run' exists and is not an empty folder; choose another one with --to."),
+    "a file": (["run", "--to", "file"], "'file' exists and is not an empty folder"),
+    "inside a file": (["run", "--to", "file/made"], "cannot be "),
+    "no run": (["nowhere", "--to", "made"], "run folder 'nowhere' does not exist"),
+    "no best": (["run", "--to", "made", "--checkpoint", "best"], "has no evaluated checkpoint yet"),
+    "another depth": (["run", "--to", "made", "--steps", "4"], "is a table of 3 layers and cannot run at 4 steps"),
+    "no steps": (["run", "--to", "made", "--steps", "0"], "steps is 0, but must be a whole number of at least 1"),
+    "precision": (["run", "--to", "made", "--dtype", "int8"], "--dtype is 'int8', but must be one of"),
+    "no adapters": (["run", "--to", "made", "--adapter"], "has no low-rank adapters"),
+    "no size": (["run", "--to", "made", "--shard-mb", "0"], "--shard-mb is 0, but must be at least 1"),
+}
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD.values(), ids=BAD.keys())
+def test_bad_words(call, saved, tmp_path, monkeypatch, words, sentence):
+    saved("vanilla")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    before = set(tmp_path.rglob("*"))
+    called = call("export", *words)
+    assert called.status == 2 and called.out == "" and sentence in called.err, called.err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def without_end(run):
+    tokenizer = word_tokenizer().from_str(word_tokenizer().to_str().replace("</s>", "<stop>"))
+    return dataclasses.replace(run, tokenizer=tokenizer)
+
+
+def with_model(**settings):
+    return lambda run: run_of(dataclasses.replace(TINY, **settings))
+
+
+def huge(run):
+    model = jax.tree.map(lambda leaf: leaf * 1e6, run.model)
+    return dataclasses.replace(run, model=model)
+
+
+REFUSED = {
+    "scheme": (with_model(scheme="diffrax:Tsit5"), {}, "model.scheme is 'diffrax:Tsit5', but a model can be exported"),
+    "base": (with_model(scheme="reversible", reversible=ReversibleConfig("diffrax:Ralston")), {},
+        "model.reversible.base is 'diffrax:Ralston', but"),
+    "dtype": (lambda run: run, {"dtype": "int8"}, "the dtype is 'int8', but must be one of float32, bfloat16, float16"),
+    "shards": (lambda run: run, {"shard_bytes": 0}, "is 0 bytes, but must be at least 1"),
+    "adapter": (lambda run: run, {"adapter": True}, "'runs/tiny' has no low-rank adapters"),
+    "tokenizer": (without_end, {}, "the tokenizer has no token that ends a document"),
+    "float16": (huge, {"dtype": "float16"}, "not finite in float16; bfloat16 and float32 reach further."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "settings", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_exported_is_refused_in_one_sentence(tmp_path, change, settings, sentence):
+    run = change(run_of("vanilla"))
+    with pytest.raises(BadInput, match=re.escape(sentence)) as error:
+        export(run, tmp_path / "made", **settings)
+    assert re.fullmatch(r"[^\n]*\.", str(error.value))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_adapters_to_save(tmp_path):
+    with pytest.raises(BadInput, match="no low-rank adapters"):
+        save_adapter(run_of("vanilla").model, tmp_path / "adapter", "base")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "model_card", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        export(run_of("vanilla"), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frozen_settings_are_not_read(tmp_path):
+    """What only training reads does not make a stock model another one."""
+    run = run_of(dataclasses.replace(EXPORTED["vanilla"], compute_dtype="bfloat16", gradient="plain"))
+    optimizer = OptimizerConfig(learning_rate=1.0)
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, optimizer=optimizer))
+    assert export(run, tmp_path / "made").architecture == "GPT2LMHeadModel"
