@@ -47,21 +47,17 @@ def run(words: Sequence[str], as_json: bool) -> None:
         raise BadInput(
             f"--tolerance is {arguments.tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one."
         )
-    import equinox as eqx
-
-    from diffeqformer.data.cache import prepare, tokens_of
+    from diffeqformer.cli.text import evaluation_text
     from diffeqformer.data.loader import evaluation_batches
-    from diffeqformer.data.tokenizer import load_tokenizer
-    from diffeqformer.evaluation.perplexity import evaluate
+    from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.report.text import evaluations, number
-    from diffeqformer.training.folder import IMPORTED, TOKENIZER, require_same_text
     from diffeqformer.training.results import measured
     from diffeqformer.training.run import load_run
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    model, data = opened.model, opened.config.data
+    model = opened.model
     if arguments.scheme is not None or arguments.tolerance is not None:
         model = with_scheme(model, arguments.scheme, arguments.tolerance)
     if arguments.scheme is None and model.config.scheme != opened.model.config.scheme:
@@ -69,31 +65,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "
             f"{model.config.scheme} is used."
         )
-    if arguments.data:
-        tokenizer = load_tokenizer(opened.folder / TOKENIZER)
-        tokens, text_bytes = tokens_of(arguments.data, data, tokenizer, progress)
-    elif (opened.folder / IMPORTED).is_file():
-        raise BadInput(
-            f"run folder {arguments.run!r} holds an imported model, which has no text of its own; "
-            "name one to evaluate on with --data."
-        )
-    else:
-        advice = "name a text to evaluate on with --data"
-        cached = prepare(data, progress, lambda tokens: require_same_text(opened.folder, tokens, advice))
-        tokens, text_bytes = cached.validation, cached.validation_bytes
-    for steps in asked:  # all are refused before any is evaluated
-        eqx.filter_eval_shape(lambda model, steps=steps: model.populate(steps), model)
+    require_depths(model, asked)  # before any text is read
+    tokens, text_bytes = evaluation_text(opened, arguments.data, progress)
+    depths = asked or (None if model.config.adaptive else model.config.steps,)
+    batches = evaluation_batches(tokens, model.config.context, arguments.batch_size)
+    block = opened.config.trainer.loss_block
     rows: list[dict[str, Any]] = []
-    for steps in asked or (None if model.config.adaptive else model.config.steps,):
-        found = evaluate(
-            model,
-            evaluation_batches(tokens, model.config.context, arguments.batch_size),
-            steps=steps,
-            bytes_=text_bytes,
-            block=opened.config.trainer.loss_block,
-            progress=progress,
-            name=f"Evaluating at {steps} steps" if steps else "Evaluating with adaptive steps",
-        )
+    evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)
+    for steps, found in zip(depths, evaluated, strict=True):
         rtol = None if steps else model.config.tolerance.rtol
         rows.append({"steps": steps, "scheme": model.config.scheme, "rtol": rtol, **asdict(found), **measured(found)})
     if as_json:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -48,47 +48,78 @@ def evaluate(
     progress: Progress | None = None,
     name: str = "evaluating",
 ) -> Evaluation:
-    """Evaluate `model` at `steps` depth steps on batches of (ids, mask) as
+    """Evaluate `model` at `steps` depth steps, the trained number if not given; see `evaluate_in_turns`."""
+    (found,) = evaluate_in_turns([(model, steps)], batches, bytes_=bytes_, block=block, progress=progress, name=name)
+    return found
+
+
+def evaluate_in_turns(
+    turns: Sequence[tuple[Transformer, int | None]],
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    bytes_: int | None = None,
+    block: int = 4096,
+    progress: Progress | None = None,
+    name: str = "evaluating",
+) -> list[Evaluation]:
+    """Evaluate several models, or one at several depths, on batches of (ids, mask) as
     `data.loader.evaluation_batches` gives them.
 
-    **Arguments:** `batches`, of ids (batch, context + 1) and mask (batch, context), true where a prediction counts;
-    `steps`, the trained number if not given; `bytes_`, UTF-8 bytes of the whole text; `block` as for `loss_sum`;
-    `progress` and `name` for display.
+    They take turns, one batch each, so that a busy moment of the machine falls on all of them alike and their speeds
+    can be compared.
 
-    **Returns:** an `Evaluation`; its speed leaves the first batch out, which compiles.
+    **Arguments:** `turns`, models and the depth steps of each, the trained number for None; `batches`, of ids
+    (batch, context + 1) and mask (batch, context), true where a prediction counts; `bytes_`, UTF-8 bytes of the whole
+    text; `block` as for `loss_sum`; `progress` and `name` for display.
+
+    **Returns:** an `Evaluation` for each turn; its speed leaves the first batch out, which compiles.
 
     **Raises:** `RunFailed` if adaptive steps do not come to an end.
     """
     batches = list(batches)  # a split's tokens are small beside its activations
-    total = count = timed = attention = feed_forward = 0.0
-    started = time.perf_counter()
-    with (progress or Silent()).stage(name, len(batches)) as stage:
+    tallies = [_Tally(model, steps, block) for model, steps in turns]
+    with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
-            try:
-                found = _sums(model, jax.numpy.asarray(ids), jax.numpy.asarray(mask, bool), steps, block)
-                total += float(found.nats)
-            except eqx.EquinoxRuntimeError as error:  # raised on the device, where the solver gives up
-                most = model.config.tolerance.max_steps
-                raise RunFailed(
-                    f"adaptive steps did not reach the end of depth: more than model.tolerance.max_steps, {most}, are "
-                    f"needed for a tolerance of {model.config.tolerance.rtol:g}, or the state is not finite."
-                ) from error
-            positions, evaluations = found.positions, found.evaluations
-            count += float(positions)
-            attention, feed_forward = attention + int(evaluations[0]), feed_forward + int(evaluations[1])
-            if number == 0 and len(batches) > 1:
-                started = time.perf_counter()
-            else:
-                timed += float(positions)
-            stage.advance(1, f"{total / count:.4f} nats")
-    seconds = time.perf_counter() - started
-    loss = total / count
-    return Evaluation(
-        loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        bits_per_byte=None if bytes_ is None else total / math.log(2) / bytes_,
-        tokens=round(count),
-        tokens_per_second=timed / seconds,
-        attention_evaluations=attention / len(batches),
-        feed_forward_evaluations=feed_forward / len(batches),
-    )
+            for tally in tallies:
+                tally.add(jax.numpy.asarray(ids), jax.numpy.asarray(mask, bool), number > 0 or len(batches) == 1)
+                stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 else "")
+    return [tally.evaluation(len(batches), bytes_) for tally in tallies]
+
+
+class _Tally:
+    """What one model's batches add up to."""
+
+    def __init__(self, model: Transformer, steps: int | None, block: int):
+        self.model, self.steps, self.block = model, steps, block
+        self.nats = self.count = self.timed = self.seconds = self.attention = self.feed_forward = 0.0
+
+    def add(self, ids: jax.Array, mask: jax.Array, timed: bool) -> None:
+        started = time.perf_counter()
+        try:
+            found = _sums(self.model, ids, mask, self.steps, self.block)
+            self.nats += float(found.nats)  # waits for the device
+        except eqx.EquinoxRuntimeError as error:  # raised on the device, where the solver gives up
+            tolerance = self.model.config.tolerance
+            raise RunFailed(
+                f"adaptive steps did not reach the end of depth: more than model.tolerance.max_steps, "
+                f"{tolerance.max_steps}, are needed for a tolerance of {tolerance.rtol:g}, or the state is not finite."
+            ) from error
+        positions = float(found.positions)
+        self.count += positions
+        self.attention += int(found.evaluations[0])
+        self.feed_forward += int(found.evaluations[1])
+        if timed:
+            self.timed += positions
+            self.seconds += time.perf_counter() - started
+
+    def evaluation(self, batches: int, bytes_: int | None) -> Evaluation:
+        loss = self.nats / self.count
+        return Evaluation(
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=None if bytes_ is None else self.nats / math.log(2) / bytes_,
+            tokens=round(self.count),
+            tokens_per_second=self.timed / self.seconds,
+            attention_evaluations=self.attention / batches,
+            feed_forward_evaluations=self.feed_forward / batches,
+        )

@@ -8,7 +8,7 @@ from typing import Any
 from diffeqformer.config import Config
 from diffeqformer.data.loader import evaluation_batches
 from diffeqformer.errors import BadInput
-from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
 from diffeqformer.training import folder as files
 from diffeqformer.training.files import write_whole
@@ -49,7 +49,7 @@ def compare(
         corpus = result.tokens.statistics
         entry = {**result.entry, "sample": _sample(result, prompt)}
         if config.model.time_dependent and not config.model.adaptive:
-            entry["depth"] = [_at_depth(result, steps, progress) for steps in depths]
+            entry["depth"] = _at_depths(result, depths, progress)
         entries.append(entry)
         records = read_metrics(result.folder / files.METRICS)
         metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
@@ -59,19 +59,20 @@ def compare(
     return found
 
 
-def _at_depth(result: TrainResult, steps: int, progress: Progress) -> dict[str, float | int | None]:
-    if steps == result.config.model.steps:
-        return {"steps": steps, **result.entry["validation"]}
-    found = evaluate(
+def _at_depths(result: TrainResult, depths: Sequence[int], progress: Progress) -> list[dict[str, float | int | None]]:
+    own = result.config.model.steps
+    others = [steps for steps in depths if steps != own]
+    found = at_depths(
         result.model,
         evaluation_batches(result.tokens.validation, result.config.model.context, result.config.trainer.batch_size),
-        steps=steps,
+        others,
         bytes_=result.tokens.validation_bytes,
         block=result.config.trainer.loss_block,
         progress=progress,
-        name=f"Evaluating at {steps} steps",
     )
-    return {"steps": steps, **measured(found)}  # at a depth that was never trained a state may overflow
+    # At a depth that was never trained a state may overflow.
+    losses = {own: result.entry["validation"], **dict(zip(others, map(measured, found), strict=True))}
+    return [{"steps": steps, **losses[steps]} for steps in depths]
 
 
 def _sample(result: TrainResult, prompt: str) -> dict[str, Any]:

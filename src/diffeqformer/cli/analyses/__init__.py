@@ -6,4 +6,5 @@ ANALYSES = {
     "lyapunov": "how sensitive an output token is to each input token, as Lyapunov exponents along depth",
     "attribution": "other explanations of the same output, and a test of which to trust",
     "clusters": "whether tokens gather as depth goes on: simulated particles, or a run's hidden states",
+    "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
 }

@@ -1,0 +1,98 @@
+"""One model at several depths without fine-tuning, and other models at theirs: quality against what it costs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import equinox as eqx
+import numpy as np
+
+from diffeqformer.evaluation.perplexity import Evaluation, evaluate_in_turns
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Another model at its own depth."""
+
+    group: str
+    """What it has in common with the marks that look the same: the method of fine-tuning, or the name of a system."""
+    tuned: bool
+    """Whether it was fine-tuned from the model at hand; else it is a reference, trained at that depth."""
+    run: str
+    """Its folder."""
+    steps: int
+    found: Evaluation
+
+
+@dataclass(frozen=True)
+class DepthCurve:
+    """A model at several depths, and other models beside it, all on the same text."""
+
+    name: str
+    own: int
+    """The number of steps of the model's config; one of the depths below."""
+    points: dict[int, Evaluation]
+    """By number of steps, increasing."""
+    marks: tuple[Mark, ...] = ()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All numbers by name: of the depths, and behind `against_` of the marks, in order."""
+        arrays = {"own_steps": np.asarray(self.own), **_columns("", list(self.points), list(self.points.values()))}
+        if self.marks:
+            arrays["against_run"] = np.asarray([mark.run for mark in self.marks])
+            arrays["against_group"] = np.asarray([mark.group for mark in self.marks])
+            arrays["against_fine_tuned"] = np.asarray([mark.tuned for mark in self.marks])
+            arrays |= _columns("against_", [m.steps for m in self.marks], [m.found for m in self.marks])
+        return arrays
+
+
+def usual_depths(own: int) -> tuple[int, ...]:
+    """Depths from half to twice a model's own: the paper's 1/2, 2/3 and 4/3 of it, its neighbours, 3/2, and 2."""
+    parts = (round(own * part) for part in (1 / 2, 2 / 3, 1, 4 / 3, 3 / 2, 2))
+    return tuple(sorted({steps for steps in (*parts, own - 1, own + 1) if steps >= 1}))
+
+
+def require_depths(model: Transformer, depths: Iterable[int]) -> None:
+    """Check that a model can run at these numbers of steps; computes nothing.
+
+    **Raises:** `BadInput` for the first at which it cannot, such as another than its own for a table of layers.
+    """
+    for steps in depths:
+        eqx.filter_eval_shape(lambda model, steps=steps: model.populate(steps), model)
+
+
+def at_depths(
+    model: Transformer,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    depths: Sequence[int | None],
+    *,
+    bytes_: int | None = None,
+    block: int = 4096,
+    progress: Progress | None = None,
+) -> list[Evaluation]:
+    """Evaluate a model at several numbers of steps, which take turns.
+
+    **Arguments:** `depths`, numbers of steps, or None for as trained (adaptive steps, for an adaptive model); the
+    others as for `evaluate_in_turns`.
+
+    **Raises:** `BadInput` if the model cannot run at one of them, before any is evaluated; `RunFailed` as `evaluate`.
+    """
+    require_depths(model, (steps for steps in depths if steps is not None))
+    said = ", ".join("adaptive" if steps is None else str(steps) for steps in depths)
+    name = f"Evaluating at {said} steps"
+    turns = [(model, steps) for steps in depths]
+    return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)
+
+
+def _columns(prefix: str, steps: list[int], found: list[Evaluation]) -> dict[str, np.ndarray]:
+    numbers = {
+        "loss": [one.loss for one in found],
+        "perplexity": [one.perplexity for one in found],
+        "bits_per_byte": [np.nan if one.bits_per_byte is None else one.bits_per_byte for one in found],
+        "tokens": [one.tokens for one in found],
+        "tokens_per_second": [one.tokens_per_second for one in found],
+        "attention_evaluations": [one.attention_evaluations for one in found],
+        "feed_forward_evaluations": [one.feed_forward_evaluations for one in found],
+    }
+    return {f"{prefix}{name}": np.asarray(values) for name, values in {"steps": steps, **numbers}.items()}
