@@ -17,7 +17,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems test test-full test-slow test-browser lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt test test-full test-slow test-browser lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -49,14 +49,14 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "Installed: $(BIN)/diffeqformer"
 
 $(TORCH_STAMP): requirements-torch.lock $(STAMP)
-	@echo "Installing $(TORCH) and transformers into $(VENV), to compare with ..."
-	@$(PIP) install --require-hashes --requirement requirements-torch.lock
+	@echo "Installing $(TORCH), transformers and peft into $(VENV), to compare with ..."
+	@$(PIP) install --require-hashes --no-deps --requirement requirements-torch.lock
 	@$(PIP) install "$(TORCH)"
 	@touch $@
 
 install: $(STAMP) ## Create .venv with the locked dependencies and this project; nothing else
 
-install-torch: $(TORCH_STAMP) ## The same with torch and transformers, which only test-full compares with
+install-torch: $(TORCH_STAMP) ## The same with torch, transformers and peft, which only test-full compares with
 
 quickstart: install ## Train DiffEqFormer and its baselines on real text, and write a report (ARGS='--minutes 2')
 	@$(BIN)/diffeqformer quickstart $(ARGS)
@@ -68,6 +68,11 @@ repro-systems: install ## Train every published system at equal tokens, the tabl
 	@for name in $(SYSTEMS); do \
 		$(BIN)/diffeqformer train quickstart-$$name --trainer.updates 500 --run runs/systems/$$name $(ARGS) || exit; \
 	done
+
+TEXTS ?= $(error name two texts, as in make repro-adapt TEXTS="code=stdlib wikitext=wikitext-2-raw/*.raw")
+
+repro-adapt: install ## The paper's figure 5 at small scale (TEXTS='a=a.jsonl b=b.raw', about 60 minutes)
+	@$(BIN)/diffeqformer reproduce adapt --texts $(TEXTS) $(ARGS)
 
 test: install ## The tests that need no torch and take no more than seconds each
 	$(PYTEST) $(ARGS)
@@ -98,7 +103,8 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-s
 lock: install ## Write both lock files again (ARGS=--upgrade for newer versions)
 	@$(PIP) install uv
 	@$(LOCK) $(ARGS) pyproject.toml --extra dev --no-emit-package diffeqformer --output-file requirements.lock
-	@echo transformers | $(LOCK) $(ARGS) - --constraint requirements.lock --output-file requirements-torch.lock
+	@printf 'transformers\npeft\n' | $(LOCK) $(ARGS) - --constraint requirements.lock \
+		--output-file requirements-torch.lock
 	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements.lock requirements-torch.lock
 
 clean: ## Remove the environment and caches; runs stay

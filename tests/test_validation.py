@@ -130,7 +130,7 @@ def test_every_setting_of_a_model_is_checked_for_whether_it_is_read():
             validate_model(dataclasses.replace(least, **{name: value}))
     read = {"family", "weights", "scheme", "horizon", "steps", "width", "heads", "hidden", "context", "vocabulary"}
     read |= {"norm_epsilon", "init_std", "compute_dtype", "gradient", "tied", "dropout"}
-    grouped = {"reversible", "tolerance", "time"}
+    grouped = {"reversible", "tolerance", "time", "lora"}
     assert {field.name for field in dataclasses.fields(ModelConfig)} == unread.keys() | read | grouped
 
 

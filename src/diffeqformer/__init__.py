@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from diffeqformer.errors import RunFailed as RunFailed
     from diffeqformer.evaluation.perplexity import Evaluation as Evaluation
     from diffeqformer.evaluation.perplexity import evaluate as evaluate
+    from diffeqformer.interop.exporting import export as export
     from diffeqformer.interop.huggingface import from_huggingface as from_huggingface
     from diffeqformer.interop.importing import import_huggingface as import_huggingface
     from diffeqformer.model.build import abstract as abstract
@@ -74,6 +75,7 @@ _MODULES = {
     "data.loader": ("Loader", "evaluation_batches"),
     "errors": ("BadInput", "DiffEqFormerError", "RunFailed"),
     "evaluation.perplexity": ("Evaluation", "evaluate"),
+    "interop.exporting": ("export",),
     "interop.huggingface": ("from_huggingface",),
     "interop.importing": ("import_huggingface",),
     "model.build": ("abstract", "build"),
@@ -129,6 +131,7 @@ __all__ = [
     "continue_text",
     "evaluate",
     "evaluation_batches",
+    "export",
     "flops",
     "from_huggingface",
     "generate",

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import types
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +16,7 @@ import yaml
 
 from diffeqformer.errors import BadInput
 
-Role = Literal["embedding", "matrix", "bias", "norm", "time"]
+Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,20 @@ class ToleranceConfig:
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adapters on the linear maps of a table of layers (Hu et al. 2021): `W + alpha / rank A B`."""
+
+    rank: int | None = None
+    """Columns of A and rows of B; if not given, there are no adapters."""
+    alpha: float = 16.0
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Probability of dropping an adapter's input, in training only."""
+    targets: tuple[str, ...] = ("*",)
+    """Which linear maps: names such as `attention.output` or `down`, or patterns such as `attention.*`."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One point of the grid weights x field x scheme, and its sizes."""
 
@@ -109,6 +124,7 @@ class ModelConfig:
     tied: bool | None = None
     """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""
     time: TimeConfig = TimeConfig()
+    lora: LoRAConfig = LoRAConfig()
     dropout: DropoutConfig = DropoutConfig()
 
     @property
@@ -116,10 +132,19 @@ class ModelConfig:
         """Length of the depth interval in the state's own clock; a step is interval / steps."""
         return {"unit": 1.0, "steps": float(self.steps)}.get(self.horizon, self.horizon)  # pyright: ignore
 
+    def horizon_at(self, steps: int) -> Literal["unit", "steps"] | float:
+        """The horizon by which another number of steps covers the same interval of depth."""
+        return self.interval if self.horizon == "steps" and steps != self.steps else self.horizon
+
     @property
     def adaptive(self) -> bool:
         """Whether a tolerance chooses the steps."""
         return self.tolerance.rtol is not None
+
+    @property
+    def adapted(self) -> bool:
+        """Whether low-rank adapters stand beside the weights."""
+        return self.lora.rank is not None
 
     @property
     def time_dependent(self) -> bool:
@@ -134,7 +159,7 @@ class DataConfig:
     source: Literal["stdlib", "files", "huggingface"] = "stdlib"
     """Python's own standard library, text files, or a Hugging Face dataset."""
     train: tuple[str, ...] = ()
-    """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files (source: files)."""
+    """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, or WikiText's .raw (source: files)."""
     validation: tuple[str, ...] = ()
     """The same for validation; if empty, a part of the training documents is held out."""
     dataset: str = ""
@@ -166,6 +191,8 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     decay_roles: tuple[Role, ...] = ("embedding", "matrix")
     """Roles of the parameters that decay; `time` (all of a time-dependent weight) is best left out."""
+    train_roles: tuple[Role, ...] = ("embedding", "matrix", "bias", "norm", "time", "adapter")
+    """Roles of the parameters that are trained; the others stay as they are, without gradient or moments."""
     warmup_fraction: float = 0.01
     final_fraction: float = 0.1
     """Learning rate at the end, as a fraction of the peak."""
@@ -200,11 +227,28 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True)
+class BaseConfig:
+    """The run that a run starts from; `diffeqformer finetune` writes it."""
+
+    run: str = ""
+    """Its folder; if not given, the run starts from random weights."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Its newest checkpoint, or the one of lowest validation loss."""
+    update: int | None = None
+    """The update of that checkpoint."""
+    method: Literal["lora", "full", "continuous"] | None = None
+    """What was asked to be trained: adapters, all weights of the table of layers, or the time networks."""
+    system: str = ""
+    """What the base is, for reports."""
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything a run depends on."""
 
     run: str = "runs/run"
     """Folder of the run."""
+    base: BaseConfig = field(default_factory=BaseConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -291,6 +335,12 @@ class _StrictLoader(yaml.SafeLoader):
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    folder = Path(str(files("diffeqformer") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_yaml(path: str | Path) -> Config:

@@ -69,17 +69,18 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         ("model.time.frequencies", m.time.frequencies, 1), ("model.checkpoints", m.checkpoints, 2),
         ("model.tolerance.max_steps", m.tolerance.max_steps, 1), ("model.hidden", m.hidden, 1),
         ("model.kv_heads", m.kv_heads, 1), ("model.vocabulary", m.vocabulary, 1),
+        ("model.lora.rank", m.lora.rank, 1),
     )  # fmt: skip
     _require_positive(
         ("model.norm_epsilon", m.norm_epsilon), ("model.init_std", m.init_std), ("model.horizon", m.interval),
         ("model.rope_theta", m.rope_theta), ("model.tolerance.rtol", m.tolerance.rtol),
         ("model.tolerance.atol", m.tolerance.atol), ("model.reversible.coupling", m.reversible.coupling),
-        ("model.time.highest_frequency", m.time.highest_frequency),
+        ("model.lora.alpha", m.lora.alpha), ("model.time.highest_frequency", m.time.highest_frequency),
         ("model.time.lowest_frequency", m.time.lowest_frequency),
     )  # fmt: skip
     _require_fractions(
         ("model.dropout.embedding", m.dropout.embedding), ("model.dropout.attention", m.dropout.attention),
-        ("model.dropout.residual", m.dropout.residual),
+        ("model.dropout.residual", m.dropout.residual), ("model.lora.dropout", m.lora.dropout),
     )  # fmt: skip
     if m.time.lowest_frequency > m.time.highest_frequency:
         raise BadInput(
@@ -88,6 +89,7 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         )
     _validate_heads(m)
     _validate_scheme(m)
+    _validate_lora(m)
     _refuse_unread(m)
     return m
 
@@ -120,6 +122,7 @@ def _refuse_unread(m: ModelConfig) -> None:
         (m.scheme == "reversible", ("reversible",), f"model.scheme {m.scheme!r}", "'reversible' does"),
         (m.gradient == "recursive", ("checkpoints",), f"model.gradient {m.gradient!r}", "'recursive' does"),
         (m.adaptive, ("tolerance",), "a model without model.tolerance.rtol", "one with it does"),
+        (m.adapted, ("lora",), "a model without model.lora.rank", "one with it does"),
     ]
     plain = ModelConfig()
     for read, names, obstacle, reader in groups:
@@ -168,3 +171,17 @@ def _validate_scheme(m: ModelConfig) -> None:
                 "its steps; 'time', 'time-shared-mlp' and 'shared' have."
             )
         adaptive_solver(m.scheme)
+
+
+def _validate_lora(m: ModelConfig) -> None:
+    if not m.adapted:
+        return
+    from diffeqformer.ode.field import field_of
+    from diffeqformer.ode.lora import require_fitting
+
+    if m.weights != "layer":
+        raise BadInput(
+            f"model.lora.rank is {m.lora.rank}, but model.weights is {m.weights!r}: adapters stand beside a table of "
+            "layers; `diffeqformer finetune` writes one out."
+        )
+    require_fitting(field_of(m).shapes(m), m.lora)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.benchmarks import memory, schemes, updates
+from diffeqformer.benchmarks import finetuning, memory, schemes, updates
 from diffeqformer.benchmarks.hand_written import hand_written_update
 from diffeqformer.benchmarks.timing import random_batch, take_turns
 from diffeqformer.cli import main
@@ -103,3 +103,11 @@ def test_the_update_beside_the_vanilla_ones(monkeypatch):
     found = updates.compare_updates(dataclasses.replace(CONFIG, model=TINY), 7, Silent())
     assert [row["model"] for row in found] == ["vanilla", "diffeqformer"] and found[0]["ratio_of_medians"] == 1
     assert found[1]["temporary_bytes"] > found[0]["temporary_bytes"] > 0
+
+
+def test_ways_to_fine_tune_are_timed_and_adapters_need_less_memory():
+    rows = finetuning.compare_finetuning(Config(model=TINY, trainer=CONFIG.trainer), 2, Silent())
+    names, moments = [row["way"] for row in rows], [row["optimizer_bytes"] for row in rows]
+    assert names == ["vanilla, full", "populated, full", "populated, LoRA and embeddings", "populated, LoRA"]
+    assert moments[0] == moments[1] > moments[2] > moments[3] > 0
+    assert rows[0]["ratio_of_medians"] == 1 and all(row["median_seconds"] > 0 for row in rows)

@@ -16,6 +16,10 @@ def test_spectra_of_two_runs_side_by_side(place, call):
     folder = place.run("time") / "analysis" / "spectra"
     assert told["page"] == str(folder / "index.html") and (folder / "real-parts-qk.png").is_file()
     assert (folder / "flow-ov.svg").is_file() and (folder / "flow-ov-against.svg").is_file()
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    assert (
+        page.count('class="narrow"') == 4 + 1 + 6 and "Share of positive real parts at the first and the last" in page
+    )
     arrays = np.load(folder / "spectra.npz")
     assert arrays["QK_eigenvalues"].dtype == complex and arrays["FF_4_eigenvalues"].shape[-1] == 4
     assert set(told["models"][0]["pairs"]) == {"QK", "OV", "FF", "FF 4"}

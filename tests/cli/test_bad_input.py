@@ -59,6 +59,20 @@ BAD_WORDS = {
     "bench: figure": ("bench memory --figure x.pdf", "--figure is 'x.pdf', but must end with .png or .svg."),
     "bench: steps": ("bench memory --steps 0", "--steps is '0', but must be whole numbers of at least 1"),
     "bench: weights": ("bench memory --weights tied", "'tied', but must be one of "),
+    "finetune: no run": ("finetune", "needs RUN"),
+    "finetune: missing run": ("finetune nowhere --steps 4", "run folder 'nowhere' does not exist"),
+    "finetune: method": ("finetune nowhere --method qlora", "--method is 'qlora', but must be one of 'lora', 'full',"),
+    "finetune: rank without adapters": (
+        "finetune nowhere --method full --rank 4",
+        "--rank is 4, but --method full has no adapters; --method lora has.",
+    ),
+    "finetune: unknown option": ("finetune nowhere --trainer.update 3", "did you mean --trainer.updates?"),
+    "reproduce: one text": ("reproduce adapt --texts a=stdlib", "--texts has 1 different names, but must have 2"),
+    "reproduce: no name": ("reproduce adapt --texts a.txt b.txt", "--texts has 'a.txt', but must be NAME=FILES"),
+    "reproduce: steps": (
+        "reproduce adapt --texts a=stdlib b=b.txt --steps 4",
+        "steps is 4, but must be a multiple of 6",
+    ),
     "train: scheme": ("train quickstart-gpt --model.scheme rk5", "model.scheme is 'rk5', but must be one of euler, "),
     "info: scheme": ("info quickstart-gpt --model.scheme rk5", "model.scheme is 'rk5', but must be one of euler, "),
     "scheme, its prefix left out": (
@@ -283,6 +297,17 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
         (["sample", "time", "--prompt", "the", "--seed", "-1"], "seed is -1, but must be at least 0"),
         (["sample", "time", "--prompt", "the", "--steps", "0"], "steps is 0, but must be a whole number of at least 1"),
         (["sample", "layer", "--prompt", "the", "--steps", "3"], "cannot run at 3 steps"),
+        (["finetune", "time", "--steps", "0"], "steps is 0, but must be a whole number of at least 1"),
+        (["finetune", "layer", "--steps", "3"], "is a table of 2 layers and cannot run at 3 steps"),
+        (["finetune", "layer", "--method", "continuous"], "method 'continuous' keeps weights that are functions of"),
+        (["finetune", "time", "--rank", "0"], "model.lora.rank is 0, but must be at least 1"),
+        (["finetune", "time", "--rank", "99"], "model.lora.rank is 99, but attention.query_key_value is 16 x 48: at"),
+        (
+            ["finetune", "time", "--targets", "query"],
+            "none of this model's linear maps: attention.query_key_value, ",
+        ),
+        (["finetune", "time", "--data", "none.txt"], "file '{here}/none.txt' does not exist"),
+        (["finetune", "time", "--data.tokenizer", "gpt2"], "--data.tokenizer is 'gpt2', but the tokenizer of a"),
     ],
 )
 def test_a_run_is_asked_for_what_it_cannot_do(call, place, tmp_path, words, sentence):

@@ -37,6 +37,7 @@ def test_attribution_explains_and_tests(call, place):
     assert done.status == 0, done.err
     found = json.loads(done.out)
     folder = place.run("time") / "analysis" / "attribution"
+    assert len(found["predicted"]) == len(found["outputs"]) == len(found["log_probabilities"])
     assert "Lyapunov" in found["faithfulness"]["verdict"] and len(found["faithfulness"]["ranking"]) == 9
     assert {path.suffix for path in folder.iterdir()} == {".html", ".npz", ".png", ".svg"}
     assert np.load(folder / "attribution.npz")["faithfulness_strength"].shape == (3, 9)

@@ -14,12 +14,15 @@ from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted
 VERBS = {
     "quickstart": "train a continuous-depth model and its baselines on built-in text, with a report",
     "train": "train a model on your text: CONFIG [--key value ...]; continues by itself if the run exists",
+    "finetune": "adapt a trained model to other text, at any depth: RUN --steps N --method lora|full --data FILES",
     "eval": "loss, perplexity and bits per byte of a run, at any number of depth steps",
     "sample": "continue a prompt",
     "analyze": "look inside: spectra, induction heads, sensitivity, attribution, clustering",
     "info": "parameters, operations a token and memory of a config or a run, beside its vanilla twin",
     "import": "make a run of a Hugging Face GPT-2 or Llama: FOLDER --to RUN",
-    "bench": "measure on this machine: bench train, bench schemes, bench memory",
+    "export": "write a run's model for Hugging Face's Transformers: RUN --to DIR",
+    "reproduce": "experiments of the paper at small scale: reproduce adapt",
+    "bench": "measure on this machine: updates, fine-tuning, schemes, memory, spectra, exponents",
 }
 
 HELP = "\n".join(

@@ -1,4 +1,4 @@
-"""`diffeqformer bench train|schemes|memory|spectra|lyapunov`"""
+"""`diffeqformer bench train|finetune|schemes|memory|spectra|lyapunov`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ class Arguments:
 
     train: time an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed.
 
+    finetune: time an update of a populated model in full and by LoRA, beside the vanilla transformer's.
+
     schemes: time an update by each scheme, beside what its evaluations predict, and Euler's written by hand.
 
     memory: the memory that a gradient needs by each method and number of steps, as compiled; nothing is run.
@@ -36,13 +38,13 @@ class Arguments:
     """
 
     what: Annotated[
-        Literal["train", "schemes", "memory", "spectra", "lyapunov"],
+        Literal["train", "finetune", "schemes", "memory", "spectra", "lyapunov"],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="train|schemes|memory|spectra|lyapunov"),
+        tyro.conf.arg(metavar="train|finetune|schemes|memory|spectra|lyapunov"),
     ]
     """What is measured."""
     rounds: int | None = None
-    """Timed updates of each model (9); the models take turns. Of train and schemes."""
+    """Timed updates of each model (9); the models take turns. Of train, finetune and schemes."""
     steps: str | None = None
     """Numbers of depth steps (12,24,48,96). Of memory."""
     weights: Literal["layer", "shared", "time"] | None = None
@@ -54,7 +56,12 @@ class Arguments:
 def run(words: Sequence[str], as_json: bool) -> None:
     """Print a row a model, a scheme, or a way to a gradient."""
     arguments = parse(Arguments, words, "diffeqformer bench")
-    read = {"train": ("rounds",), "schemes": ("rounds",), "memory": ("steps", "weights", "figure")}
+    read = {
+        "train": ("rounds",),
+        "finetune": ("rounds",),
+        "schemes": ("rounds",),
+        "memory": ("steps", "weights", "figure"),
+    }
     for name in ("rounds", "steps", "weights", "figure"):
         if getattr(arguments, name) is not None and name not in read.get(arguments.what, ()):
             raise BadInput(f"--{name} is given, but `bench {arguments.what}` does not read it.")
@@ -65,7 +72,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     rounds = ROUNDS if arguments.rounds is None else arguments.rounds
     if rounds < 7:
         raise BadInput(f"--rounds is {rounds}, but must be at least 7 for a median worth reading.")
-    (_train if arguments.what == "train" else _schemes)(rounds, as_json)
+    {"train": _train, "finetune": _finetune, "schemes": _schemes}[arguments.what](rounds, as_json)
 
 
 def _train(rounds: int, as_json: bool) -> None:
@@ -84,6 +91,30 @@ def _train(rounds: int, as_json: bool) -> None:
                 f"{row['ratio_of_medians']:.3f}",
                 f"{row['median_of_ratios']:.3f}",
                 "" if row["temporary_bytes"] is None else human(row["temporary_bytes"], "B"),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _finetune(rounds: int, as_json: bool) -> None:
+    from diffeqformer.benchmarks.finetuning import compare_finetuning
+    from diffeqformer.benchmarks.updates import STANDARD
+
+    rows = compare_finetuning(STANDARD, rounds, Terminal())
+    if as_json:
+        return print_json({"rounds": rounds, "rows": rows})
+    print_table(
+        f"fine-tuning update: {_size(STANDARD)}; {rounds} rounds",
+        ["model", "median", "quartiles", "ratio to vanilla", "median of rounds' ratios", "optimiser", "temporary"],
+        [
+            [
+                row["way"],
+                *_times(row),
+                f"{row['ratio_of_medians']:.3f}",
+                f"{row['median_of_ratios']:.3f}",
+                human(row["optimizer_bytes"], "B"),
+                human(row["temporary_bytes"], "B"),
             ]
             for row in rows
         ],

@@ -7,13 +7,12 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
-from diffeqformer.config import Config, read_yaml
+from diffeqformer.config import Config, read_yaml, shipped_configs
 from diffeqformer.errors import BadInput
 from diffeqformer.validation import validate
 
@@ -65,8 +64,8 @@ def _options(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The dotted names of a dataclass's settings, as they are written behind two dashes, and their types."""
     options: dict[str, Any] = {}
     for name, hint in get_type_hints(cls).items():
-        if cls is ConfigArguments and name == "settings":
-            options |= _options(Config)
+        if name == "settings":  # their names stand for themselves
+            options |= _options(hint)
         elif dataclasses.is_dataclass(hint):
             options |= _options(hint, f"{prefix}{name}.")
         else:
@@ -137,12 +136,6 @@ def whole_numbers(text: str, name: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise BadInput(f"{name} is {text!r}, but must be whole numbers of at least 1, such as 6 or 6,12,24.")
     return tuple(int(part) for part in parts)
-
-
-def shipped_configs() -> dict[str, Path]:
-    """The configs that come with the package, by name."""
-    folder = Path(str(files("diffeqformer") / "configs"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_config(name: str) -> Path:

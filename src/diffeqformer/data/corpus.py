@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.files import NEEDS_EXTRA, Document, Reader, TextFile, find_files, require_field, text_of
+from diffeqformer.data.files import (
+    NEEDS_EXTRA,
+    OF_DOCUMENTS,
+    Document,
+    Reader,
+    TextFile,
+    find_files,
+    require_field,
+    text_of,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 
@@ -128,7 +137,7 @@ def _split_files(
 
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
-    if ".jsonl" in file.path.name.lower() or file.path.suffix.lower() == ".parquet":
+    if file.path.name.lower().endswith(OF_DOCUMENTS):
         return [sum(len(block.encode()) for block in document) for document in reader.documents(file)]
     return [file.size] if file.size else []  # one document: no need to read it
 

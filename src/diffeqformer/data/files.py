@@ -1,4 +1,4 @@
-"""Documents out of files: plain text, JSON lines (plain, gzip or Zstandard) and Parquet tables.
+"""Documents out of files: plain text, JSON lines (plain, gzip or Zstandard), Parquet tables, and WikiText.
 
 A document is read as an iterable of blocks of text, so that a file of any size passes through bounded memory.
 """
@@ -20,9 +20,12 @@ import zstandard
 
 from diffeqformer.errors import BadInput, RunFailed
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+OF_DOCUMENTS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".raw")
+"""Suffixes of files that hold many documents."""
+SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 BLOCK_BYTES = 1 << 20
+_TITLE = re.compile(r" = (?!=).*(?<!=) = ?\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Document = Iterable[str]
@@ -98,6 +101,8 @@ class Reader:
             yield from ((text,) for text in self._rows(file) if text)
         elif ".jsonl" in name:
             yield from ((text,) for text in self._lines(file) if text)
+        elif name.endswith(".raw"):
+            yield from ((article,) for article in self._articles(file))
         elif file.size:
             yield self._plain(file)
 
@@ -108,6 +113,18 @@ class Reader:
             yield text if offset else text.removeprefix("\ufeff")
             offset += len(raw)
         self._tell(decoder)
+
+    def _articles(self, file: TextFile) -> Iterator[str]:
+        """The articles of a WikiText file: each begins with a line ` = Title = `."""
+        article: list[str] = []
+        for block in self._plain(file):
+            for line in block.splitlines(keepends=True):
+                if _TITLE.fullmatch(line) and "".join(article).strip():
+                    yield "".join(article)
+                    article = []
+                article.append(line)
+        if "".join(article).strip():
+            yield "".join(article)
 
     def _lines(self, file: TextFile) -> Iterator[str]:
         decoder, offset, number = _Decoder(file.path, self.strict), 0, 0

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config import LoRAConfig, ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
 from diffeqformer.model.build import abstract
 from diffeqformer.nn.linear import LinearShape, NormShape
 from diffeqformer.ode import grid
@@ -22,7 +22,7 @@ class Parameters(NamedTuple):
     stored: int
     """What training holds and a checkpoint stores."""
     effective: int
-    """What remains once the weights are written out for the trained number of steps."""
+    """What remains once the weights are written out for the trained number of steps, adapters merged."""
 
 
 class Flops(NamedTuple):
@@ -44,7 +44,7 @@ def count(tree: Any) -> int:
 def parameters(config: ModelConfig) -> Parameters:
     """Parameters of a model config, from its shapes alone."""
     model = abstract(config)
-    return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate(), model)))
+    return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate().merge(), model)))
 
 
 def flops(config: ModelConfig) -> Flops:
@@ -52,7 +52,7 @@ def flops(config: ModelConfig) -> Flops:
 
     Each entry of a matrix costs 2 operations a token and evaluation of its half of the field; attention costs `4 width`
     a token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive steps are counted as
-    `config.steps` fixed ones.
+    `config.steps` fixed ones, adapters as merged.
     """
     model = abstract(config)
     block, evaluations = field_of(config).shapes(config), scheme_of(config).evaluations.times(config.steps)
@@ -81,6 +81,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
         weights="layer",
         layer_rows="step",
         time=TimeConfig(),
+        lora=LoRAConfig(),
         scheme="lie-trotter",
         reversible=ReversibleConfig(),
         tolerance=ToleranceConfig(),

@@ -1,6 +1,7 @@
 """The one model class: an embedding, block weights as a function of depth, a field, a scheme, a final norm, a head."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,17 +11,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from diffeqformer.config import ModelConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config import LoRAConfig, ModelConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, normalise, wide
-from diffeqformer.ode.field import Window, field_of
+from diffeqformer.ode.field import BlockWeights, Window, field_of
+from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, scheme_of
 from diffeqformer.ode.solve import Solution, solve
 from diffeqformer.ode.solvers import solve_adaptively
-from diffeqformer.ode.weights import WeightSource, written_out
+from diffeqformer.ode.weights import LayerWeights, WeightSource, written_out
 
 
 class Transformer(eqx.Module):
@@ -78,10 +80,25 @@ class Transformer(eqx.Module):
             weights="layer",
             layer_rows="step" if weights.nodes is None else "node",
             steps=steps,
-            horizon=config.interval if config.horizon == "steps" and steps != config.steps else config.horizon,
+            horizon=config.horizon_at(steps),
             tolerance=ToleranceConfig(),
             time=TimeConfig(),
         )
+        return Transformer(self.embedding, weights, self.final_norm, self.head, config)
+
+    def merge(self) -> "Transformer":
+        """The same model with its low-rank adapters added into the matrices; without adapters, the model itself."""
+        return self._with_layers(merge)
+
+    def without_adapters(self) -> "Transformer":
+        """The same model with its low-rank adapters taken away; without adapters, the model itself."""
+        return self._with_layers(without_adapters)
+
+    def _with_layers(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
+        if not isinstance(self.weights, LayerWeights) or not self.config.adapted:
+            return self
+        weights = LayerWeights(change(self.weights.layers), self.weights.nodes)
+        config = dataclasses.replace(self.config, lora=LoRAConfig())
         return Transformer(self.embedding, weights, self.final_norm, self.head, config)
 
     def depth(self, steps: Any) -> int:

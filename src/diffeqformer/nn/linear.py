@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Key
+
+from diffeqformer.nn.dropout import dropout
 
 
 class LinearShape(NamedTuple):
@@ -31,12 +33,52 @@ class Linear(eqx.Module):
     weight: Float[Array, "*layers inputs outputs"]
     bias: Float[Array, "*layers outputs"] | None
 
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+    def __call__(
+        self, x: Float[Array, "*batch inputs"], *, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*batch outputs"]:
         # As one matrix: XLA's CPU gradient of a weight under several batch axes takes three times as long.
         y = x.reshape(-1, x.shape[-1]) @ self.weight
         if self.bias is not None:
             y = y + self.bias[None]
         return y.reshape(*x.shape[:-1], -1)
+
+
+class Adapter(eqx.Module):
+    """`x -> scale drop(x) a b`: a low-rank change of a linear map (Hu et al. 2021, arXiv:2106.09685)."""
+
+    a: Float[Array, "*layers inputs rank"]
+    b: Float[Array, "*layers rank outputs"]
+    """Zero at the start."""
+    scale: float = eqx.field(static=True)
+    dropout: float = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "*batch inputs"], *, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*batch outputs"]:
+        inner = dropout(x, self.dropout, key).reshape(-1, x.shape[-1]) @ self.a
+        return (self.scale * (inner @ self.b)).reshape(*x.shape[:-1], -1)
+
+
+class AdaptedLinear(eqx.Module):
+    """A linear map with an adapter beside it: `x -> base(x) + adapter(x)`."""
+
+    base: Linear
+    adapter: Adapter
+
+    def __call__(
+        self, x: Float[Array, "*batch inputs"], *, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*batch outputs"]:
+        return self.base(x) + self.adapter(x, key=key)
+
+    @property
+    def weight(self) -> Float[Array, "*layers inputs outputs"]:
+        """The matrix with the adapter merged into it."""
+        return self.base.weight + self.adapter.scale * (self.adapter.a @ self.adapter.b)
+
+    @property
+    def bias(self) -> Float[Array, "*layers outputs"] | None:
+        """The base's."""
+        return self.base.bias
 
 
 class Norm(eqx.Module):

@@ -1,5 +1,6 @@
 """The vector field `F(t, x) = A_t(x) + M_t(x)`: what a block computes from its weights, knowing nothing of time."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -13,7 +14,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.nn.attention import AttentionWeights, KeyValueCache, attend, attention_weights, split_heads
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
-from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape, normalise
+from diffeqformer.nn.linear import AdaptedLinear, Linear, LinearShape, Norm, NormShape, normalise
 from diffeqformer.nn.rotary import rotate
 
 L = TypeVar("L")
@@ -32,7 +33,7 @@ class Block(eqx.Module, Generic[L, N]):
 
 
 BlockShapes = Block[LinearShape, NormShape]
-BlockWeights = Block[Linear, Norm]
+BlockWeights = Block[Linear | AdaptedLinear, Norm]
 
 
 class Window(eqx.Module):
@@ -124,8 +125,8 @@ class TransformerField(eqx.Module):
         window: Window | None = None,
     ) -> tuple[Float[Array, "batch position width"], KeyValueCache | None]:
         """`A(x)`, and the cache with the new keys and values if one was given."""
-        attention_key, residual_key = (None, None) if key is None else jax.random.split(key)
-        query, keys, values = self.projections(weights, x, 0 if window is None else window.start)
+        attention_key, residual_key, input_key, output_key = _split(key, 4)
+        query, keys, values = self.projections(weights, x, 0 if window is None else window.start, input_key)
         if cache is not None and window is not None:
             cache = cache.put(keys, values, window.start)
             keys, values = cache.keys, cache.values
@@ -137,7 +138,8 @@ class TransformerField(eqx.Module):
             dropout_rate=self.attention_dropout,
             key=attention_key,
         )
-        return dropout(weights.attention.output(mixed.reshape(x.shape)), self.residual_dropout, residual_key), cache
+        mixed = weights.attention.output(mixed.reshape(x.shape), key=output_key)
+        return dropout(mixed, self.residual_dropout, residual_key), cache
 
     def attention_weights(
         self, weights: BlockWeights, x: Float[Array, "batch position width"]
@@ -160,12 +162,16 @@ class TransformerField(eqx.Module):
         return jnp.einsum("bkhd,hdw->bkhw", values, output)
 
     def projections(
-        self, weights: BlockWeights, x: Float[Array, "batch position width"], start: int | Int[Array, ""] = 0
+        self,
+        weights: BlockWeights,
+        x: Float[Array, "batch position width"],
+        start: int | Int[Array, ""] = 0,
+        key: Key[Array, ""] | None = None,
     ) -> tuple[Array, Array, Array]:
         """Query, keys and values of `x`, whose first position is `start`, by head."""
         own = weights.attention
         y = normalise(own.norm, x, self.norm_epsilon)
-        query, keys, values = split_heads(own.query_key_value(y), self.heads, x.shape[-1] // self.heads)
+        query, keys, values = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
         if self.rope_theta is not None:
             positions = jnp.arange(x.shape[1]) + start
             query, keys = (rotate(part, positions, self.rope_theta) for part in (query, keys))
@@ -179,12 +185,19 @@ class TransformerField(eqx.Module):
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "batch position width"]:
         """`M(x)`."""
-        own = weights.feed_forward
+        own, (residual_key, up_key, gate_key, down_key) = weights.feed_forward, _split(key, 4)
         y = normalise(weights.attention.norm, x, self.norm_epsilon) if self.nested_norm else x
         y = normalise(own.norm, y, self.norm_epsilon)
-        inner = own.up(y)
-        inner = jax.nn.gelu(inner, approximate=True) if own.gate is None else jax.nn.silu(own.gate(y)) * inner
-        return dropout(own.down(inner), self.residual_dropout, key)
+        inner = own.up(y, key=up_key)
+        if own.gate is None:
+            inner = jax.nn.gelu(inner, approximate=True)
+        else:
+            inner = jax.nn.silu(own.gate(y, key=gate_key)) * inner
+        return dropout(own.down(inner, key=down_key), self.residual_dropout, residual_key)
+
+
+def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] | None]:
+    return [None] * number if key is None else list(jax.random.split(key, number))
 
 
 def field_of(config: ModelConfig) -> TransformerField:

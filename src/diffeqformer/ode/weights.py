@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import ModelConfig, TimeConfig
+from diffeqformer.config import LoRAConfig, ModelConfig, TimeConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Nodes
+from diffeqformer.ode.lora import attach
 from diffeqformer.ode.time_features import time_features
 from diffeqformer.ode.time_networks import TimeLinear, TimeNetwork, TimeNorm
 
@@ -103,6 +104,10 @@ class LayerWeights(eqx.Module):
         """Normal matrices with the standard deviations of `shapes`; biases zero, norms one."""
         return LayerWeights(_init_rows(shapes, nodes or END_OF_STEP, layers, key), nodes)
 
+    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
+        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
+        return LayerWeights(attach(self.layers, lora, key), self.nodes)
+
     @property
     def depth(self) -> int:
         """Number of layers."""
@@ -176,7 +181,8 @@ def written_out(source: WeightSource, steps: int, nodes: Nodes) -> LayerWeights:
 def init_weights(shapes: BlockShapes, config: ModelConfig, nodes: Nodes, key: Key[Array, ""]) -> WeightSource:
     """A new weight source of the kind that a model config names; `nodes` are its scheme's."""
     if config.weights == "layer":
-        return LayerWeights.init(shapes, config.steps, nodes if config.layer_rows == "node" else None, key)
+        weights = LayerWeights.init(shapes, config.steps, nodes if config.layer_rows == "node" else None, key)
+        return weights.adapted(config.lora, jax.random.fold_in(key, 0)) if config.adapted else weights
     if config.weights == "shared":
         return SharedWeights.init(shapes, key)
     return TimeWeights.init(shapes, config, key)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from diffeqformer.config import Config, dump_yaml, read_yaml, to_dict
+from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.tokenizer import vocabulary_size
 from diffeqformer.errors import BadInput
@@ -36,6 +36,14 @@ MAY_CHANGE = frozenset(
 def run_folder(config: Config) -> Path:
     """Where the run lies."""
     return Path(config.run).expanduser()
+
+
+def readable_data(config: Config) -> DataConfig:
+    """The text's settings, with the base's tokenizer until the run of `finetune` has its own copy of it."""
+    own = Path(config.data.tokenizer).expanduser()
+    if not config.base.run or own != run_folder(config) / TOKENIZER or own.exists():
+        return config.data
+    return dataclasses.replace(config.data, tokenizer=str(Path(config.base.run).expanduser() / TOKENIZER))
 
 
 def require_own_folder(config: Config) -> None:

@@ -8,7 +8,7 @@ import optax
 
 from diffeqformer.config import OptimizerConfig, Role
 from diffeqformer.nn.embedding import Embedding
-from diffeqformer.nn.linear import Linear, Norm
+from diffeqformer.nn.linear import Adapter, Linear, Norm
 from diffeqformer.ode.time_networks import TimeLinear, TimeNorm
 
 
@@ -25,10 +25,11 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
 
 
 def roles(model: Any) -> Any:
-    """The role of every parameter, as a tree of the model's structure: what weight decay is decided by.
+    """The role of every parameter, as a tree of the model's structure: what decides on training and weight decay.
 
     `time`: all parameters of a time-dependent weight. `matrix` and `bias`: of a linear map that is stored as such.
-    `norm`: scales and shifts. `embedding`: token and position vectors and an untied head.
+    `adapter`: low-rank factors beside one. `norm`: scales and shifts. `embedding`: token and position vectors and an
+    untied head. Parameters that are absent (`None`) stay so.
     """
 
     def fill(role: Role, node: Any) -> Any:
@@ -39,17 +40,20 @@ def roles(model: Any) -> Any:
             return fill("time", node)
         if isinstance(node, Norm):
             return fill("norm", node)
+        if isinstance(node, Adapter):
+            return fill("adapter", node)
         if isinstance(node, Linear):
-            return eqx.tree_at(
-                lambda linear: (linear.weight, linear.bias),
-                node,
-                ("matrix", None if node.bias is None else "bias"),
-                is_leaf=lambda leaf: leaf is None,
-            )
+            both = fill("matrix", node.weight), fill("bias", node.bias)
+            return eqx.tree_at(lambda n: (n.weight, n.bias), node, both, is_leaf=lambda leaf: leaf is None)
         return fill("embedding", node)
 
-    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm | Norm | Linear | Embedding)
+    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm | Norm | Linear | Adapter | Embedding)
     return jax.tree.map(of_unit, model, is_leaf=is_unit)
+
+
+def split_trained(model: Any, config: OptimizerConfig) -> tuple[Any, Any]:
+    """The model as two trees, absent parameters as `None`: those of `config.train_roles`, and those that stay."""
+    return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:

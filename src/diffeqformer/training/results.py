@@ -12,8 +12,10 @@ import jax
 
 from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.evaluation.perplexity import Evaluation
-from diffeqformer.model.count import parameters
+from diffeqformer.model.build import abstract
+from diffeqformer.model.count import count, parameters
 from diffeqformer.training.files import write_whole
+from diffeqformer.training.optimizer import split_trained
 
 NAMES = {
     ("gpt", "time", "euler"): ("diffeqformer", "DiffEqFormer"),
@@ -65,8 +67,8 @@ def model_entry(
     **Arguments:** `config`, resolved; `evaluation` of the whole validation split; `records`, the run's metrics;
     `seconds` of training; `tokens_per_second` of the updates alone.
     """
-    key, name = name_of(config.model)
-    updates = config.trainer.updates
+    key, name = name_of_run(config)
+    updates, trained = config.trainer.updates, split_trained(abstract(config.model), config.optimizer)[0]
     return {
         "name": name,
         "key": key,
@@ -77,7 +79,7 @@ def model_entry(
             "attention": evaluation.attention_evaluations,
             "feed_forward": evaluation.feed_forward_evaluations,
         },
-        "parameters": parameters(config.model)._asdict(),
+        "parameters": {**parameters(config.model)._asdict(), "trained": count(trained)},
         "updates": updates,
         "tokens": updates * config.trainer.batch_size * config.model.context,
         "seconds": seconds,
@@ -95,6 +97,15 @@ def measured(evaluation: Evaluation) -> dict[str, float | None]:
     numbers = (evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte)
     found = (None if number is None or not math.isfinite(number) else number for number in numbers)
     return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
+
+
+def name_of_run(config: Config) -> tuple[str, str]:
+    """The same as `name_of` for a run; of a fine-tuned one, what it was and what was done with it."""
+    method, m = config.base.method, config.model
+    if method is None:
+        return name_of(m)
+    what = {"lora": f"LoRA of rank {m.lora.rank}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
+    return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 
 
 def name_of(config: ModelConfig) -> tuple[str, str]:

@@ -24,6 +24,8 @@ from diffeqformer.progress import Progress, Stage
 from diffeqformer.training import folder as files
 from diffeqformer.training import results
 from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.finetune import open_base, require_same_tokenizer
+from diffeqformer.training.run import Run
 from diffeqformer.training.signals import stop_requests
 from diffeqformer.training.trackers import Metrics, read_metrics
 from diffeqformer.training.update import Measured, State, all_finite, initial_state, make_update
@@ -64,23 +66,34 @@ class Past:
     """Lowest loss of the evaluations so far."""
 
 
-def train(config: Config, progress: Progress) -> TrainResult:
+def train(config: Config, progress: Progress, base: Run | None = None) -> TrainResult:
     """Train the model of `config` on its text, in its run folder; continue what is there.
 
     Nothing is written into the run folder until config, folder and text have been found sound.
+
+    **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already. It is needed until the
+    run has a checkpoint of its own.
 
     **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
     being finite, the disk is full or no checkpoint is sound; `Interrupted` after Ctrl-C or SIGTERM, saved.
     """
     files.require_own_folder(validate(config))
-    fits = lambda tokens: (files.resolve(config, tokens), _loader(config, tokens), _validation(config, tokens))
-    tokens = prepare(config.data, progress, fits)
+    if config.base.run and base is None and not Checkpoints(files.run_folder(config) / files.CHECKPOINTS).steps():
+        base = open_base(config.base, progress)
+
+    def fits(tokens: TokenCache) -> None:
+        require_same_tokenizer(base, tokens)
+        files.resolve(config, tokens)
+        _loader(config, tokens)
+        _validation(config, tokens)
+
+    tokens = prepare(files.readable_data(config), progress, fits)
     config, loader = files.resolve(config, tokens), _loader(config, tokens)
     blank = jax.eval_shape(lambda: initial_state(config))
     files.require_space(config, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank)))
     with files.own_folder(config, tokens) as folder:
         checkpoints = Checkpoints(folder / files.CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)
-        state, past = _open(checkpoints, config, blank, progress)
+        state, past = _open(checkpoints, config, blank, base, progress)
         finished = results.read_results(folder / files.RESULTS) if int(state.step) == config.trainer.updates else None
         if finished is not None:
             return TrainResult(folder, config, state.model, tokens, finished["models"][0])
@@ -95,11 +108,13 @@ def train(config: Config, progress: Progress) -> TrainResult:
         return TrainResult(folder, config, state.model, tokens, entry)
 
 
-def _open(checkpoints: Checkpoints, config: Config, like: State, progress: Progress) -> tuple[State, Past]:
+def _open(
+    checkpoints: Checkpoints, config: Config, like: State, base: Run | None, progress: Progress
+) -> tuple[State, Past]:
     """The newest sound checkpoint's state, or a fresh one; `like` has its shapes."""
     restored = checkpoints.latest({"model": like.model, "optimizer": like.optimizer}, progress.say)
     if restored is None:
-        return _placed(initial_state(config)), Past(Clock())
+        return _placed(initial_state(config, base.model if base else None)), Past(Clock())
     checkpoints.clean(after=restored.step)
     state = State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
     return _placed(state), _past_of(restored.metadata)
@@ -176,6 +191,8 @@ class Sitting:
             stop_requests() as asked_to_stop,
             self.progress.stage("Training", updates, self.step) as stage,
         ):
+            if self.step == 0 and self.config.base.run:
+                self._evaluate()  # what there is to improve on
             while self.step < updates:
                 self._update(update, stage)
                 if len(self.measured) == self.settings.log_every or not self.compiled:

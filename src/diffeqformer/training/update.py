@@ -5,16 +5,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
 from diffeqformer.config import Config
+from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.training.optimizer import learning_rate, optimizer
+from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
 
 
 class State(NamedTuple):
@@ -36,20 +38,23 @@ class Measured(NamedTuple):
     learning_rate: Array
 
 
-def initial_state(config: Config) -> State:
+def initial_state(config: Config, base: Transformer | None = None) -> State:
     """The state before the first update; `config.model.vocabulary` must be set.
 
-    All randomness comes from one root key, `key(trainer.seed)`: the model's from `fold_in(root, 0)`, dropout's from
-    `fold_in(fold_in(root, 1), step)`.
+    With a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The optimiser's state is that
+    of the trained parameters. All randomness comes from one root key, `key(trainer.seed)`: the model's from
+    `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`.
     """
     rule = optimizer(config.optimizer, config.trainer.updates)
 
     @jax.jit  # one compilation instead of one for every small operation
-    def initial(root: Array) -> State:
-        model = build(config.model, jax.random.fold_in(root, 0))
-        return State(model, rule.init(model), jnp.zeros((), jnp.int32))  # pyright: ignore[reportArgumentType]
+    def initial(root: Array, base: Transformer | None) -> State:
+        key = jax.random.fold_in(root, 0)
+        model = build(config.model, key) if base is None else adapt(base, config.model, key)
+        trained, _ = split_trained(model, config.optimizer)
+        return State(model, rule.init(trained), jnp.zeros((), jnp.int32))
 
-    return initial(jax.random.key(config.trainer.seed))
+    return initial(jax.random.key(config.trainer.seed), base)
 
 
 def make_update(config: Config) -> Callable[[State, Any], tuple[State, Measured]]:
@@ -66,42 +71,48 @@ def make_update(config: Config) -> Callable[[State, Any], tuple[State, Measured]
     def loss_of(model: Transformer, ids: Array, key: Array | None) -> Array:
         return next_token_loss(model, ids, key=key, block=config.trainer.loss_block)
 
+    # Between the parts of a batch stand the weights written out for the grid, so that generating them, and the way back
+    # to their networks, comes once an update (unless they are a table anyway, or the steps adaptive: there is no grid).
+    once = parts > 1 and config.model.weights != "layer" and not config.model.adaptive
+
     @partial(jax.jit, donate_argnums=0)
     def update(state: State, ids: Array) -> tuple[State, Measured]:
         keys = None
         if drops:
             root = jax.random.fold_in(jax.random.key(config.trainer.seed), 1)
             keys = jax.random.split(jax.random.fold_in(root, state.step), parts)
-        loss, gradients = _mean_over_parts(loss_of, state.model, ids.reshape(parts, -1, ids.shape[-1]), keys)
+        trained, frozen = split_trained(state.model, config.optimizer)
+        whole = lambda trained: eqx.combine(trained, frozen)
+        before, after = (lambda trained: whole(trained).populate(), lambda model: model) if once else (_same, whole)
+        written_out, to_trained = jax.vjp(before, trained)
+        of_part = jax.value_and_grad(lambda *part: loss_of(after(part[0]), *part[1:]))
+        loss, gradients = _mean_over_parts(of_part, written_out, ids.reshape(parts, -1, ids.shape[-1]), keys)
+        (gradients,) = to_trained(gradients)
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             now = jnp.asarray(rate(state.step), jnp.float32)
-            changes, moments = rule.update(gradients, state.optimizer, state.model)  # pyright: ignore
-        model = optax.apply_updates(state.model, changes)  # pyright: ignore
+            changes, moments = rule.update(gradients, state.optimizer, trained)
+        model = whole(optax.apply_updates(trained, changes))
         return State(model, moments, state.step + 1), Measured(loss, optax.tree.norm(gradients), now)  # pyright: ignore
 
     return update
 
 
-def _mean_over_parts(loss_of: Callable, model: Transformer, ids: Array, keys: Array | None) -> tuple[Array, Any]:
-    """Loss and gradient, averaged over the leading axis of `ids` (and of `keys`), with one part in memory at a time.
+def _same(tree: Any) -> Any:
+    return tree
 
-    The weights are written out for the grid once an update, not once a part, and so is the way back to their networks
-    (unless the steps are adaptive: then there is no grid).
-    """
-    of_part = jax.value_and_grad(loss_of)
+
+def _mean_over_parts(of_part: Callable, weights: Any, ids: Array, keys: Array | None) -> tuple[Array, Any]:
+    """Loss and gradient, averaged over the leading axis of `ids` (and of `keys`), with one part in memory at a time."""
     if len(ids) == 1:
-        return of_part(model, ids[0], None if keys is None else keys[0])
-    written_out = (lambda model: model) if model.config.adaptive else (lambda model: model.populate())
-    populated, to_model = jax.vjp(written_out, model)
+        return of_part(weights, ids[0], None if keys is None else keys[0])
 
     def add(total: Any, part: tuple[Array, Array | None]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, of_part(populated, *part)), None
+        return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
-    shapes = jax.eval_shape(of_part, populated, ids[0], None if keys is None else keys[0])
+    shapes = jax.eval_shape(of_part, weights, ids[0], None if keys is None else keys[0])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, (ids, keys))
-    loss, gradient = jax.tree.map(lambda x: x / len(ids), total)
-    return loss, to_model(gradient)[0]
+    return jax.tree.map(lambda x: x / len(ids), total)
 
 
 @jax.jit

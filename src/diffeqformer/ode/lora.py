@@ -1,0 +1,90 @@
+"""Low-rank adapters beside the linear maps of a table of layers (Hu et al. 2021, arXiv:2106.09685)."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from diffeqformer.config import LoRAConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape
+from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+
+
+def linear_maps(block: Block) -> dict[str, Any]:
+    """The linear maps of a block (weights, adapted or not, or shapes) by name, such as `attention.output`."""
+    units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
+    return {_name(path): unit for path, unit in units if _is_map(unit)}
+
+
+def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Those of the names that a pattern fits, whole or by their last part: `down`, `attention.*`, `*`.
+
+    **Raises:** `BadInput` for a pattern that fits none, with the names that there are.
+    """
+    names = tuple(names)
+    fits = lambda name, pattern: any(fnmatchcase(part, pattern) for part in (name, name.rpartition(".")[2]))
+    for pattern in patterns:
+        if not any(fits(name, pattern) for name in names):
+            raise BadInput(
+                f"model.lora.targets has {pattern!r}, which is none of this model's linear maps: {', '.join(names)}."
+            )
+    return tuple(name for name in names if any(fits(name, pattern) for pattern in patterns))
+
+
+def require_fitting(shapes: BlockShapes, lora: LoRAConfig) -> None:
+    """Check the adapters that a config asks for against a block's shapes.
+
+    **Raises:** `BadInput` for an unknown target, no target, or a rank larger than the smaller side of a matrix.
+    """
+    maps = linear_maps(shapes)
+    chosen = targets(maps, lora.targets)
+    if not chosen:
+        raise BadInput(f"model.lora.targets is empty; name some of {', '.join(maps)}, or '*' for all.")
+    for name in chosen:
+        sides = maps[name].inputs, maps[name].outputs
+        if lora.rank is not None and lora.rank > min(sides):
+            raise BadInput(
+                f"model.lora.rank is {lora.rank}, but {name} is {sides[0]} x {sides[1]}: at most {min(sides)}."
+            )
+
+
+def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> BlockWeights:
+    """The layers with new adapters: A uniform within 1 / sqrt(inputs), B zero, so that no output changes."""
+    maps = linear_maps(layers)
+    chosen = targets(maps, lora.targets)
+    assert lora.rank is not None
+    rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
+
+    def adapted(path: Any, unit: Any) -> Any:
+        if (name := _name(path)) not in chosen or not isinstance(unit, Linear):
+            return unit
+        *rows, inputs, outputs = unit.weight.shape
+        a = jax.random.uniform(keys[name], (*rows, inputs, rank), minval=-1, maxval=1) / inputs**0.5
+        b = jnp.zeros((*rows, rank, outputs))
+        return AdaptedLinear(unit, Adapter(a, b, lora.alpha / rank, lora.dropout))
+
+    return jax.tree_util.tree_map_with_path(adapted, layers, is_leaf=_is_map)
+
+
+def merge(layers: BlockWeights) -> BlockWeights:
+    """The layers with their adapters added into the matrices: `W + alpha / rank A B`."""
+    plain = lambda unit: Linear(unit.weight, unit.bias) if isinstance(unit, AdaptedLinear) else unit
+    return jax.tree.map(plain, layers, is_leaf=_is_map)
+
+
+def without_adapters(layers: BlockWeights) -> BlockWeights:
+    """The layers as they were before adapters were attached."""
+    plain = lambda unit: unit.base if isinstance(unit, AdaptedLinear) else unit
+    return jax.tree.map(plain, layers, is_leaf=_is_map)
+
+
+def _is_map(node: Any) -> bool:
+    return isinstance(node, Linear | AdaptedLinear | LinearShape)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -1,0 +1,53 @@
+"""`finetune` from the command line: its run, its numbers, its report, its second call."""
+
+import json
+
+import pytest
+
+from diffeqformer.training.run import load_run
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    path = tmp_path / "other.txt"
+    path.write_text("THE RIVER LIKES SONGS.\n" * 300)
+    return path
+
+
+SHORT = ("--trainer.updates", 4, "--trainer.evaluate-every", 2)
+
+
+def test_another_depth_by_lora_becomes_a_run_with_a_report(call, place, tmp_path, other_text):
+    words = ("finetune", place.run("time"), "--steps", 3, "--data", other_text, "--to", tmp_path / "run", "--rank", 2)
+    called = call(*words, *SHORT, "--json")
+    assert called.status == 0, called.err
+    entry = json.loads(called.out)["models"][0]
+    run = load_run(tmp_path / "run")
+    assert (entry["steps"], run.config.model.lora.rank, run.step) == (3, 2, 4)
+    start, end = entry["curve"]["validation"][0], entry["curve"]["validation"][-1]
+    assert start[0] == 0 and end[0] == 4 and end[1] < start[1]
+    assert f"training {entry['parameters']['trained']:,} of {entry['parameters']['stored']:,} parameters" in called.err
+    assert run.config.optimizer.learning_rate == pytest.approx(10 * 1e-2)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "LoRA of rank 2" in report
+    again = call(*words, *SHORT, "--json")
+    assert again.status == 0 and json.loads(again.out) == json.loads(called.out)
+    evaluated = call("eval", tmp_path / "run", "--json")
+    assert json.loads(evaluated.out)["evaluations"][0]["loss"] == pytest.approx(entry["validation"]["loss"], abs=1e-5)
+
+
+def test_without_words_it_adapts_to_its_own_text(call, place):
+    called = call("finetune", place.run("layer"), "--method", "full", "--no-train-embeddings", *SHORT)
+    assert called.status == 0, called.err
+    run = load_run(f"{place.run('layer')}-full-2")
+    assert run.config.optimizer.train_roles == ("matrix", "bias", "norm")
+    assert run.config.data.train == load_run(place.run("layer")).config.data.train
+
+
+def test_an_imported_model_needs_a_text(call, place, tmp_path):
+    import shutil
+
+    shutil.copytree(place.run("layer"), tmp_path / "imported")
+    (tmp_path / "imported" / "imported.json").write_text("{}")
+    called = call("finetune", tmp_path / "imported", *SHORT)
+    assert called.status == 2 and "holds an imported model, which has no text of its own; name some" in called.err
