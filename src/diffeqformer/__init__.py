@@ -7,9 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from diffeqformer.analysis.attribution import attribute as attribute
+    from diffeqformer.analysis.clusters import simulate as simulate
+    from diffeqformer.analysis.end_to_end import end_to_end as end_to_end
+    from diffeqformer.analysis.exponents import flow_exponents as flow_exponents
+    from diffeqformer.analysis.faithfulness import faithfulness as faithfulness
+    from diffeqformer.analysis.induction import measure_induction as measure_induction
+    from diffeqformer.analysis.lyapunov import pairwise as pairwise
+    from diffeqformer.analysis.spectra import spectra as spectra
+    from diffeqformer.config import BaseConfig as BaseConfig
     from diffeqformer.config import Config as Config
     from diffeqformer.config import DataConfig as DataConfig
     from diffeqformer.config import DropoutConfig as DropoutConfig
+    from diffeqformer.config import LoRAConfig as LoRAConfig
     from diffeqformer.config import ModelConfig as ModelConfig
     from diffeqformer.config import OptimizerConfig as OptimizerConfig
     from diffeqformer.config import ReversibleConfig as ReversibleConfig
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from diffeqformer.errors import BadInput as BadInput
     from diffeqformer.errors import DiffEqFormerError as DiffEqFormerError
     from diffeqformer.errors import RunFailed as RunFailed
+    from diffeqformer.evaluation.depth import at_depths as at_depths
     from diffeqformer.evaluation.perplexity import Evaluation as Evaluation
     from diffeqformer.evaluation.perplexity import evaluate as evaluate
     from diffeqformer.interop.exporting import export as export
@@ -51,6 +62,7 @@ if TYPE_CHECKING:
     from diffeqformer.progress import Silent as Silent
     from diffeqformer.progress import Terminal as Terminal
     from diffeqformer.report.html import write_report as write_report
+    from diffeqformer.training.finetune import finetune_config as finetune_config
     from diffeqformer.training.run import Run as Run
     from diffeqformer.training.run import load_run as load_run
     from diffeqformer.training.sampling import continue_text as continue_text
@@ -59,10 +71,20 @@ if TYPE_CHECKING:
     from diffeqformer.validation import validate as validate
 
 _MODULES = {
+    "analysis.attribution": ("attribute",),
+    "analysis.clusters": ("simulate",),
+    "analysis.end_to_end": ("end_to_end",),
+    "analysis.exponents": ("flow_exponents",),
+    "analysis.faithfulness": ("faithfulness",),
+    "analysis.induction": ("measure_induction",),
+    "analysis.lyapunov": ("pairwise",),
+    "analysis.spectra": ("spectra",),
     "config": (
+        "BaseConfig",
         "Config",
         "DataConfig",
         "DropoutConfig",
+        "LoRAConfig",
         "ModelConfig",
         "OptimizerConfig",
         "ReversibleConfig",
@@ -71,28 +93,71 @@ _MODULES = {
         "TrainerConfig",
         "read_yaml",
     ),
-    "data.cache": ("TokenCache", "prepare"),
-    "data.loader": ("Loader", "evaluation_batches"),
-    "errors": ("BadInput", "DiffEqFormerError", "RunFailed"),
-    "evaluation.perplexity": ("Evaluation", "evaluate"),
+    "data.cache": (
+        "TokenCache",
+        "prepare",
+    ),
+    "data.loader": (
+        "Loader",
+        "evaluation_batches",
+    ),
+    "errors": (
+        "BadInput",
+        "DiffEqFormerError",
+        "RunFailed",
+    ),
+    "evaluation.depth": ("at_depths",),
+    "evaluation.perplexity": (
+        "Evaluation",
+        "evaluate",
+    ),
     "interop.exporting": ("export",),
     "interop.huggingface": ("from_huggingface",),
     "interop.importing": ("import_huggingface",),
-    "model.build": ("abstract", "build"),
-    "model.count": ("flops", "parameters", "vanilla_twin"),
+    "model.build": (
+        "abstract",
+        "build",
+    ),
+    "model.count": (
+        "flops",
+        "parameters",
+        "vanilla_twin",
+    ),
     "model.generate": ("generate",),
     "model.loss": ("next_token_loss",),
     "model.solving": ("with_scheme",),
     "model.transformer": ("Transformer",),
-    "ode.schemes": ("SCHEMES", "Scheme", "scheme_of"),
+    "ode.schemes": (
+        "SCHEMES",
+        "Scheme",
+        "scheme_of",
+    ),
     "ode.solve": ("solve",),
-    "ode.solvers": ("LieTrotter", "SchemeSolver", "Strang"),
-    "ode.weights": ("LayerWeights", "SharedWeights", "TimeWeights"),
-    "progress": ("Silent", "Terminal"),
+    "ode.solvers": (
+        "LieTrotter",
+        "SchemeSolver",
+        "Strang",
+    ),
+    "ode.weights": (
+        "LayerWeights",
+        "SharedWeights",
+        "TimeWeights",
+    ),
+    "progress": (
+        "Silent",
+        "Terminal",
+    ),
     "report.html": ("write_report",),
-    "training.run": ("Run", "load_run"),
+    "training.finetune": ("finetune_config",),
+    "training.run": (
+        "Run",
+        "load_run",
+    ),
     "training.sampling": ("continue_text",),
-    "training.trainer": ("TrainResult", "train"),
+    "training.trainer": (
+        "TrainResult",
+        "train",
+    ),
     "validation": ("validate",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -100,6 +165,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "SCHEMES",
     "BadInput",
+    "BaseConfig",
     "Config",
     "DataConfig",
     "DiffEqFormerError",
@@ -107,6 +173,7 @@ __all__ = [
     "Evaluation",
     "LayerWeights",
     "LieTrotter",
+    "LoRAConfig",
     "Loader",
     "ModelConfig",
     "OptimizerConfig",
@@ -127,22 +194,32 @@ __all__ = [
     "TrainerConfig",
     "Transformer",
     "abstract",
+    "at_depths",
+    "attribute",
     "build",
     "continue_text",
+    "end_to_end",
     "evaluate",
     "evaluation_batches",
     "export",
+    "faithfulness",
+    "finetune_config",
     "flops",
+    "flow_exponents",
     "from_huggingface",
     "generate",
     "import_huggingface",
     "load_run",
+    "measure_induction",
     "next_token_loss",
+    "pairwise",
     "parameters",
     "prepare",
     "read_yaml",
     "scheme_of",
+    "simulate",
     "solve",
+    "spectra",
     "train",
     "validate",
     "vanilla_twin",

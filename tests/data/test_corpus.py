@@ -111,6 +111,19 @@ def test_hold_out_leaves_and_holds_at_least_one():
     assert hold_out(np.array([5] * 100), 1e-9, 0).sum() == 1
 
 
+@pytest.mark.parametrize("block", [3, 1 << 20])
+def test_each_article_of_wikitext_is_a_document(tmp_path, files_config, progress, monkeypatch, block):
+    monkeypatch.setattr(files_module, "BLOCK_BYTES", block)
+    articles = [f" \n = Title {i} = \n \n = = Part = = \n a = b = c . \n = unfinished \n" for i in range(20)]
+    path = tmp_path / "wiki.test.raw"
+    path.write_text("".join(articles))
+    train, validation = open_corpus(files_config(path), progress).split()
+    found = documents(train) + documents(validation)
+    assert len(found) == train.documents + validation.documents == 20 and validation.documents >= 1
+    assert all(text.count("Title") == 1 for text in found)
+    assert sorted("".join(sorted(found, key=lambda text: int(text.split()[2])))) == sorted(path.read_text())
+
+
 def test_validation_files_are_used_as_given(tmp_path, files_config, progress):
     other = tmp_path / "held.txt"
     other.write_text("held out")

@@ -131,9 +131,7 @@ def _usual(base: "Run", asked: Arguments) -> Settings:
 def _require_text(base: "Run", asked: Arguments, data: DataConfig) -> None:
     """Check that there is a text, and that nobody wants it cut into other tokens than the base's."""
     if data.tokenizer != base.config.data.tokenizer:
-        raise BadInput(
-            f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's."
-        )
+        raise BadInput(f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's.")
     from diffeqformer.training.folder import IMPORTED
 
     imported = (base.folder / IMPORTED).is_file()

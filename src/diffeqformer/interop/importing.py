@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from diffeqformer.config import Config, DataConfig, dump_yaml
+from diffeqformer.config import Config, DataConfig, OptimizerConfig, dump_yaml
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.folders import becoming, require_free, require_space
@@ -18,6 +18,8 @@ from diffeqformer.training.files import write_whole
 from diffeqformer.training.run import Run
 
 SENTENCEPIECE = "tokenizer.model"
+LEARNING_RATE = 1e-4
+"""What fine-tuning starts from, since nobody knows what the model was trained with: cautious at GPT-2's size."""
 
 
 def import_huggingface(folder: str | Path, run: str | Path, progress: Progress | None = None) -> Run:
@@ -35,7 +37,7 @@ def import_huggingface(folder: str | Path, run: str | Path, progress: Progress |
     published = open_huggingface(folder)
     tokenizer = _tokenizer_of(published)
     data = DataConfig(tokenizer=str(run / files.TOKENIZER))
-    config = Config(run=str(run), model=published.config, data=data)
+    config = Config(run=str(run), model=published.config, data=data, optimizer=OptimizerConfig(LEARNING_RATE))
     with becoming(run, "run folder", "importing", keep_lock=True) as aside:
         require_space(aside, 4 * parameters(published.config).stored, "the run")
         model = published.read(progress)
