@@ -35,8 +35,9 @@ MOST = 5
 
 
 def systems_of(records: Sequence[Record]) -> list[tuple[str, bool]]:
-    """Systems in the order of their first record, and whether they are trained from scratch."""
-    return list(dict.fromkeys((record["system"], record["method"] == "scratch") for record in records))
+    """Systems in the order of their first record, and whether they are trained from scratch: those come last."""
+    found = dict.fromkeys((record["system"], record["method"] == "scratch") for record in records)
+    return sorted(found, key=lambda one: one[1])
 
 
 def system_name(system: str, scratch: bool) -> str:
@@ -96,14 +97,14 @@ def adaptation(
             _curves(row[0], chosen, systems)
             _finals(row[1], chosen, systems, named=not stacked)
             row[0].set_title(METHODS[method] if method == "scratch" else f"fine-tuned: {METHODS[method]}")
-        handles = [Line2D([], [], **_look(systems.index(one), one[1])) for one in here]
+        handles = [Line2D([], [], **_look(systems, one)) for one in here]
         legend(figure, handles, [system_name(*one) for one in here], width)
     return figure
 
 
 def _curves(axis: Any, records: Sequence[Record], systems: Sequence[tuple[str, bool]]) -> None:
     drawn = []
-    for index, one in enumerate(systems):
+    for one in systems:
         curves = [dict(finite_points(r.get("curve") or ())) for r in _of(records, one)]
         mean = [
             (update, statistics.fmean(math.exp(min(c[update], 700.0)) for c in curves if update in c))
@@ -111,7 +112,7 @@ def _curves(axis: Any, records: Sequence[Record], systems: Sequence[tuple[str, b
         ]
         if mean:
             drawn += [y for _, y in mean]
-            axis.plot(*zip(*thin(mean), strict=True), **_look(index, one[1]), markevery=max(1, len(thin(mean)) // 8))
+            axis.plot(*zip(*thin(mean), strict=True), **_look(systems, one), markevery=max(1, len(thin(mean)) // 8))
     most = MOST * min(drawn, default=0)
     perplexity_scale(axis, [min(y, most) for y in drawn])
     if drawn and max(drawn) > most:
@@ -123,11 +124,11 @@ def _curves(axis: Any, records: Sequence[Record], systems: Sequence[tuple[str, b
 
 def _finals(axis: Any, records: Sequence[Record], systems: Sequence[tuple[str, bool]], *, named: bool) -> None:
     """Final perplexities as points with their values, a row a system, the first on top; `named` where there is room."""
-    here = [(index, one) for index, one in enumerate(systems) if _of(records, one)]
+    here = [one for one in systems if _of(records, one)]
     names, ends = [], []
-    for row, (index, one) in enumerate(here):
+    for row, one in enumerate(here):
         values = [of_seeds(record, "final", "perplexity") for record in _of(records, one)]
-        look = {**_look(index, one[1]), "linestyle": "None"}
+        look = {**_look(systems, one), "linestyle": "None"}
         known = [float(value) for value in values if finite(value)]
         ends += known
         if len(known) > 1:
@@ -155,6 +156,10 @@ def _of(records: Sequence[Record], system: tuple[str, bool]) -> list[Record]:
     return [record for record in records if (record["system"], record["method"] == "scratch") == system]
 
 
-def _look(index: int, scratch: bool) -> dict[str, Any]:
+def _look(systems: Sequence[tuple[str, bool]], one: tuple[str, bool]) -> dict[str, Any]:
+    """A colour and marker for each system; from scratch the same, hollow and dashed."""
+    (system, scratch), names = one, list(dict.fromkeys(name for name, _ in systems))
+    index = names.index(system)
     marker = MARKERS[(index + index // len(MARKERS)) % len(MARKERS)]  # another one when the colours begin again
-    return {"color": color(index), "marker": marker, "linestyle": (0, (4, 2)) if scratch else "-"}
+    hollow = {"markerfacecolor": "none", "linestyle": (0, (4, 2))} if scratch else {}
+    return {"color": color(index), "marker": marker, **hollow}

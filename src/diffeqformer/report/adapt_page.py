@@ -45,7 +45,7 @@ def adapt_page(records: Sequence[Record], says: Sequence[str] = ()) -> Page:
     )
     return Page(
         "Fine-tuning at other depths",
-        (*findings(records), *says, _terms(records)),
+        (*_overall(records), *findings(records), *says, _terms(records)),
         tuple(figures),
         tuple(tables),
     )
@@ -105,6 +105,17 @@ def findings(records: Sequence[Record]) -> list[str]:
                 line += f"; from scratch {join([f'{system} reaches {perplexity(mean)}' for system, mean in scratch])}"
             said.append(f"{line}.")
     return said
+
+
+def _overall(records: Sequence[Record]) -> list[str]:
+    """Which system ends lowest how often, if there are several comparisons."""
+    pairs = [(direction, method) for direction in directions_of(records) for method in ("lora", "full")]
+    best = [ranked[0][0] for pair in pairs if (ranked := _finals(records, *pair))]
+    if len(best) < 2:
+        return []
+    counts = {system: best.count(system) for system in dict.fromkeys(best)}
+    said = [f"{system} in {number}" for system, number in sorted(counts.items(), key=lambda one: -one[1])]
+    return [f"Of {len(best)} comparisons (a text and a method), {join(said)} ends at the lowest perplexity."]
 
 
 def _finals(records: Sequence[Record], direction: str, method: str) -> list[tuple[str, float]]:
