@@ -49,14 +49,14 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "Installed: $(BIN)/diffeqformer"
 
 $(TORCH_STAMP): requirements-torch.lock $(STAMP)
-	@echo "Installing $(TORCH), transformers and peft into $(VENV), to compare with ..."
+	@echo "Installing $(TORCH), transformers, peft and lm-eval into $(VENV), to compare with ..."
 	@$(PIP) install --require-hashes --no-deps --requirement requirements-torch.lock
 	@$(PIP) install "$(TORCH)"
 	@touch $@
 
 install: $(STAMP) ## Create .venv with the locked dependencies and this project; nothing else
 
-install-torch: $(TORCH_STAMP) ## The same with torch, transformers and peft, which only test-full compares with
+install-torch: $(TORCH_STAMP) ## The same with torch, transformers, peft and lm-eval, which only test-full needs
 
 quickstart: install ## Train DiffEqFormer and its baselines on real text, and write a report (ARGS='--minutes 2')
 	@$(BIN)/diffeqformer quickstart $(ARGS)
@@ -77,7 +77,7 @@ repro-adapt: install ## The paper's figure 5 at small scale (TEXTS='a=a.jsonl b=
 test: install ## The tests that need no torch and take no more than seconds each
 	$(PYTEST) $(ARGS)
 
-test-full: install-torch ## Those, and the comparisons with torch and transformers
+test-full: install-torch ## Those, the comparisons with torch and transformers, and lm-eval's tasks
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
 test-slow: install-torch ## The long tests alone
@@ -103,7 +103,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-s
 lock: install ## Write both lock files again (ARGS=--upgrade for newer versions)
 	@$(PIP) install uv
 	@$(LOCK) $(ARGS) pyproject.toml --extra dev --no-emit-package diffeqformer --output-file requirements.lock
-	@printf 'transformers\npeft\n' | $(LOCK) $(ARGS) - --constraint requirements.lock \
+	@printf 'transformers\npeft\nlm-eval>=0.4.13\n' | $(LOCK) $(ARGS) - --constraint requirements.lock \
 		--output-file requirements-torch.lock
 	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements.lock requirements-torch.lock
 

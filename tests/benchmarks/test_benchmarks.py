@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.benchmarks import finetuning, memory, schemes, updates
+from diffeqformer.benchmarks import finetuning, generation, memory, schemes, updates
 from diffeqformer.benchmarks.hand_written import hand_written_update
 from diffeqformer.benchmarks.timing import random_batch, take_turns
 from diffeqformer.cli import main
@@ -98,6 +98,7 @@ def test_the_updates_take_turns():
     assert "".join(order) == 9 * "ab" and all(len(times) == 7 for times in found.values())
 
 
+@pytest.mark.slow
 def test_the_update_beside_the_vanilla_ones(monkeypatch):
     monkeypatch.setattr(updates.importlib.util, "find_spec", lambda name: None)  # without PyTorch
     found = updates.compare_updates(dataclasses.replace(CONFIG, model=TINY), 7, Silent())
@@ -105,9 +106,20 @@ def test_the_update_beside_the_vanilla_ones(monkeypatch):
     assert found[1]["temporary_bytes"] > found[0]["temporary_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_ways_to_fine_tune_are_timed_and_adapters_need_less_memory():
     rows = finetuning.compare_finetuning(Config(model=TINY, trainer=CONFIG.trainer), 2, Silent())
     names, moments = [row["way"] for row in rows], [row["optimizer_bytes"] for row in rows]
     assert names == ["vanilla, full", "populated, full", "populated, LoRA and embeddings", "populated, LoRA"]
     assert moments[0] == moments[1] > moments[2] > moments[3] > 0
     assert rows[0]["ratio_of_medians"] == 1 and all(row["median_seconds"] > 0 for row in rows)
+
+
+def test_generation_is_timed_for_each_batch(monkeypatch):
+    monkeypatch.setattr(generation, "_has_torch", lambda: False)
+    model = dataclasses.replace(TINY, context=24)
+    rows = generation.compare_generation(model, 2, Silent(), batches=(1, 3), new_tokens=4)
+    assert [(row["model"], row["batch"]) for row in rows] == [
+        ("diffeqformer", 1), ("vanilla", 1), ("diffeqformer", 3), ("vanilla", 3),
+    ]  # fmt: skip
+    assert all(row["tokens_per_second"] == row["batch"] * 4 / row["median_seconds"] > 0 for row in rows)

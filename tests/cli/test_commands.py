@@ -193,6 +193,7 @@ def test_info_of_a_run_counts_its_parameters(call, place, kind):
     assert (kind == "time") == bool(document["d_emb"])
 
 
+@pytest.mark.slow
 def test_info_of_a_config(call, place):
     table = call("info", place.time, "--model.vocabulary", 280)
     assert table.status == 0, table.err

@@ -56,7 +56,19 @@ def greedy_here(run: Run, ids) -> np.ndarray:
     return ids[:, 4:]
 
 
-@pytest.mark.parametrize("kind", EXPORTED)
+QUICK = (
+    "diffeqformer",
+    "vanilla",
+    "vanilla llama, grouped queries",
+    "time, llama, nested norm",
+    "macaron",
+    "time, reversible",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in EXPORTED if kind not in QUICK)]
+)
 def test_logits_and_greedy_generation(kind, tmp_path):
     run = run_of(kind)
     made = export(run, tmp_path / "made")

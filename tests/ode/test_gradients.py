@@ -29,6 +29,8 @@ REVERSIBLE = {
     ),
 }
 
+GENERATED = [kind for kind in REVERSIBLE if kind != "shared, midpoint"]
+
 
 def gradient(config: ModelConfig, method: str, precision: type) -> list[np.ndarray]:
     """The gradient of the loss by a method, for a model of 5 steps that drops with a fixed key."""
@@ -47,7 +49,7 @@ def difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return float(np.linalg.norm(flat(a) - flat(b)) / np.linalg.norm(flat(a)))
 
 
-@pytest.mark.parametrize("kind", REVERSIBLE)
+@pytest.mark.parametrize("kind", ["shared, midpoint", *(pytest.param(k, marks=pytest.mark.slow) for k in GENERATED)])
 def test_the_four_methods_agree(kind):
     config = REVERSIBLE[kind]
     plain, *others = (gradient(config, method, jnp.float32) for method in (*METHODS, "reversible"))
@@ -82,7 +84,9 @@ def test_the_reversible_gradient_keeps_no_state_of_the_steps():
     assert temporary["checkpointed", 64] > 1.5 * temporary["checkpointed", 8]
 
 
-@pytest.mark.parametrize("method", ["plain", "checkpointed", "recursive"])
+@pytest.mark.parametrize(
+    "method", ["checkpointed", *(pytest.param(method, marks=pytest.mark.slow) for method in ("plain", "recursive"))]
+)
 def test_the_gradient_through_an_adaptive_solve_is_the_derivative(method):
     """Of the solution: as the tolerance goes to zero both go to the derivative of the exact flow."""
     time = dataclasses.replace(TINY.time, highest_frequency=4.0)

@@ -53,6 +53,7 @@ def adaptive(accumulation: int, rtol: float) -> Config:
     return Config(model=model, trainer=TrainerConfig(updates=50, batch_size=4, accumulation=accumulation))
 
 
+@pytest.mark.slow
 def test_adaptive_steps_train_and_their_parts_equal_the_batch_within_the_tolerance():
     (_, whole), (_, split) = run(adaptive(1, 1e-4)), run(adaptive(2, 1e-4))
     np.testing.assert_allclose([m.gradient_norm for m in whole], [m.gradient_norm for m in split], rtol=1e-2)

@@ -1,4 +1,4 @@
-"""`diffeqformer bench train|finetune|schemes|memory|spectra|lyapunov`"""
+"""`diffeqformer bench train|finetune|generate|schemes|memory|spectra|lyapunov`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ class Arguments:
 
     finetune: time an update of a populated model in full and by LoRA, beside the vanilla transformer's.
 
+    generate: time greedy text of a populated model, of the vanilla one, and of both in Transformers if installed.
+
     schemes: time an update by each scheme, beside what its evaluations predict, and Euler's written by hand.
 
     memory: the memory that a gradient needs by each method and number of steps, as compiled; nothing is run.
@@ -38,13 +40,13 @@ class Arguments:
     """
 
     what: Annotated[
-        Literal["train", "finetune", "schemes", "memory", "spectra", "lyapunov"],
+        Literal["train", "finetune", "generate", "schemes", "memory", "spectra", "lyapunov"],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="train|finetune|schemes|memory|spectra|lyapunov"),
+        tyro.conf.arg(metavar="train|finetune|generate|schemes|memory|spectra|lyapunov"),
     ]
     """What is measured."""
     rounds: int | None = None
-    """Timed updates of each model (9); the models take turns. Of train, finetune and schemes."""
+    """Timed updates of each model (9); the models take turns. Of train, finetune, generate and schemes."""
     steps: str | None = None
     """Numbers of depth steps (12,24,48,96). Of memory."""
     weights: Literal["layer", "shared", "time"] | None = None
@@ -72,7 +74,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
     rounds = ROUNDS if arguments.rounds is None else arguments.rounds
     if rounds < 7:
         raise BadInput(f"--rounds is {rounds}, but must be at least 7 for a median worth reading.")
-    {"train": _train, "finetune": _finetune, "schemes": _schemes}[arguments.what](rounds, as_json)
+    {"train": _train, "finetune": _finetune, "generate": _generate, "schemes": _schemes}[arguments.what](
+        rounds, as_json
+    )
 
 
 def _train(rounds: int, as_json: bool) -> None:
@@ -115,6 +119,31 @@ def _finetune(rounds: int, as_json: bool) -> None:
                 f"{row['median_of_ratios']:.3f}",
                 human(row["optimizer_bytes"], "B"),
                 human(row["temporary_bytes"], "B"),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _generate(rounds: int, as_json: bool) -> None:
+    from diffeqformer.benchmarks.generation import NEW, STANDARD, compare_generation
+
+    rows = compare_generation(STANDARD, rounds, Terminal())
+    if as_json:
+        return print_json({"rounds": rounds, "rows": rows})
+    print_table(
+        f"greedy generation: width {STANDARD.width}, {STANDARD.steps} steps, {STANDARD.heads} heads, vocabulary "
+        f"{STANDARD.vocabulary}, {NEW} new tokens; {rounds} rounds",
+        ["model", "by", "batch", "median", "quartiles", "tokens/s", "time over vanilla's", "median of rounds' ratios"],
+        [
+            [
+                row["model"],
+                row["library"],
+                str(row["batch"]),
+                *_times(row),
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['ratio_of_medians']:.3f}",
+                f"{row['median_of_ratios']:.3f}",
             ]
             for row in rows
         ],

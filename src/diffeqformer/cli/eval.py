@@ -1,4 +1,4 @@
-"""`diffeqformer eval RUN [--steps 6,12,24] [--scheme NAME] [--tolerance RTOL] [--data ...]`"""
+"""`diffeqformer eval RUN [--steps 6,12,24] [--scheme NAME] [--tolerance RTOL] [--data ...] [--tasks ...]`"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +15,8 @@ from diffeqformer.progress import Terminal
 @dataclass(frozen=True)
 class Arguments:
     """Loss, perplexity and bits per byte of a run's model, at any depth, by any scheme or by adaptive steps.
+
+    With --tasks, accuracy and what else tasks of lm-evaluation-harness measure, instead.
 
     Example: diffeqformer eval runs/quickstart/diffeqformer --steps 4,6,12
     """
@@ -35,6 +37,16 @@ class Arguments:
     """Newest checkpoint, or the one of lowest validation loss."""
     batch_size: int = 16
     """Sequences at one time."""
+    tasks: Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...")] = None
+    """Tasks of lm-evaluation-harness, such as lambada_openai,piqa, or YAML files (needs the extra `eval`)."""
+    num_fewshot: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Examples in front of each item of a task; the task's own number if not given."""
+    limit: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
+    """Items of each task, or a fraction of them; all if not given."""
+    include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
+    """Folders with task files of your own."""
+    gen_kwargs: Annotated[str, tyro.conf.arg(metavar="NAME=VALUE,...")] = ""
+    """Settings of tasks that generate, such as max_gen_toks=32."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -46,6 +58,22 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if asked and arguments.tolerance is not None:
         raise BadInput(
             f"--tolerance is {arguments.tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one."
+        )
+    if _is_about_tasks(arguments, asked):
+        from diffeqformer.cli.tasks import evaluate_and_print
+
+        return evaluate_and_print(
+            arguments.run,
+            arguments.tasks or "",
+            as_json,
+            include=arguments.include_path,
+            checkpoint=arguments.checkpoint,
+            num_fewshot=arguments.num_fewshot,
+            limit=arguments.limit,
+            batch_size=arguments.batch_size,
+            steps=asked[0] if asked else None,
+            scheme=arguments.scheme,
+            gen_kwargs=arguments.gen_kwargs,
         )
     from diffeqformer.cli.text import evaluation_text
     from diffeqformer.data.loader import evaluation_batches
@@ -92,3 +120,23 @@ def run(words: Sequence[str], as_json: bool) -> None:
             for row in rows
         ],
     )
+
+
+def _is_about_tasks(arguments: Arguments, steps: Sequence[int]) -> bool:
+    """Whether tasks are asked for.
+
+    **Raises:** `BadInput` for options that only the other kind of evaluation reads.
+    """
+
+    def given(*names: str) -> list[str]:
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, (), "")]
+
+    if arguments.tasks is None:
+        if unread := given("num_fewshot", "limit", "include_path", "gen_kwargs"):
+            raise BadInput(f"{unread[0]} is given, but only --tasks reads it.")
+        return False
+    if unread := given("data", "tolerance"):
+        raise BadInput(f"{unread[0]} is given, but --tasks does not read it.")
+    if len(steps) > 1:
+        raise BadInput(f"--steps is {arguments.steps!r}, but --tasks takes one number.")
+    return True

@@ -15,7 +15,7 @@ import yaml
 
 from diffeqformer.config import Config, to_dict
 from diffeqformer.training.folder import IMPORTED, RESULTS
-from diffeqformer.training.results import name_of, read_results
+from diffeqformer.training.results import name_of_run, read_results
 from diffeqformer.training.run import Run
 
 WEIGHTS = {
@@ -89,8 +89,9 @@ def _about(run: Run, made: Exported) -> str:
     weights = f"Its weights were trained as {WEIGHTS[m.weights]}, and are written out here for {made.steps} steps"
     trained = "as it was trained" if made.steps == m.steps else f"it was trained at {m.steps}"
     depth = "It is a table of layers" if m.weights == "layer" else f"{weights} ({trained})"
+    _, name = name_of_run(run.config)
     return (
-        f"A causal language model ({inline(name_of(m)[1])}) of {made.parameters:,} parameters, exported by "
+        f"A causal language model ({inline(name)}) of {made.parameters:,} parameters, exported by "
         f"diffeqformer {version('diffeqformer')} as `{made.architecture}` in {made.dtype}. {depth}."
     )
 
@@ -151,7 +152,7 @@ def _results(run: Run, made: Exported) -> str:
         (entry,) = found["models"]
         corpus, whole = found["corpus"], entry["validation"]
         rows = [
-            ("text", inline(corpus["name"])),
+            ("text", inline(_text(run.config, corpus["name"]))),
             ("training tokens seen", f"{entry['tokens']:,}"),
             ("updates", f"{entry['updates']:,}"),
             ("validation tokens", f"{corpus['validation_tokens']:,}"),
@@ -169,6 +170,13 @@ def _results(run: Run, made: Exported) -> str:
     if run.step != updates:
         notes.append(f"The weights here are those of update {run.step:,}, not of the last one.")
     return _table(rows) + "\n\n" + " ".join(notes)
+
+
+def _text(config: Config, name: str) -> str:
+    """What the text is called, without the folders that its files lie in."""
+    if config.data.source != "files":
+        return name
+    return ", ".join(Path(pattern).name for pattern in config.data.train)
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def generate(
 ) -> Int[Array, "batch new"]:
     """Continue every prompt by `new_tokens` tokens.
 
-    The model is populated once; the prompt is read in one pass, then one token at a time against the cache.
+    The model is populated once, adapters merged; the prompt is read in one pass, then one token at a time against the
+    cache.
 
     **Arguments:** `prompt`, tokens, at least one; `key`, of which each token draws a part; `steps` as for the model;
     `temperature`, 0 for the most likely token; `top_k`, keep the k most likely; `top_p`, keep the smallest set of
@@ -49,7 +50,7 @@ def generate(
         raise BadInput(f"top-k is {top_k}, but must be between 1 and the vocabulary's size, {vocabulary}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}, but must be above 0 and at most 1.")
-    return _generate(model.populate(steps), prompt, key, new_tokens, temperature, top_k, top_p)
+    return _generate(model.populate(steps).merge(), prompt, key, new_tokens, temperature, top_k, top_p)
 
 
 @eqx.filter_jit

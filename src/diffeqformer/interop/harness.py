@@ -1,0 +1,382 @@
+"""A run as a model of lm-evaluation-harness, under the name `diffeqformer`.
+
+Importing this module registers it. `python -m diffeqformer.interop.harness` is the harness's own command, `lm_eval`,
+with this model known to it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
+
+from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.errors import BadInput
+from diffeqformer.model.count import count
+from diffeqformer.model.generate import choose
+from diffeqformer.model.solving import with_scheme
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.training.folder import IMPORTED
+from diffeqformer.training.run import Run, load_run
+
+os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
+
+BATCH_SIZE = 16
+SHORTEST = 16
+"""Positions of the smallest shape that is compiled; the others double, up to the context."""
+NEW_TOKENS = 256
+"""Generated where a task names no number, as in the harness's own classes."""
+AT_A_TIME = 16
+"""Tokens generated between two looks for a stop string."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""The names that a task may give to the number of new tokens."""
+
+
+@register_model("diffeqformer")
+class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
+    """A run's model at a fixed number of depth steps, as lm-evaluation-harness asks for it.
+
+    Text is encoded as in training, without special tokens. An imported model whose tokenizer starts every text with a
+    token gets it, as from the harness's `hf` class. Requests are sorted by length and padded on the right, so that few
+    shapes are compiled; rows do not see each other.
+
+    **Arguments:** `run`, its folder, or what `load_run` opened; `steps`, the trained number if not given (an adaptive
+    model takes the fixed grid too, since its own steps would depend on the batch); `scheme`, another one by name;
+    `checkpoint`, `latest` or `best`; `batch_size`, sequences at one time, 16 for `auto`; `seed`, for tasks that sample;
+    `progress`, for display. `device` and `max_batch_size` are not read: the harness's command gives `cuda:0`
+    unasked, but JAX chooses the device (`JAX_PLATFORMS`).
+
+    **Raises:** `BadInput` for what the run cannot do.
+    """
+
+    def __init__(
+        self,
+        run: str | Path | Run,
+        steps: int | None = None,
+        scheme: str | None = None,
+        checkpoint: Literal["latest", "best"] = "latest",
+        batch_size: int | str | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+    ):
+        super().__init__()
+        self.batch_size = BATCH_SIZE if batch_size in (None, "auto") else _whole(batch_size)
+        self.progress, self.seed = progress or Silent(), seed
+        self.opened = run if isinstance(run, Run) else load_run(run, checkpoint, self.progress)
+        model = self.opened.model if scheme is None else with_scheme(self.opened.model, scheme)
+        self.model: Transformer = model.merge().populate(steps)
+        self._end = end_of_text(self.opened.tokenizer)
+        imported = (self.opened.folder / IMPORTED).is_file()
+        self._start: list[int] = self.opened.tokenizer.encode("").ids[:1] if imported else []
+
+    # What the harness asks about a model.
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a document."""
+        return self._end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has nothing before it."""
+        return self._start[0] if self._start else self._end
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model can look at."""
+        return self.model.config.context
+
+    @property
+    def max_gen_toks(self) -> int:
+        """New tokens where a task names no number."""
+        return NEW_TOKENS
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer by its content, for the harness's cache of requests."""
+        return "diffeqformer-" + hashlib.sha256(self.opened.tokenizer.to_str().encode()).hexdigest()[:16]
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes beside its results."""
+        return {
+            "model_num_parameters": count(self.model),
+            "model_dtype": self.model.config.compute_dtype,
+            "update": self.opened.step,
+            "steps": self.model.config.steps,
+            "scheme": self.model.config.scheme,
+        }
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Refused: there is no such template.
+
+        **Raises:** `BadInput`, always.
+        """
+        raise BadInput(
+            f"run {str(self.opened.folder)!r} is a plain language model, which has no chat template; leave it out."
+        )
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """None; refused if one is asked for."""
+        return self.apply_chat_template([]) if chat_template else ""
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Tokens of a text, with the one that starts every text if this model has such a token."""
+        ids = self.opened.tokenizer.encode(string, add_special_tokens=False).ids
+        return ids if add_special_tokens is False else [*self._start, *ids]
+
+    # The three requests.
+
+    def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """`log p(continuation | context)` in nats, and whether greedy sampling would give the continuation."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = True) -> list[float]:
+        """`log p(text)` in nats, every token predicted once, from as many before it as the context has room for."""
+        texts = [request.args[0] for request in requests]
+        scored = self._score([([self.prefix_token_id], self.tok_encode(text, False)) for text in texts])
+        for text, (nats, _) in zip(texts, scored, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), nats)
+        return [nats for nats, _ in scored]
+
+    def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
+        """What follows each context, up to the first stop string, the end-of-text token or the most new tokens.
+
+        **Raises:** `BadInput` for settings that cannot be carried out, before anything is generated.
+        """
+        prompts = [_Prompt(i, self.tok_encode(request.args[0]), request.args) for i, request in enumerate(requests)]
+        plans = [_plan(request.args[1], self.max_gen_toks, self.max_length) for request in requests]
+        kinds = {json.dumps(plan): plan for plan in plans}
+        texts = [""] * len(requests)
+        with self.progress.stage("Generating", len(requests)) as stage:
+            for kind, plan in kinds.items():
+                chosen = [prompt for prompt, own in zip(prompts, plans, strict=True) if json.dumps(own) == kind]
+                for batch in _batches(chosen, lambda prompt: len(prompt.ids), self.batch_size):
+                    for prompt, text in zip(batch, self._generate([p.ids for p in batch], plan, batch), strict=True):
+                        texts[prompt.number] = text
+                        self.cache_hook.add_partial("generate_until", prompt.arguments, text)
+                    stage.advance(len(batch))
+        return texts
+
+    # How they are answered.
+
+    def _loglikelihood_tokens(self, requests: list, **_: Any) -> list[tuple[float, bool]]:
+        for (context, continuation), _, ids in requests:
+            if not ids:
+                raise BadInput(
+                    f"the continuation {continuation!r} has no token of its own behind {context[-40:]!r}, so it has no "
+                    "likelihood; the task must separate the two, by a space for instance."
+                )
+        scored = self._score([(before, ids) for _, before, ids in requests])
+        for (request, _, _), answer in zip(requests, scored, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request, answer)
+        return scored
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """For each (context, continuation) the log-probability of the latter, and whether it is the greedy one.
+
+        A context that is too long loses its beginning. A continuation longer than the model's context is predicted in
+        pieces, each token from as many before it as there is room for.
+        """
+        pieces = [_Piece(i, *piece) for i, pair in enumerate(pairs) for piece in _windows(*pair, self.max_length)]
+        nats, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
+        with self.progress.stage("Scoring", len(pieces)) as stage:
+            for batch in _batches(pieces, lambda piece: len(piece.inputs), self.batch_size):
+                shape = (self.batch_size, _padded(len(batch[0].inputs), self.max_length))
+                inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+                for row, piece in enumerate(batch):
+                    end = len(piece.inputs)
+                    inputs[row, :end] = piece.inputs
+                    targets[row, end - len(piece.targets) : end] = piece.targets
+                scores, best = map(np.asarray, _token_scores(self.model, jnp.asarray(inputs), jnp.asarray(targets)))
+                for row, piece in enumerate(batch):
+                    of_targets = slice(len(piece.inputs) - len(piece.targets), len(piece.inputs))
+                    nats[piece.number] += scores[row, of_targets].sum(dtype=np.float64)
+                    greedy[piece.number] &= best[row, of_targets].all()
+                stage.advance(len(batch))
+        return [(float(one), bool(other)) for one, other in zip(nats, greedy, strict=True)]
+
+    def _generate(self, prompts: list[list[int]], plan: "_Plan", batch: list["_Prompt"]) -> list[str]:
+        prompts = [(ids or [self.prefix_token_id])[-(self.max_length - plan.new_tokens) :] for ids in prompts]
+        longest = _padded(max(map(len, prompts)), self.max_length)
+        ids, lengths = np.zeros((self.batch_size, longest), np.int32), np.ones(self.batch_size, np.int32)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)], lengths[row] = prompt, len(prompt)
+        numbers = jnp.asarray([prompt.number for prompt in batch] + [0] * (self.batch_size - len(batch)))
+        keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(self.seed), number))(numbers)
+        room = longest + -(-plan.new_tokens // AT_A_TIME) * AT_A_TIME
+        state = _read(self.model, jnp.asarray(ids), jnp.asarray(lengths), keys, room)
+        drawn = np.zeros((self.batch_size, 0), np.int32)
+        while True:
+            state, more = _write(self.model, state, plan.temperature, plan.top_k, plan.top_p)
+            drawn = np.concatenate([drawn, np.asarray(more)], axis=1)[:, : plan.new_tokens]
+            ended = [self._until(row, plan.until) for row in drawn[: len(prompts)]]
+            if drawn.shape[1] == plan.new_tokens or all(whole for _, whole in ended):
+                return [text for text, _ in ended]
+
+    def _until(self, drawn: np.ndarray, stops: Sequence[str]) -> tuple[str, bool]:
+        """The text before the first stop, and whether there was one."""
+        ends = np.flatnonzero(drawn == self._end)
+        text = self.opened.tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
+        found = [place for place in map(text.find, stops) if place >= 0]
+        return text[: min(found, default=None)], bool(found or len(ends))
+
+
+class _Piece(NamedTuple):
+    """A part of request `number`: inputs (position,), and targets of the last of them."""
+
+    number: int
+    inputs: list[int]
+    targets: list[int]
+
+
+class _Prompt(NamedTuple):
+    number: int
+    ids: list[int]
+    arguments: tuple
+
+
+class _Plan(NamedTuple):
+    """How to generate."""
+
+    new_tokens: int
+    until: list[str]
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
+def _plan(settings: dict[str, Any], usual: int, context: int) -> _Plan:
+    """The harness's settings of generation as ours.
+
+    **Raises:** `BadInput` for new tokens that leave no room for a prompt.
+    """
+    until = settings.get("until") or []
+    new_tokens = int(next((settings[name] for name in LENGTHS if settings.get(name) is not None), usual))
+    if not 1 <= new_tokens < context:
+        raise BadInput(
+            f"max_gen_toks is {new_tokens}, but must be at least 1 and below the model's context, {context}, "
+            "such as gen_kwargs max_gen_toks=32."
+        )
+    samples = settings.get("do_sample", True)
+    return _Plan(
+        new_tokens,
+        [stop for stop in ([until] if isinstance(until, str) else until) if stop],
+        float(settings.get("temperature") or 0.0) if samples else 0.0,
+        settings.get("top_k") or None,
+        settings.get("top_p"),
+    )
+
+
+def _windows(context: list[int], continuation: list[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Inputs, at most `room` of them, and the continuation's tokens that the last of them predict."""
+    if len(continuation) <= room:
+        if continuation:
+            yield (context + continuation)[-(room + 1) :][:-1], continuation
+        return
+    for window in get_rolling_token_windows(continuation, context[-1], room, 1):
+        before, targets = make_disjoint_window(window)
+        yield before + targets[:-1], targets
+
+
+def _batches(items: Sequence[Any], length: Callable[[Any], int], size: int) -> Iterator[list[Any]]:
+    """Longest first, so that a batch holds items of about one length and the most memory is needed at once."""
+    ordered = sorted(items, key=length, reverse=True)
+    return (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+
+def _padded(length: int, context: int) -> int:
+    """The length that is compiled for: the next power of two, at most the context."""
+    return min(context, max(SHORTEST, 1 << (length - 1).bit_length()))
+
+
+def _whole(batch_size: int | str | None) -> int:
+    if not str(batch_size).isdecimal() or int(batch_size or 0) < 1:
+        raise BadInput(f"batch_size is {batch_size!r}, but must be a whole number of at least 1, or auto.")
+    return int(batch_size or 0)
+
+
+@eqx.filter_jit
+def _token_scores(
+    model: Transformer, inputs: Int[Array, "batch position"], targets: Int[Array, "batch position"]
+) -> tuple[Float[Array, "batch position"], Bool[Array, "batch position"]]:
+    """`log p(targets[i] | inputs[..i])` in nats, and whether each is the most likely token.
+
+    Logits exist for one row at a time.
+    """
+
+    def row(now: tuple[Array, Array]) -> tuple[Array, Array]:
+        state, targets = now
+        logits = model.unembed(state)
+        at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+        return at_target - jax.nn.logsumexp(logits, axis=-1), logits.argmax(-1) == targets
+
+    return jax.lax.map(row, (model.hidden(inputs), targets))
+
+
+class _Writing(eqx.Module):
+    """Where the generation of every row stands: rows are of different lengths."""
+
+    logits: Float[Array, "batch vocabulary"]
+    cache: KeyValueCache
+    position: Int[Array, " batch"]
+    key: Key[Array, " batch"]
+
+
+@eqx.filter_jit
+def _read(
+    model: Transformer,
+    prompts: Int[Array, "batch position"],
+    lengths: Int[Array, " batch"],
+    keys: Key[Array, " batch"],
+    room: int,
+) -> _Writing:
+    """Read prompts, padded on the right: in the cache padding is overwritten before any token may look at it."""
+
+    def row(now: tuple[Array, Array]) -> tuple[Array, KeyValueCache]:
+        ids, length = now
+        logits, cache = model.decode(ids[None], model.empty_cache(1, room), jnp.zeros((), jnp.int32))
+        return logits[0, length - 1], cache
+
+    logits, cache = jax.lax.map(row, (prompts, lengths))
+    return _Writing(logits, cache, lengths, keys)
+
+
+@eqx.filter_jit
+def _write(
+    model: Transformer, state: _Writing, temperature: float, top_k: int | None, top_p: float | None
+) -> tuple[_Writing, Int[Array, "batch new"]]:
+    """Continue every row by a few tokens."""
+
+    def one(now: tuple, _: None) -> tuple[tuple, Array]:
+        logits, cache, position, key = now
+        key, own = jax.random.split(key)
+        token = choose(logits[None], own, temperature, top_k, top_p)
+        logits, cache = model.decode(token[:, None], cache, position)
+        return (logits[0, -1], cache, position + 1, key), token[0]
+
+    def row(*now: Any) -> tuple[tuple, Array]:
+        return jax.lax.scan(one, now, length=AT_A_TIME)
+
+    (logits, cache, position, key), drawn = jax.vmap(row)(state.logits, state.cache, state.position, state.key)
+    return _Writing(logits, cache, position, key), drawn
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    cli_evaluate()

@@ -1,0 +1,208 @@
+"""Tasks of lm-evaluation-harness on a run: found by name, evaluated one after the other, kept beside the run."""
+
+import contextlib
+import difflib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import jax
+
+from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.training.files import write_whole
+from diffeqformer.training.results import name_of_run
+from diffeqformer.training.run import Run
+
+FOLDER = "evaluations"
+RESAMPLES = 1000
+"""Of the bootstrap, for metrics whose standard error has no formula."""
+
+
+class Tasks:
+    """Tasks by name, with their data.
+
+    **Arguments:** `names`, of tasks, groups or tags of the harness, patterns such as `blimp_*`, or YAML files;
+    `include`, folders of task files of one's own, which come before the harness's. The harness's own list of some
+    14,000 tasks is only read if a name is not found in them.
+
+    **Raises:** `BadInput` if the harness is not installed, for a name that does not exist, with the nearest ones, and
+    for data that cannot be had.
+    """
+
+    def __init__(self, names: Sequence[str], include: Sequence[str] = ()):
+        try:
+            from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise BadInput(
+                f"--tasks needs lm-evaluation-harness, but {error.name} is not installed here; "
+                "pip install 'diffeqformer[eval]' brings it."
+            ) from error
+        for folder in include:
+            if not Path(folder).is_dir():
+                raise BadInput(f"--include-path is {folder!r}, but must be a folder with task files.")
+        folders = [str(Path(folder).resolve()) for folder in include]
+        self.manager: Any = TaskManager(include_path=folders, include_defaults=False)
+        if not all(map(self._found, names)):
+            self.manager = TaskManager(include_path=folders)
+        for name in names:
+            if not self._found(name):
+                near = difflib.get_close_matches(name, self.manager.all_tasks, n=3)
+                advice = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists them."
+                raise BadInput(f"task {name!r} is not known to lm-evaluation-harness and is no YAML file: {advice}")
+        found = list(dict.fromkeys(each for name in names for each in self._found(name)))
+        self.loaded = {_title(name): self._load(name) for name in found}
+
+    def _found(self, name: str) -> list[str]:
+        if name.endswith((".yaml", ".yml")):
+            return [name] if Path(name).is_file() else []
+        return self.manager.match_tasks([name])
+
+    def _load(self, name: str) -> list[Any]:
+        """The task or group, or the tasks of a tag, as `simple_evaluate` takes them."""
+        try:
+            loaded = self.manager.load([name])
+        except Exception as error:  # each reader of data and each task has its own kinds
+            what = " ".join(str(error).split())[:200].rstrip(".")
+            raise BadInput(
+                f"task {name!r} cannot be loaded ({type(error).__name__}: {what}); unless its data is on this machine "
+                "already it comes from the Hugging Face hub, and docs/harness.md shows how to use files of your own."
+            ) from error
+        group = loaded["groups"].get(name)
+        return [group] if group is not None else list(loaded["tasks"].values())
+
+
+def evaluate_tasks(
+    run: Run,
+    tasks: Tasks,
+    *,
+    steps: int | None = None,
+    scheme: str | None = None,
+    checkpoint: str = "latest",
+    num_fewshot: int | None = None,
+    limit: float | None = None,
+    batch_size: int = 16,
+    gen_kwargs: str = "",
+    progress: Progress | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Evaluate tasks one after the other; each is written to `RUN/evaluations` as soon as it is done.
+
+    **Arguments:** `run`, as `load_run` opens it with `checkpoint`; `steps` and `scheme` as for `DiffEqFormerLM`;
+    `num_fewshot`, `limit` and `gen_kwargs` as for the harness's `simple_evaluate`; `batch_size`, sequences at one time.
+
+    **Returns:** for each task a document as it is written: what was run, `results` (task, metric, filter, value,
+    standard error), and for each item its metrics, in order.
+
+    **Raises:** `BadInput` for what the model cannot do; `RunFailed` if a document cannot be written.
+    """
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+
+    from diffeqformer.interop.harness import DiffEqFormerLM
+
+    progress = progress or Silent()
+    model = DiffEqFormerLM(run, steps, scheme, batch_size=batch_size, progress=progress)
+    device = jax.devices()[0]
+    for task, loaded in tasks.loaded.items():
+        progress.say(f"{task} …")
+        with contextlib.redirect_stdout(sys.stderr):  # the harness prints
+            found = simple_evaluate(
+                model,
+                tasks=loaded,
+                num_fewshot=num_fewshot,
+                limit=limit if limit is None or limit < 1 else int(limit),
+                bootstrap_iters=RESAMPLES,
+                gen_kwargs=gen_kwargs or None,
+                task_manager=tasks.manager,
+            )
+        assert found is not None  # this is the only process
+        document = {
+            "task": task,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {
+                **{name: version(name) for name in ("diffeqformer", "lm_eval", "jax")},
+                "python": python_version(),
+            },
+            "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+            "run": str(run.folder),
+            "name": name_of_run(run.config)[1],
+            "checkpoint": checkpoint,
+            "update": run.step,
+            "steps": model.model.config.steps,
+            "scheme": model.model.config.scheme,
+            "num_fewshot": found["n-shot"],
+            "limit": limit,
+            "gen_kwargs": gen_kwargs or None,
+            "seeds": {name: found["config"][f"{name}_seed"] for name in ("random", "numpy", "fewshot")},
+            "task_versions": found["versions"],
+            "samples": {name: number["effective"] for name, number in found["n-samples"].items()},
+            "results": _rows(found),
+            "items": {name: _items(samples) for name, samples in found["samples"].items()},
+        }
+        _write(run.folder / FOLDER / f"{_file_name(document, num_fewshot)}.json", document)
+        yield document
+
+
+def summary(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a task's results to show: a group's own, which its parts are behind; or else all."""
+    of_groups = [row for row in document["results"] if row["group"]]
+    return of_groups or document["results"]
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The harness's results, a row a metric."""
+    groups = found.get("groups", {})
+    rows = []
+    for task, metrics in {**groups, **found["results"]}.items():
+        for key, value in metrics.items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            error = metrics.get(f"{metric}_stderr,{chosen}")
+            row = {"task": task, "group": task in groups, "metric": metric, "filter": chosen}
+            better = found["higher_is_better"].get(task, {}).get(metric)
+            rows.append({**row, "value": _number(value), "stderr": _number(error), "higher_is_better": better})
+    return rows
+
+
+def _items(samples: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Each item's metrics that are numbers, in the order of the task's documents; several filters have several."""
+    items: dict[str, list[float | None]] = {}
+    for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
+        for metric in sample["metrics"]:
+            if isinstance(sample[metric], (bool, int, float)):
+                items.setdefault(f"{metric},{sample['filter']}", []).append(_number(float(sample[metric])))
+    return items
+
+
+def _number(value: Any) -> float | None:
+    """What JSON has a word for."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _title(name: str) -> str:
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
+
+
+def _file_name(document: dict[str, Any], num_fewshot: int | None) -> str:
+    """Says what was run, so that the same again replaces it and anything else stands beside it."""
+    parts = [document["task"], f"{document['steps']}-steps"]
+    parts += [] if num_fewshot is None else [f"{num_fewshot}-shot"]
+    parts += [] if document["limit"] is None else [f"limit-{document['limit']:g}"]
+    if document["checkpoint"] != "latest":
+        parts.append(document["checkpoint"])
+    return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise RunFailed(f"{str(path)!r} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,180 @@
+"""Tasks of the harness on a run: found by name, local data, what is written; and `simple_evaluate` from outside."""
+
+# ruff: noqa: E402 - imports stand behind the check that lm_eval is there
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffeqformer.config import dump_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.training.checkpoint import Checkpoints
+from tests.interop.harness_tasks import CHOICES, STORIES, write_tasks
+from tests.interop.runs import run_of
+
+pytestmark = pytest.mark.harness
+lm_eval = pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+
+from diffeqformer.cli import main
+from diffeqformer.interop import harness
+from diffeqformer.interop.tasks import Tasks, evaluate_tasks, summary
+
+PAPER = ["arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa"]
+PAPER += ["sciq", "winogrande", "wsc273"]
+FOLDERS = ["arc", "hellaswag", "lambada", "logiqa", "mmlu/default", "piqa", "sciq", "winogrande", "wsc273", "blimp"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(compile_once):
+    """The same small model, again and again."""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return write_tasks(tmp_path_factory.mktemp("harness") / "tasks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run that `load_run` opens."""
+    run = run_of("vanilla", tmp_path_factory.mktemp("harness") / "run")
+    Checkpoints(run.folder / "checkpoints").save(3, {"model": run.model}, {})
+    run.tokenizer.save(str(run.folder / "tokenizer.json"))
+    (run.folder / "config.yaml").write_text(dump_yaml(run.config))
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def papers_tasks(tmp_path_factory):
+    """The harness's files of the paper's tasks alone: its whole list takes a minute to read."""
+    own, few = Path(lm_eval.__file__).parent / "tasks", tmp_path_factory.mktemp("few")
+    for name in FOLDERS:
+        shutil.copytree(own / name, few / name)
+    return few
+
+
+@pytest.fixture
+def few_tasks(papers_tasks, monkeypatch):
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(papers_tasks / "manager.py"))
+
+
+@pytest.mark.parametrize("name", [*PAPER, "blimp"])
+def test_tasks_of_the_paper_resolve(name, few_tasks, monkeypatch):
+    """And without their data one sentence says what to do."""
+
+    def no_network(*_, **__):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", no_network)
+    with pytest.raises(BadInput, match=f"task '{name}' cannot be loaded .*reach the Hub.*docs/harness.md"):
+        Tasks([name])
+
+
+def test_what_does_not_exist(few_tasks, tasks, tmp_path):
+    with pytest.raises(BadInput, match="task 'hellaswga' is not known .* did you mean hellaswag"):
+        Tasks(["choices", "hellaswga"], [str(tasks)])
+    with pytest.raises(BadInput, match=r"task 'no/such\.yaml' is not known"):
+        Tasks(["no/such.yaml"])
+    with pytest.raises(BadInput, match="--include-path is '.*nowhere', but must be a folder"):
+        Tasks(["choices"], [str(tmp_path / "nowhere")])
+
+
+def test_command_prints_and_writes(folder, tasks, capsys):
+    words = ["eval", str(folder), "--tasks", "choices,stories,answers", "--include-path", str(tasks)]
+    assert main([*words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    written = [
+        json.loads((folder / f"evaluations/{document['task']}-3-steps-lie-trotter.json").read_text())
+        for document in printed["evaluations"]
+    ]
+    assert printed["evaluations"] == written
+    assert [document["task"] for document in written] == ["choices", "stories", "answers"]
+    choices, stories, answers = written
+    assert (choices["update"], choices["steps"], choices["limit"]) == (3, 3, None)
+    assert choices["samples"] == {"choices": 4}
+
+    model = harness.DiffEqFormerLM(folder)
+    ask = lambda item, end: Instance("loglikelihood", {}, (item["start"], f" {end}"), 0)
+    right = []
+    for item in CHOICES:
+        nats = [nats for nats, _ in model.loglikelihood([ask(item, end) for end in item["ends"]])]
+        right.append(float(np.argmax(nats) == item["right"]))
+    (row,) = choices["results"]
+    assert row | {"stderr": 0} == {
+        "task": "choices", "group": False, "metric": "acc", "filter": "none",
+        "value": np.mean(right), "stderr": 0, "higher_is_better": True,
+    }  # fmt: skip
+    assert row["stderr"] == pytest.approx(np.std(right, ddof=1) / 2)
+    assert choices["items"] == {"choices": {"acc,none": right}}
+
+    nats = model.loglikelihood_rolling([Instance("", {}, (item["text"],), 0) for item in STORIES])
+    found = {row["metric"]: row["value"] for row in stories["results"]}
+    bytes_ = sum(len(item["text"].encode()) for item in STORIES)
+    assert found["bits_per_byte"] == pytest.approx(-sum(nats) / np.log(2) / bytes_)
+    assert answers["results"][0]["metric"] == "exact_match"
+
+    assert main([*words[:3], "choices", *words[4:], "--limit", "2", "--num-fewshot", "1", "--steps", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "standard error" in out and "choices" in out and "acc" in out
+    (path,) = folder.glob("evaluations/*limit-2*")
+    assert path.name == "choices-3-steps-1-shot-limit-2-lie-trotter.json"
+    short = json.loads(path.read_text())
+    assert short["samples"] == {"choices": 2} and short["num_fewshot"] == {"choices": 1}
+
+
+def test_nothing_is_left_of_a_task_that_fails(folder, tasks, capsys):
+    before = sorted(folder.rglob("*"))
+    words = ["eval", str(folder), "--include-path", str(tasks), "--tasks"]
+    assert main([*words, "answers", "--gen-kwargs", "max_gen_toks=12"]) == 2
+    assert "max_gen_toks is 12, but must be" in capsys.readouterr().err
+    assert main([*words, "choices", "--steps", "4"]) == 2
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_simple_evaluate_by_name(folder, tasks):
+    """As any other model of the harness, by words alone."""
+    (document,) = evaluate_tasks(harness.load_run(folder), Tasks(["choices"], [str(tasks)]))
+    found = lm_eval.simple_evaluate(
+        model="diffeqformer",
+        model_args=f"run={folder},steps=3",
+        tasks=["choices"],
+        batch_size=2,
+        task_manager=Tasks(["choices"], [str(tasks)]).manager,
+    )
+    assert found["results"]["choices"]["acc,none"] == summary(document)[0]["value"]
+    assert (found["config"]["steps"], found["config"]["update"]) == (3, 3)
+
+
+@pytest.mark.torch
+def test_equal_to_the_hf_class_on_the_exported_model(tmp_path, tasks, monkeypatch):
+    """Item by item: a choice and a perplexity whose texts are longer than the context."""
+    from lm_eval.models.huggingface import HFLM
+
+    from diffeqformer.interop.exporting import export
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path)
+    run = run_of("diffeqformer")
+    export(run, tmp_path / "made")
+    theirs = HFLM(
+        pretrained=str(tmp_path / "made"), trust_remote_code=True, device="cpu", dtype="float32", batch_size=3
+    )
+    ours = harness.DiffEqFormerLM(run, batch_size=4)
+    loaded = Tasks(["choices", "stories"], [str(tasks)])
+    evaluated = [
+        lm_eval.simple_evaluate(model, tasks=["choices", "stories"], task_manager=loaded.manager)
+        for model in (theirs, ours)
+    ]
+    for task in ("choices", "stories"):
+        pairs = list(zip(*(found["samples"][task] for found in evaluated), strict=True))
+        numbers = [[np.ravel(np.asarray(item["filtered_resps"], float)) for item in pair] for pair in pairs]
+        worst = max(np.abs(their - our).max() for their, our in numbers)
+        print(f"{task}: {len(pairs)} items, largest difference of a log-likelihood {worst:.1e} nats")
+        assert worst <= 1e-3
+    their, our = (found["results"]["choices"]["acc,none"] for found in evaluated)
+    assert their == our
