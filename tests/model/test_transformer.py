@@ -89,7 +89,13 @@ def test_the_trajectory_ends_where_the_logits_begin():
     np.testing.assert_allclose(model.unembed(model.normalise(last)), model(ids, steps=5), atol=1e-5)
 
 
-@every_kind
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=kind, marks=() if kind in ("vanilla", "time, llama, nested norm") else pytest.mark.slow)
+        for kind, config in KINDS.items()
+    ],
+)
 def test_gradients_against_finite_differences_in_float64(config):
     with jax.enable_x64(True):
         model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model_of(config))

@@ -67,7 +67,7 @@ def _ours(model: Transformer, prompt: np.ndarray, new_tokens: int) -> Once:
     ids = jnp.asarray(prompt)
 
     def once() -> None:
-        jax.block_until_ready(generate(model, ids, new_tokens, key=jax.random.key(0), temperature=0))
+        jax.block_until_ready(generate(model, ids, new_tokens, key=jax.random.key(0), temperature=0.0))
 
     return once
 
