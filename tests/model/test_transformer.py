@@ -97,8 +97,9 @@ def test_the_trajectory_ends_where_the_logits_begin():
     ],
 )
 def test_gradients_against_finite_differences_in_float64(config):
+    single = model_of(config)
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model_of(config))
+        model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), single)
         ids = tokens(positions=13)
         direction = jax.tree.map(
             lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape, jnp.float64), model
