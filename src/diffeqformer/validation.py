@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from diffeqformer.config import Config, ModelConfig
+from diffeqformer.config import BaseConfig, Config, ModelConfig
 from diffeqformer.errors import BadInput
 
 
@@ -54,6 +54,8 @@ def validate(config: Config) -> Config:
         raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
     if d.source == "huggingface" and not d.dataset:
         raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
+    for name, value in () if config.base.run else _changed(config.base, BaseConfig(), vars(config.base), "base."):
+        raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     validate_model(config.model)
     return config
 

@@ -197,6 +197,37 @@ def test_parts_of_a_batch_equal_the_whole(bases, tmp_path):
     np.testing.assert_allclose(whole[1].gradient_norm, split[1].gradient_norm, rtol=1e-5)
 
 
+def test_dropout_of_adapters_alone_acts_in_an_update(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__vocabulary=280)
+    ids = np.random.default_rng(0).integers(0, 280, (4, 17), np.int32)
+    norms = [
+        float(make_update(one)(initial_state(one), ids)[1].gradient_norm)
+        for one in (config, changed(config, model__lora__dropout=0.5))
+    ]
+    assert abs(norms[0] - norms[1]) > 1e-3 * norms[0]
+
+
+def test_what_trains_nothing_is_refused(bases, tmp_path):
+    for roles_asked, said in (((), "empty"), (("time",), "time")):
+        config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), optimizer__train_roles=roles_asked)
+        with pytest.raises(BadInput, match=f"optimizer.train_roles is {said}, but no parameter of this model has"):
+            train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_base_of_other_shapes_is_refused_before_anything_is_written(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__hidden=48)
+    with pytest.raises(BadInput, match="weights of other shapes than the config asks for"):
+        train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_a_base_that_is_not_there_are_refused(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run"), base__run="")
+    with pytest.raises(BadInput, match="base.update is 6, but a run without base.run does not read it"):
+        train(config, Silent())
+
+
 def test_a_fine_tuned_run_says_what_it_is(bases, tmp_path, other_text):
     entry = train(tuned(bases / "continuous", tmp_path / "run", other_text, steps=3, lora=LORA), Silent()).entry
     assert entry["name"] == "DiffEqFormer 2 → 3, LoRA of rank 2"

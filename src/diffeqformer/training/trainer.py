@@ -17,7 +17,7 @@ import jax
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import EvaluationBatches, Loader, evaluation_batches
-from diffeqformer.errors import Interrupted, RunFailed
+from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Stage
@@ -25,6 +25,7 @@ from diffeqformer.training import folder as files
 from diffeqformer.training import results
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.finetune import open_base, require_same_tokenizer
+from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.run import Run
 from diffeqformer.training.signals import stop_requests
 from diffeqformer.training.trackers import Metrics, read_metrics
@@ -89,7 +90,10 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
 
     tokens = prepare(files.readable_data(config), progress, fits)
     config, loader = files.resolve(config, tokens), _loader(config, tokens)
-    blank = jax.eval_shape(lambda: initial_state(config))
+    blank = jax.eval_shape(lambda: initial_state(config, base.model if base else None))
+    if not jax.tree.leaves(split_trained(blank.model, config.optimizer)[0]):
+        roles = ", ".join(config.optimizer.train_roles) or "empty"
+        raise BadInput(f"optimizer.train_roles is {roles}, but no parameter of this model has such a role.")
     files.require_space(config, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank)))
     with files.own_folder(config, tokens) as folder:
         checkpoints = Checkpoints(folder / files.CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)

@@ -64,7 +64,7 @@ def make_update(config: Config) -> Callable[[State, Any], tuple[State, Measured]
     one after the other, and the gradient is the mean of theirs, which equals the whole batch's.
     """
     parts = config.trainer.accumulation
-    drops = any(dataclasses.astuple(config.model.dropout))
+    drops = any((*dataclasses.astuple(config.model.dropout), config.model.lora.dropout))
     rate = learning_rate(config.optimizer, config.trainer.updates)
     rule = optimizer(config.optimizer, config.trainer.updates)
 
