@@ -30,6 +30,7 @@ KINDS = {
     "one mlp, strang": dataclasses.replace(TINY, weights="time-shared-mlp", scheme="strang"),
     "macaron": dataclasses.replace(PLAIN, weights="layer", layer_rows="node", scheme="macaron", horizon="steps"),
     "ode transformer": dataclasses.replace(PLAIN, weights="layer", scheme="rk4", horizon="steps"),
+    "time, long first step": dataclasses.replace(TINY, scheme="euler-middle", first_step=0.6),
     "time, reversible": dataclasses.replace(TINY, scheme="reversible", reversible=ReversibleConfig("heun")),
 }
 

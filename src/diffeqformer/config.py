@@ -97,6 +97,9 @@ class ModelConfig:
     """Length of the depth interval: 1 (steps of 1/steps), the number of steps (steps of 1, as vanilla models), or a
     number."""
     steps: int = 6
+    first_step: float | None = None
+    """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
+    If not given, all steps are equal. It is what lets one checkpoint run at any depth (`docs/elastic-depth.md`)."""
     width: int = 128
     heads: int = 4
     kv_heads: int | None = None
@@ -224,6 +227,44 @@ class TrainerConfig:
     """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
     loss_block: int = 4096
     """Positions whose logits exist at one time in the loss."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where `metrics.jsonl` is shown besides: TensorBoard, Weights & Biases, Trackio (extras of the same names)."""
+    tracker_project: str = "diffeqformer"
+    """The project that Weights & Biases and Trackio keep the run in."""
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """Training at depths that are drawn anew for each update, so that one checkpoint reads well at many."""
+
+    sample: tuple[int, ...] | str = ()
+    """Numbers of steps to draw from, such as 4 6 9 or a range, 4-9; if none, all updates are at `model.steps`."""
+    weights: tuple[float, ...] | Literal["equal", "inverse"] = "equal"
+    """How often each is drawn: equally, inversely to its cost (each depth gets as much compute), or as listed."""
+    shallow_fraction: float = 0.0
+    """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
+    jitter: float = 0.0
+    """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The numbers of steps that are drawn from, in order; none if depth is not drawn.
+
+        **Raises:** `BadInput` for a range that is none.
+        """
+        if not isinstance(self.sample, str):
+            return self.sample
+        first, _, last = self.sample.partition("-")
+        if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+            raise BadInput(f"depth.sample is {self.sample!r}, but must be numbers of steps or a range such as '4-9'.")
+        return tuple(range(int(first), int(last) + 1))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How often each of `depths` is drawn, in proportion."""
+        if isinstance(self.weights, str):
+            return tuple(1.0 if self.weights == "equal" else 1.0 / depth for depth in self.depths)
+        return self.weights
 
 
 @dataclass(frozen=True)
@@ -250,6 +291,7 @@ class Config:
     """Folder of the run."""
     base: BaseConfig = field(default_factory=BaseConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from diffeqformer.config import BaseConfig, Config, ModelConfig
+from diffeqformer.config import BaseConfig, Config, DepthConfig, ModelConfig
 from diffeqformer.errors import BadInput
 
 
@@ -56,8 +56,37 @@ def validate(config: Config) -> Config:
         raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
     for name, value in () if config.base.run else _changed(config.base, BaseConfig(), vars(config.base), "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
+    _validate_depth(config.depth, config.model)
     validate_model(config.model)
     return config
+
+
+def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
+    if d == DepthConfig():
+        return
+    name, value = next(_changed(d, DepthConfig(), vars(d), "depth."))
+    if m.weights == "layer":
+        raise BadInput(
+            f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
+            "'time-shared-mlp' and 'shared' have weights for all."
+        )
+    if m.adaptive:
+        raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
+    if not 0 <= d.jitter <= 1:
+        raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
+    _require_least(*(("depth.sample", depth, 1) for depth in d.depths))
+    if len(set(d.depths)) < len(d.depths):
+        raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
+    for name, value in () if d.depths else _changed(d, DepthConfig(), ("weights", "shallow_fraction"), "depth."):
+        raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
+    _require_fractions(("depth.shallow_fraction", d.shallow_fraction))
+    if len(d.shares) != len(d.depths):
+        raise BadInput(
+            f"depth.weights has {len(d.shares)} numbers, but depth.sample {len(d.depths)}; each depth needs one."
+        )
+    for share in d.shares:
+        if not 0 < share < float("inf"):
+            raise BadInput(f"depth.weights has {share}, but must have positive numbers only.")
 
 
 def validate_model(m: ModelConfig) -> ModelConfig:
@@ -165,6 +194,12 @@ def _validate_scheme(m: ModelConfig) -> None:
     if m.gradient == "reversible" and m.scheme != "reversible":
         raise BadInput(
             f"model.gradient is 'reversible', but model.scheme {m.scheme!r} cannot run back; 'reversible' can."
+        )
+    if m.first_step is not None and not 0 < m.first_step < 1:
+        raise BadInput(f"model.first_step is {m.first_step}, but must be between 0 and 1: a fraction of depth.")
+    if m.first_step is not None and m.adaptive:
+        raise BadInput(
+            f"model.first_step is {m.first_step}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps."
         )
     if m.adaptive:
         if m.weights == "layer":

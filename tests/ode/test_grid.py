@@ -1,5 +1,7 @@
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,3 +23,20 @@ def test_nodes_come_step_by_step():
 
 def test_a_layer_is_in_force_after_its_step_begins():
     assert grid.layer_of(np.array([0.0, 0.1, 0.5, 0.51, 1.0]), 2).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_times_between_unequal_steps():
+    edges = jnp.array([0.0, 0.1, 0.4, 1.0])
+    assert grid.number(edges) == 3
+    np.testing.assert_allclose(grid.times(edges, (0.5, 1.0)), [0.05, 0.1, 0.25, 0.4, 0.7, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(grid.times(jnp.linspace(0, 1, 8), (0.5, 1.0)), grid.times(7, (0.5, 1.0)), rtol=1e-6)
+
+
+def test_jittered_times_stay_in_order_and_near_their_places():
+    places = np.linspace(0, 1, 8)
+    edges = np.stack([grid.jittered(7, 1.0, jax.random.key(seed)) for seed in range(200)])
+    assert (edges[:, 0] == 0).all() and (edges[:, -1] == 1).all()
+    assert (np.diff(edges) >= 0).all()
+    away = (edges - places)[:, 1:-1] * 7
+    assert -0.5 <= away.min() < -0.45 and 0.45 < away.max() <= 0.5
+    np.testing.assert_allclose(grid.jittered(7, 0.0, jax.random.key(0)), places, rtol=1e-6)

@@ -19,15 +19,17 @@ SMOOTH = dataclasses.replace(
     TINY, width=8, horizon=0.3, time=TimeConfig(d_emb=6, frequencies=4, highest_frequency=4.0, lowest_frequency=0.5)
 )
 ORDERS = {
-    "euler": 1, "lie-trotter": 1, "macaron": 1, "strang": 2, "midpoint": 2, "heun": 2, "rk4": 4,
+    "euler": 1, "euler-middle": 1, "lie-trotter": 1, "lie-trotter-middle": 1,
+    "macaron": 1, "strang": 2, "midpoint": 2, "heun": 2, "rk4": 4,
     "diffrax:Bosh3": 3, "diffrax:LeapfrogMidpoint": 2, "diffrax:ReversibleHeun": 2,
 }  # fmt: skip
 
 
-def end_of(config: ModelConfig, steps: int) -> np.ndarray:
-    """The float64 state at depth 1 after `steps` steps."""
+def end_of(config: ModelConfig, steps: int, stretch: float = 1.0) -> np.ndarray:
+    """The float64 state at depth 1 after `steps` steps, unequal ones if their ends are stretched to a power."""
     model = model_of(config)
     with jax.enable_x64(True):
+        steps = steps if stretch == 1.0 else jnp.linspace(0, 1, steps + 1, dtype=jnp.float64) ** stretch
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
         return np.asarray(jax.jit(lambda model, ids: model.integrate(ids, steps=steps).state)(model, tokens()))
 
@@ -38,9 +40,9 @@ def reference() -> np.ndarray:
     return end_of(dataclasses.replace(SMOOTH, scheme="diffrax:Dopri8"), 64)
 
 
-def order_of(config: ModelConfig, coarse: int) -> float:
+def order_of(config: ModelConfig, coarse: int, stretch: float = 1.0) -> float:
     """The order measured between `coarse` and twice as many steps."""
-    errors = [np.linalg.norm(end_of(config, steps) - reference()) for steps in (coarse, 2 * coarse)]
+    errors = [np.linalg.norm(end_of(config, steps, stretch) - reference()) for steps in (coarse, 2 * coarse)]
     return float(np.log2(errors[0] / errors[1]))
 
 
@@ -49,6 +51,25 @@ def test_schemes_converge_at_their_order_on_a_transformers_field(scheme):
     config = dataclasses.replace(SMOOTH, scheme=scheme)
     assert scheme_of(config).order == ORDERS[scheme]
     assert order_of(config, 16) == pytest.approx(ORDERS[scheme], abs=0.2)
+
+
+@pytest.mark.parametrize("scheme", ["euler", "lie-trotter-middle", "heun", "diffrax:LeapfrogMidpoint"])
+def test_schemes_converge_at_their_order_over_unequal_steps(scheme):
+    config = dataclasses.replace(SMOOTH, scheme=scheme)
+    assert order_of(config, 16, stretch=1.3) == pytest.approx(ORDERS[scheme], abs=0.2)
+
+
+def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():
+    edges = jnp.array([0.0, 0.3, 0.45, 1.0])
+    loss = lambda model: jnp.square(model.integrate(tokens(), steps=edges).state).sum()
+    for scheme, gradient in (("euler", "recursive"), ("reversible", "reversible"), ("heun", "checkpointed")):
+        config = dataclasses.replace(SMOOTH, scheme=scheme, reversible=ReversibleConfig(coupling=1.0))
+        plain, other = (
+            jax.tree.leaves(jax.grad(loss)(model_of(dataclasses.replace(config, gradient=one))))
+            for one in ("plain", gradient)
+        )
+        for a, b in zip(plain, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(abs(a).max() + 1e-9))
 
 
 @pytest.mark.parametrize(("base", "order"), [("midpoint", 2), ("strang", 2), ("rk4", 4)])

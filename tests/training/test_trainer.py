@@ -24,8 +24,8 @@ from diffeqformer.training import folder as files
 from diffeqformer.training import trainer
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.lock import RunLock
+from diffeqformer.training.metrics import Metrics, read_metrics
 from diffeqformer.training.run import load_run
-from diffeqformer.training.trackers import read_metrics
 from diffeqformer.training.trainer import train
 
 
@@ -318,7 +318,7 @@ def test_a_full_disk_ends_in_a_sentence(config, monkeypatch):
     def full(self, records):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trainer.Metrics, "write", full)
+    monkeypatch.setattr(Metrics, "write", full)
     with pytest.raises(RunFailed) as failure:
         train(config, Silent())
     assert str(failure.value) == (

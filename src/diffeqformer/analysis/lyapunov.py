@@ -22,6 +22,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, attend, attention_weights
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField, Window, field_of
 from diffeqformer.ode.schemes import scheme_of
 from diffeqformer.ode.solve import split
@@ -166,22 +167,24 @@ def pairwise_exponents(
     Inputs behind the output have exponents of zero: nothing moves their tangents.
     """
     config = model.config
-    field, scheme, dt = field_of(config), scheme_of(config), config.interval / config.steps
+    field, scheme, steps = field_of(config), scheme_of(config), model.grid()
     x = model.embed(ids[None])
-    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(config.steps, scheme.nodes))
+    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(steps, scheme.nodes))
 
-    def body(carry: tuple, row: BlockWeights) -> tuple[tuple, None]:
-        state, tangents, sums = carry
+    def body(carry: tuple, now: tuple[BlockWeights, Array, Array]) -> tuple[tuple, None]:
+        (state, tangents, sums), (row, dt, tangents_dt) = carry, now
         passed = _Passed(field)
         state = scheme.step(split(passed, scheme, row), state, dt)
         row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), row)
-        tangents = scheme.step(split(_Changes(field, passed, output, inputs), scheme, row), tangents, dt)
+        tangents = scheme.step(split(_Changes(field, passed, output, inputs), scheme, row), tangents, tangents_dt)
         tangents, growth = _orthonormal(scheme.state(tangents), tangents)
         return (state, tangents, sums + growth), None
 
     q = jnp.broadcast_to(first.T, (len(inputs), *first.T.shape))
     start = scheme.start(x), scheme.start(q), jnp.zeros(q.shape[:2], q.dtype)
-    return jax.lax.scan(body, start, table)[0][2]
+    lengths = config.interval * grid.lengths(steps)
+    of_state, of_tangents = (jnp.asarray(lengths, scheme.state(carry).dtype) for carry in start[:2])
+    return jax.lax.scan(body, start, (table, of_state, of_tangents))[0][2]
 
 
 def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[Any, Array]:

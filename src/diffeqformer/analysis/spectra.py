@@ -245,8 +245,8 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 
 def evaluation_times(config: ModelConfig, steps: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
-    nodes, steps = scheme_of(config).nodes, steps or config.steps
-    return np.unique(grid.times(steps, nodes.attention)), np.unique(grid.times(steps, nodes.feed_forward))
+    nodes, between = scheme_of(config).nodes, grid.with_first(steps or config.steps, config.first_step)
+    return np.unique(grid.times(between, nodes.attention)), np.unique(grid.times(between, nodes.feed_forward))
 
 
 def spectra(

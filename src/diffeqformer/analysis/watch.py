@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField, field_of
 from diffeqformer.ode.schemes import scheme_of
 from diffeqformer.ode.solve import split
@@ -44,15 +45,18 @@ def watch_attention(
     scheme, steps = scheme_of(model.config), model.depth(steps)
     field = _Watched(field_of(model.config), measure)
     x = model.embed(ids)
-    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(steps, scheme.nodes))
+    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(model.grid(steps), scheme.nodes))
     table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (steps, *leaf.shape[1:])), table)
 
-    def body(carry: Any, row: BlockWeights) -> tuple[Any, Any]:
+    def body(carry: Any, now: tuple[BlockWeights, Array]) -> tuple[Any, Any]:
         field.found.clear()
-        carry = scheme.step(split(field, scheme, row), carry, model.config.interval / steps)
+        row, length = now
+        carry = scheme.step(split(field, scheme, row), carry, length)
         return carry, jax.tree.map(lambda *each: jnp.stack(each), *field.found)
 
-    return jax.lax.scan(body, scheme.start(x), table)[1]
+    carry = scheme.start(x)
+    lengths = jnp.asarray(model.config.interval * grid.lengths(model.grid(steps)), scheme.state(carry).dtype)
+    return jax.lax.scan(body, carry, (table, lengths))[1]
 
 
 class _Watched:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import parse, whole_numbers
+from diffeqformer.cli.parse import parse, positive_numbers, whole_numbers
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
@@ -31,6 +31,9 @@ class Arguments:
     """Adaptive steps of this relative tolerance (absolute: a tenth of it), by diffrax:Tsit5 unless the scheme has an
     error estimate. Steps are chosen for a whole batch, later tokens included: such a loss is that of a causal model
     only up to the tolerance, and depends on --batch-size."""
+    early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
+    """Also stop each token at the step that moves its prediction by less than this (root mean square of the normalised
+    state, such as 0.1)."""
     data: tuple[str, ...] = ()
     """Text files or globs; the run's own validation split if not given."""
     checkpoint: Literal["latest", "best"] = "latest"
@@ -53,6 +56,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Evaluate and print one row for each number of steps."""
     arguments = parse(Arguments, words, "diffeqformer eval")
     asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
+    if thresholds and arguments.tolerance is not None:
+        raise BadInput(f"--early-exit is {arguments.early_exit}, but --tolerance chooses the steps; give one.")
     if arguments.batch_size < 1:
         raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
     if asked and arguments.tolerance is not None:
@@ -79,6 +85,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
+    from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.report.text import evaluations, number
     from diffeqformer.training.results import measured
     from diffeqformer.training.run import load_run
@@ -95,14 +102,17 @@ def run(words: Sequence[str], as_json: bool) -> None:
         )
     require_depths(model, asked)  # before any text is read
     tokens, text_bytes = evaluation_text(opened, arguments.data, progress)
-    depths = asked or (None if model.config.adaptive else model.config.steps,)
+    grids = asked or (None if model.config.adaptive else model.config.steps,)
+    depths = (*grids, *(EarlyExit(steps, threshold) for steps in grids if steps for threshold in thresholds))
     batches = evaluation_batches(tokens, model.config.context, arguments.batch_size)
     block = opened.config.trainer.loss_block
     rows: list[dict[str, Any]] = []
     evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)
     for steps, found in zip(depths, evaluated, strict=True):
         rtol = None if steps else model.config.tolerance.rtol
-        rows.append({"steps": steps, "scheme": model.config.scheme, "rtol": rtol, **asdict(found), **measured(found)})
+        grid, threshold = steps if isinstance(steps, EarlyExit) else (steps, None)
+        row = {"steps": grid, "early_exit": threshold, "scheme": model.config.scheme, "rtol": rtol}
+        rows.append({**row, **asdict(found), **measured(found)})
     if as_json:
         return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": rows})
     print_table(
@@ -110,7 +120,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
         ["steps", "evaluations", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
         [
             [
-                str(row["steps"] or f"adaptive (rtol {row['rtol']:g})"),
+                f"{row['steps'] or ''}"
+                + (f" at most (settled within {row['early_exit']:g})" if row["early_exit"] else "")
+                + (f"adaptive (rtol {row['rtol']:g})" if row["rtol"] else ""),
                 evaluations({half: row[f"{half}_evaluations"] for half in ("attention", "feed_forward")}),
                 number(row["loss"], 4),
                 number(row["perplexity"], 2),
@@ -135,7 +147,7 @@ def _is_about_tasks(arguments: Arguments, steps: Sequence[int]) -> bool:
         if unread := given("num_fewshot", "limit", "include_path", "gen_kwargs"):
             raise BadInput(f"{unread[0]} is given, but only --tasks reads it.")
         return False
-    if unread := given("data", "tolerance"):
+    if unread := given("data", "tolerance", "early_exit"):
         raise BadInput(f"{unread[0]} is given, but --tasks does not read it.")
     if len(steps) > 1:
         raise BadInput(f"--steps is {arguments.steps!r}, but --tasks takes one number.")

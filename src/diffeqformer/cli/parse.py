@@ -46,7 +46,8 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
 
     **Raises:** `BadInput` with what is wrong as one sentence.
     """
-    options = _options(cls)
+    options = options_of(cls)
+    words = _joined(words, options)
     _require_known(words, list(options), prog)
     words = _spelled(words, options)
     heard = io.StringIO()
@@ -60,19 +61,33 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
         raise BadInput(f"{_sentence(heard.getvalue(), prog)} See `{prog} --help`.") from None
 
 
-def _options(cls: Any, prefix: str = "") -> dict[str, Any]:
+def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The dotted names of a dataclass's settings, as they are written behind two dashes, and their types."""
     options: dict[str, Any] = {}
     for name, hint in get_type_hints(cls).items():
         if name == "settings":  # their names stand for themselves
-            options |= _options(hint)
+            options |= options_of(hint)
         elif dataclasses.is_dataclass(hint):
-            options |= _options(hint, f"{prefix}{name}.")
+            options |= options_of(hint, f"{prefix}{name}.")
         else:
             options[prefix + name.replace("_", "-")] = hint
             if hint is bool:
                 options[f"{prefix}no-{name.replace('_', '-')}"] = hint
     return options
+
+
+def _joined(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+    """The words with text that starts with a dash, and is no option, written as its option's: `--prompt=--x`."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        takes_text = before.startswith("--") and options.get(before[2:].replace("_", "-")) in (str, str | None)
+        name = word.partition("=")[0][2:].replace("_", "-")
+        if takes_text and word.startswith("-") and name not in ("help", *options):
+            joined[-1] = f"{before}={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _spelled(words: Sequence[str], options: dict[str, Any]) -> list[str]:
@@ -118,7 +133,7 @@ def _sentence(box: str, prog: str) -> str:
         choices = sorted(choices) if "'None'" in choices else choices  # tyro joins those in no order
         return f"{found[2]} is {found[1]!r}, but must be one of {', '.join(choices)}."
     if found := re.match(r"Missing value for argument '(.*?)'", text):
-        return f"{found[1]} needs a value."
+        return f"{found[1]} needs a value; one that starts with a dash is written {found[1]}=VALUE."
     if text.startswith("Missing from "):
         missing = [part.split()[0] for part in text.partition(": ")[2].split("(required)") if part.strip()]
         return f"`{prog}` needs {' and '.join(missing)}."
@@ -136,6 +151,20 @@ def whole_numbers(text: str, name: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise BadInput(f"{name} is {text!r}, but must be whole numbers of at least 1, such as 6 or 6,12,24.")
     return tuple(int(part) for part in parts)
+
+
+def positive_numbers(text: str, name: str) -> tuple[float, ...]:
+    """`"0.05,0.1"` as numbers.
+
+    **Raises:** `BadInput` if a part is not a positive number.
+    """
+    try:
+        parts = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        parts = ()
+    if not parts or not all(0 < part < float("inf") for part in parts):
+        raise BadInput(f"{name} is {text!r}, but must be positive numbers, such as 0.1 or 0.05,0.1.")
+    return parts
 
 
 def find_config(name: str) -> Path:

@@ -1,13 +1,14 @@
 """One model at several depths without fine-tuning, and other models at theirs: quality against what it costs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import equinox as eqx
 import numpy as np
 
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate_in_turns
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.progress import Progress
 
 
@@ -35,10 +36,23 @@ class DepthCurve:
     points: dict[int, Evaluation]
     """By number of steps, increasing."""
     marks: tuple[Mark, ...] = ()
+    exits: dict[float, Evaluation] = field(default_factory=dict)
+    """With early exit on the grid of the deepest point, by threshold, increasing."""
+
+    def mean_steps(self, found: Evaluation) -> float:
+        """Steps that a token took on average, of an evaluation with early exit."""
+        deepest = max(self.points)
+        return deepest * found.attention_evaluations / self.points[deepest].attention_evaluations
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All numbers by name: of the depths, and behind `against_` of the marks, in order."""
+        """All numbers by name: of the depths, behind `early_exit_` with early exit (`early_exit_steps` are means), and
+        behind `against_` of the marks, in order."""
         arrays = {"own_steps": np.asarray(self.own), **_columns("", list(self.points), list(self.points.values()))}
+        if self.exits:
+            arrays["early_exit_threshold"] = np.asarray(list(self.exits))
+            arrays |= _columns(
+                "early_exit_", list(map(self.mean_steps, self.exits.values())), list(self.exits.values())
+            )
         if self.marks:
             arrays["against_run"] = np.asarray([mark.run for mark in self.marks])
             arrays["against_group"] = np.asarray([mark.group for mark in self.marks])
@@ -65,7 +79,7 @@ def require_depths(model: Transformer, depths: Iterable[int]) -> None:
 def at_depths(
     model: Transformer,
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
-    depths: Sequence[int | None],
+    depths: Sequence[int | EarlyExit | None],
     *,
     bytes_: int | None = None,
     block: int = 4096,
@@ -73,19 +87,21 @@ def at_depths(
 ) -> list[Evaluation]:
     """Evaluate a model at several numbers of steps, which take turns.
 
-    **Arguments:** `depths`, numbers of steps, or None for as trained (adaptive steps, for an adaptive model); the
-    others as for `evaluate_in_turns`.
+    **Arguments:** `depths`, numbers of steps, an `EarlyExit`, or None for as trained (adaptive steps, for an adaptive
+    model); the others as for `evaluate_in_turns`.
 
     **Raises:** `BadInput` if the model cannot run at one of them, before any is evaluated; `RunFailed` as `evaluate`.
     """
-    require_depths(model, (steps for steps in depths if steps is not None))
-    said = ", ".join("adaptive" if steps is None else str(steps) for steps in depths)
+    require_depths(model, (steps for steps in depths if isinstance(steps, int)))
+    said = ", ".join(
+        "adaptive" if steps is None else str(steps) for steps in depths if not isinstance(steps, EarlyExit)
+    )
     name = f"Evaluating at {said} steps"
     turns = [(model, steps) for steps in depths]
     return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)
 
 
-def _columns(prefix: str, steps: list[int], found: list[Evaluation]) -> dict[str, np.ndarray]:
+def _columns(prefix: str, steps: Sequence[int | float], found: list[Evaluation]) -> dict[str, np.ndarray]:
     numbers = {
         "loss": [one.loss for one in found],
         "perplexity": [one.perplexity for one in found],

@@ -12,6 +12,7 @@ import numpy as np
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.progress import Progress, Silent
 
 
@@ -28,13 +29,14 @@ class Evaluation:
     tokens: int
     tokens_per_second: float
     attention_evaluations: float
-    """Evaluations of the field's attention half for each batch (their mean, if a tolerance chooses the steps)."""
+    """Evaluations of the field's attention half for each batch (their mean, if a tolerance chooses the steps; that over
+    tokens, with early exit)."""
     feed_forward_evaluations: float
     """The same of its feed-forward half."""
 
 
 @eqx.filter_jit
-def _sums(model: Transformer, ids: jax.Array, mask: jax.Array, steps: int | None, block: int):
+def _sums(model: Transformer, ids: jax.Array, mask: jax.Array, steps: int | EarlyExit | None, block: int):
     return loss_sum(model, ids, mask, steps=steps, block=block)
 
 
@@ -42,7 +44,7 @@ def evaluate(
     model: Transformer,
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
     *,
-    steps: int | None = None,
+    steps: int | EarlyExit | None = None,
     bytes_: int | None = None,
     block: int = 4096,
     progress: Progress | None = None,
@@ -54,7 +56,7 @@ def evaluate(
 
 
 def evaluate_in_turns(
-    turns: Sequence[tuple[Transformer, int | None]],
+    turns: Sequence[tuple[Transformer, int | EarlyExit | None]],
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
     *,
     bytes_: int | None = None,
@@ -89,7 +91,7 @@ def evaluate_in_turns(
 class _Tally:
     """What one model's batches add up to."""
 
-    def __init__(self, model: Transformer, steps: int | None, block: int):
+    def __init__(self, model: Transformer, steps: int | EarlyExit | None, block: int):
         self.model, self.steps, self.block = model, steps, block
         self.nats = self.count = self.timed = self.seconds = self.attention = self.feed_forward = 0.0
 
@@ -106,8 +108,8 @@ class _Tally:
             ) from error
         positions = float(found.positions)
         self.count += positions
-        self.attention += int(found.evaluations[0])
-        self.feed_forward += int(found.evaluations[1])
+        self.attention += float(found.evaluations[0])
+        self.feed_forward += float(found.evaluations[1])
         if timed:
             self.timed += positions
             self.seconds += time.perf_counter() - started

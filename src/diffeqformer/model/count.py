@@ -86,6 +86,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
         reversible=ReversibleConfig(),
         tolerance=ToleranceConfig(),
         horizon="steps",
+        first_step=None,
         gradient=None if config.gradient == "reversible" else config.gradient,
         nested_norm=False,
     )
@@ -97,5 +98,6 @@ def smallest_useful_d_emb(config: ModelConfig) -> int:
     `W(t_l) = P h(t_l) + C` spans at most d_emb + 1 directions, so the matrices at the L times of the trained grid are
     free of each other from d_emb = L - 1 on.
     """
-    times = max(len(set(grid.times(config.steps, nodes))) for nodes in scheme_of(config).nodes)
+    steps = grid.with_first(config.steps, config.first_step)
+    times = max(len(set(grid.times(steps, nodes))) for nodes in scheme_of(config).nodes)
     return max(times - 1, 1)

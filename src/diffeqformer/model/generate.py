@@ -34,6 +34,17 @@ def generate(
 
     **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
     """
+    require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    return _generate(model.populate(steps).merge(), prompt, key, new_tokens, temperature, top_k, top_p)
+
+
+def require_sampling(
+    model: Transformer, prompt: Array, new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    """Check what text is asked for; computes nothing.
+
+    **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
+    """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
     if prompt.shape[1] < 1:
         raise BadInput("the prompt is empty, but must have at least one token.")
@@ -50,7 +61,6 @@ def generate(
         raise BadInput(f"top-k is {top_k}, but must be between 1 and the vocabulary's size, {vocabulary}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}, but must be above 0 and at most 1.")
-    return _generate(model.populate(steps).merge(), prompt, key, new_tokens, temperature, top_k, top_p)
 
 
 @eqx.filter_jit
@@ -84,23 +94,40 @@ def _generate(
 
 
 def choose(
-    logits: Float[Array, "batch vocabulary"],
+    logits: Float[Array, "*batch vocabulary"],
     key: Key[Array, ""],
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-) -> Int[Array, " batch"]:
+) -> Int[Array, "*batch"]:
     """Draw a token for each row, after temperature, then top-k, then top-p; ties at the edge of a set are kept."""
     if temperature == 0:
         return logits.argmax(-1)
+    return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1)
+
+
+def probabilities(
+    logits: Float[Array, "*batch vocabulary"],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Float[Array, "*batch vocabulary"]:
+    """The distributions that `choose` draws from; at temperature 0 all on the most likely token."""
+    if temperature == 0:
+        return jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
+    return jax.nn.softmax(_kept(logits, temperature, top_k, top_p), axis=-1)
+
+
+def _kept(logits: Array, temperature: float, top_k: int | None, top_p: float | None) -> Array:
+    """Logits over a temperature; those of tokens that are never drawn are minus infinity."""
     logits = logits / temperature
     if top_k is not None:
-        least = jax.lax.top_k(logits, top_k)[0][:, -1:]
+        least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
     if top_p is not None:
         ordered = jnp.sort(logits, axis=-1, descending=True)
-        probabilities = jax.nn.softmax(ordered, axis=-1)
-        kept = probabilities.cumsum(-1) - probabilities < top_p
+        likely = jax.nn.softmax(ordered, axis=-1)
+        kept = likely.cumsum(-1) - likely < top_p
         least = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits, axis=-1)
+    return logits

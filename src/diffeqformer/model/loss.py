@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.early_exit import EarlyExit
+from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.schemes import Evaluations
 
 
@@ -32,7 +34,7 @@ def loss_sum(
     ids: Int[Array, "batch position"],
     mask: Bool[Array, "batch target"] | None = None,
     *,
-    steps: int | None = None,
+    steps: Steps | EarlyExit | None = None,
     key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> LossSum:
@@ -73,7 +75,7 @@ def next_token_loss(
     ids: Int[Array, "batch position"],
     mask: Bool[Array, "batch target"] | None = None,
     *,
-    steps: int | None = None,
+    steps: Steps | EarlyExit | None = None,
     key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> Float[Array, ""]:

@@ -17,7 +17,9 @@ from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, normalise, wide
+from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
 from diffeqformer.ode.field import BlockWeights, Window, field_of
+from diffeqformer.ode.grid import Steps, with_first
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, scheme_of
 from diffeqformer.ode.solve import Solution, solve
@@ -40,12 +42,17 @@ class Transformer(eqx.Module):
     config: ModelConfig = eqx.field(static=True)
 
     def __call__(
-        self, ids: Int[Array, "*batch position"], *, steps: int | None = None, key: Key[Array, ""] | None = None
+        self,
+        ids: Int[Array, "*batch position"],
+        *,
+        steps: Steps | EarlyExit | None = None,
+        key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position vocabulary"]:
         """Logits of the next token at every position.
 
         **Arguments:** `ids`, tokens of shape (position,) or (batch, position), at most `config.context` of them;
-        `steps`, the number of depth steps, the trained one if not given; `key` for dropout, none outside training.
+        `steps`, the number of depth steps, the trained one if not given (or the times between unequal ones, or an
+        `EarlyExit`); `key` for dropout, none outside training.
 
         **Returns:** float32 logits.
 
@@ -54,7 +61,11 @@ class Transformer(eqx.Module):
         return self.unembed(self.hidden(ids, steps=steps, key=key))
 
     def hidden(
-        self, ids: Int[Array, "*batch position"], *, steps: int | None = None, key: Key[Array, ""] | None = None
+        self,
+        ids: Int[Array, "*batch position"],
+        *,
+        steps: Steps | EarlyExit | None = None,
+        key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position width"]:
         """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
@@ -74,7 +85,7 @@ class Transformer(eqx.Module):
         Its output equals this model's at `steps` steps (paper section 6.2).
         """
         config, steps = self.config, self.depth(steps)
-        weights = written_out(self.weights, steps, scheme_of(config).nodes)
+        weights = written_out(self.weights, steps, scheme_of(config).nodes, config.first_step)
         config = dataclasses.replace(
             config,
             weights="layer",
@@ -97,7 +108,7 @@ class Transformer(eqx.Module):
     def _with_layers(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
         if not isinstance(self.weights, LayerWeights) or not self.config.adapted:
             return self
-        weights = LayerWeights(change(self.weights.layers), self.weights.nodes)
+        weights = dataclasses.replace(self.weights, layers=change(self.weights.layers))
         config = dataclasses.replace(self.config, lora=LoRAConfig())
         return Transformer(self.embedding, weights, self.final_norm, self.head, config)
 
@@ -110,6 +121,13 @@ class Transformer(eqx.Module):
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise BadInput(f"steps is {steps!r}, but must be a whole number of at least 1.")
         return steps
+
+    def grid(self, steps: Any = None) -> Steps:
+        """The grid of `steps` steps, as the config's `first_step` has it; the trained number if not given.
+
+        **Raises:** `BadInput` as `depth`.
+        """
+        return with_first(self.depth(steps), self.config.first_step)
 
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
@@ -155,7 +173,7 @@ class Transformer(eqx.Module):
         self,
         ids: Int[Array, "batch position"],
         *,
-        steps: int | None = None,
+        steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
         keep_states: bool = False,
         cache: KeyValueCache | None = None,
@@ -174,7 +192,7 @@ class Transformer(eqx.Module):
         self,
         x: Float[Array, "batch position width"],
         *,
-        steps: int | None = None,
+        steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
         keep_states: bool = False,
         cache: KeyValueCache | None = None,
@@ -188,8 +206,13 @@ class Transformer(eqx.Module):
         config = self.config
         if config.adaptive and steps is None and cache is None:
             return solve_adaptively(field_of(config), self.weights, x, config, key=key, keep_states=keep_states)
-        scheme, steps = scheme_of(config), self.depth(steps)
+        scheme, early_exit = scheme_of(config), steps if isinstance(steps, EarlyExit) else None
+        steps = steps if isinstance(steps, Array) else self.grid(early_exit.steps if early_exit else steps)
         table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(steps, scheme.nodes))
+        if early_exit is not None:
+            assert cache is None and not keep_states
+            at = {"steps": steps, "threshold": early_exit.threshold, "horizon": config.interval}
+            return solve_until_settled(field_of(config), scheme, table, x, normalise=self.normalise, **at)
         return solve(
             field_of(config),
             scheme,

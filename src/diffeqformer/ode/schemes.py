@@ -158,13 +158,13 @@ class LeapfrogMidpoint:
     evaluations: Evaluations = Evaluations(1, 1)
 
     def start(self, x: State) -> tuple[State, State, Array]:
-        """The state, the one before it, and how many steps lie between."""
+        """The state, the one before it, and the length of the step between."""
         return x, x, jnp.zeros((), x.dtype)
 
     def step(self, field: SplitField, carry: tuple[State, State, Array], dt: Any) -> tuple[State, State, Array]:
         """One step on."""
         x, before, since = carry
-        return before + (since + 1) * dt * field.at(0, x), x, jnp.ones_like(since)
+        return before + (since + dt) * field.at(0, x), x, jnp.asarray(dt, x.dtype)
 
     def state(self, carry: tuple[State, State, Array]) -> State:
         """The newer state."""
@@ -287,6 +287,9 @@ class Reversible:
 ONE_STEP: dict[str, OneStep] = {
     # x + dt (A(x) + M(x)), weights at the end of the step: DiffEqFormer; parallel blocks (PaLM, GPT-J) at dt = 1.
     "euler": runge_kutta([()], [1.0], [1.0], order=1),
+    # The same with weights at the middle of the step: sums over steps of different number differ by O(dt^2) only.
+    "euler-middle": runge_kutta([()], [1.0], [0.5], order=1),
+    "lie-trotter-middle": OneStep(Nodes.same(0.5), 1, Evaluations(1, 1), _lie_trotter),
     # Attention, then feed-forward on its result: the vanilla transformer at dt = 1 (Lu et al. 2019).
     "lie-trotter": OneStep(END_OF_STEP, 1, Evaluations(1, 1), _lie_trotter),
     # Half a feed-forward step, attention, half a feed-forward step: MacaronNet at dt = 1 (Lu et al. 2019).

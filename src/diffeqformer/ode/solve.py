@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.schemes import Evaluations, Half, Reversible, Scheme, SplitField
 
@@ -33,7 +34,7 @@ def solve(
     table: BlockWeights,
     x: Float[Array, "batch position width"],
     *,
-    steps: int,
+    steps: grid.Steps,
     horizon: float,
     gradient: Gradient = "plain",
     checkpoints: int = 4,
@@ -42,7 +43,7 @@ def solve(
     cache: KeyValueCache | None = None,
     window: Window | None = None,
 ) -> Solution:
-    """Integrate `dx/dt = F(t, x)` over `steps` equal steps of `horizon / steps`.
+    """Integrate `dx/dt = F(t, x)` over `steps` equal steps of `horizon / steps`, or between the times `steps`.
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
     same weights serve all; `x`, the state at depth 0; `gradient`, what the backward pass keeps: `plain` all
@@ -53,34 +54,38 @@ def solve(
 
     **Returns:** a `Solution`.
     """
-    dt = horizon / steps
+    carry = scheme.start(x)
+    lengths = None if isinstance(steps, int) else horizon * grid.lengths(steps)
+    lengths = None if lengths is None else jnp.asarray(lengths, scheme.state(carry).dtype)
+    steps = grid.number(steps)
+    length = lambda own: horizon / steps if own is None else own
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     nodes = max(map(len, scheme.nodes))
     keys = None if key is None else jax.random.split(key, (steps, nodes, 2))
     evaluations = scheme.evaluations.times(steps)
     table, with_nodes = _without_single_nodes(table)
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
-    carry = scheme.start(x)
+    given = keys, lengths
 
     if gradient in ("recursive", "reversible") and not keep_states and cache is None:
         field_at = lambda row, keys: split(field, scheme, with_nodes(row), keys)
         if gradient == "reversible" and isinstance(scheme, Reversible):
-            carry = _reversible_scan(scheme, field_at, table, keys, carry, steps, dt)
+            carry = _reversible_scan(scheme, field_at, table, given, carry, steps, length)
         else:
-            step = lambda row, keys, carry: scheme.step(field_at(row, keys), carry, dt)
-            carry = _recursive_scan(step, table, keys, carry, steps, checkpoints)
+            step = lambda row, own, carry: scheme.step(field_at(row, own[0]), carry, length(own[1]))
+            carry = _recursive_scan(step, table, given, carry, steps, checkpoints)
         return Solution(scheme.state(carry).astype(x.dtype), evaluations)
 
     def body(carry: Any, now: tuple) -> tuple[Any, tuple]:
-        row, step_keys, step_cache = now
+        row, (step_keys, own), step_cache = now
         recorder = None if step_cache is None else _Recorder(step_cache)
         halves = split(field, scheme, with_nodes(first if constant else row), step_keys, recorder, window)
-        carry = scheme.step(halves, carry, dt)
+        carry = scheme.step(halves, carry, length(own))
         kept = scheme.state(carry).astype(x.dtype) if keep_states else None
         return carry, (kept, None if recorder is None else recorder.stacked())
 
     body = body if gradient == "plain" else jax.checkpoint(body, prevent_cse=False)
-    carry, (states, cache) = jax.lax.scan(body, carry, (None if constant else table, keys, cache), steps)
+    carry, (states, cache) = jax.lax.scan(body, carry, (None if constant else table, given, cache), steps)
     return Solution(scheme.state(carry).astype(x.dtype), evaluations, states, cache)
 
 
@@ -160,7 +165,7 @@ def split(
     )
 
 
-def _row(tree: Any, step: Any) -> Any:
+def row_of_step(tree: Any, step: Any) -> Any:
     """The leaves' rows of a step; a leaf of one row has it for all steps."""
     at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
     return jax.tree.map(at, tree)
@@ -175,18 +180,18 @@ def _add_to_row(tree: Any, step: Any, change: Any) -> Any:
     def add(leaf: Array, row: Array, change: Array) -> Array:
         return jax.lax.dynamic_update_index_in_dim(leaf, row + change, jnp.minimum(step, len(leaf) - 1), 0)
 
-    return jax.tree.map(add, tree, _row(tree, step), change)
+    return jax.tree.map(add, tree, row_of_step(tree, step), change)
 
 
-def _recursive_scan(step: Callable, table: BlockWeights, keys: Any, carry: Any, steps: int, checkpoints: int) -> Any:
+def _recursive_scan(step: Callable, table: BlockWeights, given: Any, carry: Any, steps: int, checkpoints: int) -> Any:
     """All steps, with a backward pass that keeps `checkpoints` states a level: `checkpoints log_checkpoints(steps)`.
 
     The steps are cut into that many equal parts, of which only the first state is kept and each of which is treated in
     the same way when the backward pass comes to it: each level costs one more forward pass.
     Source: Griewank 1992, "Achieving logarithmic growth of temporal and spatial complexity in reverse AD".
 
-    **Arguments:** `step`, from a step's weights and keys and what is carried into it to what is carried out; `table`,
-    `keys`, `carry` as in `solve`.
+    **Arguments:** `step`, from a step's weights, what is given for it and what is carried into it to what is carried
+    out; `table`, `carry` as in `solve`; `given`, keys and lengths of all steps, which have no gradient.
     """
 
     def cut(first: Any, length: int) -> tuple[Array, int, Any, int]:
@@ -196,8 +201,8 @@ def _recursive_scan(step: Callable, table: BlockWeights, keys: Any, carry: Any, 
         return first + part * jnp.arange(whole), part, first + part * whole, length - part * whole
 
     def advance(weights: tuple, carry: Any, first: Any, length: int) -> Any:
-        table, keys = weights
-        one = lambda carry, now: (step(_row(table, now), _row(keys, now), carry), None)
+        table, given = weights
+        one = lambda carry, now: (step(row_of_step(table, now), row_of_step(given, now), carry), None)
         return jax.lax.scan(one, carry, first + jnp.arange(length))[0]
 
     def forward(weights: tuple, carry: Any, first: Any, length: int) -> tuple[Any, tuple]:
@@ -215,8 +220,8 @@ def _recursive_scan(step: Callable, table: BlockWeights, keys: Any, carry: Any, 
             if length > 1:
                 return pull_back(weights, forward(weights, carry, first, length)[1], cotangents, first, length)
             cotangent, total = cotangents
-            row, own_keys = (_row(tree, first) for tree in weights)
-            change, cotangent = jax.vjp(lambda row, carry: step(row, own_keys, carry), row, carry)[1](cotangent)
+            row, own = (row_of_step(tree, first) for tree in weights)
+            change, cotangent = jax.vjp(lambda row, carry: step(row, own, carry), row, carry)[1](cotangent)
             return cotangent, _add_to_row(total, first, change)
 
         cotangents = through(cotangents, end, rest, left) if left else cotangents
@@ -238,34 +243,40 @@ def _recursive_scan(step: Callable, table: BlockWeights, keys: Any, carry: Any, 
         return carry, (weights, kept)
 
     run.defvjp(run_forward, run_backward)
-    return run((table, keys), carry)
+    return run((table, given), carry)
 
 
 def _reversible_scan(
-    scheme: Reversible, field_at: Callable, table: BlockWeights, keys: Any, carry: Any, steps: int, dt: float
+    scheme: Reversible, field_at: Callable, table: BlockWeights, given: Any, carry: Any, steps: int, length: Callable
 ) -> Any:
     """All steps of a reversible scheme, with a backward pass that keeps the last state alone and reconstructs others.
 
-    **Arguments:** `field_at`, from a step's weights and keys to its `SplitField`; `table`, `keys`, `carry` as in
-    `solve`.
+    **Arguments:** `field_at`, from a step's weights and keys to its `SplitField`; `table`, `carry` as in `solve`;
+    `given`, keys and lengths of all steps; `length`, of a step, from its own if steps are unequal.
     """
 
     @jax.custom_vjp
-    def run(table: BlockWeights, keys: Any, carry: Any) -> Any:
-        one = lambda carry, now: (scheme.step(field_at(_row(table, now), _row(keys, now)), carry, dt), None)
+    def run(table: BlockWeights, given: Any, carry: Any) -> Any:
+        def one(carry: Any, now: Array) -> tuple[Any, None]:
+            keys, own = row_of_step(given, now)
+            return scheme.step(field_at(row_of_step(table, now), keys), carry, length(own)), None
+
         return jax.lax.scan(one, carry, jnp.arange(steps))[0]
 
-    def forward(table: BlockWeights, keys: Any, carry: Any) -> tuple[Any, tuple]:
-        carry = run(table, keys, carry)
-        return carry, (table, keys, carry)
+    def forward(table: BlockWeights, given: Any, carry: Any) -> tuple[Any, tuple]:
+        carry = run(table, given, carry)
+        return carry, (table, given, carry)
 
     def backward(kept: tuple, cotangent: Any) -> tuple:
-        table, keys, carry = kept
+        table, given, carry = kept
 
         def body(behind: tuple, now: Array) -> tuple[tuple, None]:
             carry, cotangent, total = behind
-            field_of = lambda row: field_at(row, _row(keys, now))
-            carry, cotangent, change = scheme.pull_back(field_of, _row(table, now), carry, cotangent, dt)
+            keys, own = row_of_step(given, now)
+            field_of = lambda row: field_at(row, keys)
+            carry, cotangent, change = scheme.pull_back(
+                field_of, row_of_step(table, now), carry, cotangent, length(own)
+            )
             return (carry, cotangent, _add_to_row(total, now, change)), None
 
         start = (carry, cotangent, jax.tree.map(jnp.zeros_like, table))
@@ -273,4 +284,4 @@ def _reversible_scan(
         return total, None, cotangent
 
     run.defvjp(forward, backward)
-    return run(table, keys, carry)
+    return run(table, given, carry)

@@ -4,6 +4,7 @@ A source answers two questions. `at(times)`: the weights at any times, stacked o
 the weights that a scheme needs on a grid of steps.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,7 +33,7 @@ class WeightSource(Protocol):
         """Weights at `times` (shape (time,), in [0, 1]), stacked on a leading axis of the same length."""
         ...
 
-    def table(self, steps: int, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+    def table(self, steps: grid.Steps, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of a grid of `steps` steps, on two leading axes (step, node).
 
         An axis of length 1 serves all steps, or all nodes of a step.
@@ -51,7 +52,7 @@ class TimeWeights(eqx.Module):
     @staticmethod
     def init(shapes: BlockShapes, config: ModelConfig, key: Key[Array, ""]) -> "TimeWeights":
         """Time networks whose generated matrices start with the standard deviations of `shapes`."""
-        features = time_features(grid.times(config.steps), config.time)
+        features = time_features(grid.times(grid.with_first(config.steps, config.first_step)), config.time)
         one_for_all = config.weights == "time-shared-mlp"
         network = partial(TimeNetwork.init, features, config.time.d_emb)
 
@@ -68,12 +69,12 @@ class TimeWeights(eqx.Module):
         """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
         return self._generate(self.networks, times)
 
-    def table(self, steps: int, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+    def table(self, steps: grid.Steps, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, generated at once."""
 
         def half(networks: Any, nodes: tuple[float, ...]) -> Any:
             rows = self._generate(networks, grid.times(steps, nodes))
-            return _unstack(rows, steps, len(nodes))
+            return _unstack(rows, grid.number(steps), len(nodes))
 
         return Block(
             half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
@@ -98,15 +99,17 @@ class LayerWeights(eqx.Module):
     """Rows of all layers, in order, on one leading axis."""
     nodes: Nodes | None = eqx.field(static=True, default=None)
     """The nodes that each layer has a row for; if none, a layer is one row, in force throughout its step."""
+    first_step: float | None = eqx.field(static=True, default=None)
+    """Length of the first step, if steps are unequal, as a fraction of depth."""
 
     @staticmethod
-    def init(shapes: BlockShapes, layers: int, nodes: Nodes | None, key: Key[Array, ""]) -> "LayerWeights":
+    def init(shapes: BlockShapes, config: ModelConfig, nodes: Nodes | None, key: Key[Array, ""]) -> "LayerWeights":
         """Normal matrices with the standard deviations of `shapes`; biases zero, norms one."""
-        return LayerWeights(_init_rows(shapes, nodes or END_OF_STEP, layers, key), nodes)
+        return LayerWeights(_init_rows(shapes, nodes or END_OF_STEP, config.steps, key), nodes, config.first_step)
 
     def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
         """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
-        return LayerWeights(attach(self.layers, lora, key), self.nodes)
+        return dataclasses.replace(self, layers=attach(self.layers, lora, key))
 
     @property
     def depth(self) -> int:
@@ -118,18 +121,19 @@ class LayerWeights(eqx.Module):
         """Weights in force at `times`: constant over each step, or those of the nearest node in it."""
 
         def half(layers: Any, nodes: tuple[float, ...]) -> Any:
-            rows = grid.row_of(times, self.depth, nodes)
+            rows = grid.row_of(times, grid.with_first(self.depth, self.first_step), nodes)
             return jax.tree.map(lambda leaf: leaf[rows], layers)
 
         nodes = self.nodes or END_OF_STEP
         return Block(half(self.layers.attention, nodes.attention), half(self.layers.feed_forward, nodes.feed_forward))
 
-    def table(self, steps: int, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+    def table(self, steps: grid.Steps, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """The table itself.
 
         **Raises:** `BadInput` if `steps` is not the number of layers or the rows stand at other nodes: such a model has
         no weights in between.
         """
+        steps = grid.number(steps)
         if steps != self.depth:
             raise BadInput(
                 f"this model is a table of {self.depth} layers and cannot run at {steps} steps; "
@@ -161,27 +165,27 @@ class SharedWeights(eqx.Module):
         """The weights, repeated once for each time."""
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
 
-    def table(self, steps: int, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+    def table(self, steps: grid.Steps, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """One row, for all nodes of all steps."""
         return _unstack(self.row, 1, 1)
 
 
-def written_out(source: WeightSource, steps: int, nodes: Nodes) -> LayerWeights:
+def written_out(source: WeightSource, steps: int, nodes: Nodes, first_step: float | None = None) -> LayerWeights:
     """The weights of a grid as a table of layers: a row a step if that is all the source gives, else a row a node."""
-    table = source.table(steps, nodes)
+    table = source.table(grid.with_first(steps, first_step), nodes)
 
     def stack(leaf: Array) -> Array:
         whole = jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
         return whole.reshape(-1, *leaf.shape[2:])
 
     rows = table.attention.norm.scale.shape[1], table.feed_forward.norm.scale.shape[1]
-    return LayerWeights(jax.tree.map(stack, table), None if rows == (1, 1) else nodes)
+    return LayerWeights(jax.tree.map(stack, table), None if rows == (1, 1) else nodes, first_step)
 
 
 def init_weights(shapes: BlockShapes, config: ModelConfig, nodes: Nodes, key: Key[Array, ""]) -> WeightSource:
     """A new weight source of the kind that a model config names; `nodes` are its scheme's."""
     if config.weights == "layer":
-        weights = LayerWeights.init(shapes, config.steps, nodes if config.layer_rows == "node" else None, key)
+        weights = LayerWeights.init(shapes, config, nodes if config.layer_rows == "node" else None, key)
         return weights.adapted(config.lora, jax.random.fold_in(key, 0)) if config.adapted else weights
     if config.weights == "shared":
         return SharedWeights.init(shapes, key)

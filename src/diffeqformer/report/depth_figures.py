@@ -12,7 +12,7 @@ from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, plain_log, spaced, style
 from diffeqformer.report.text import finite
 
-Place = Callable[[int, Evaluation], float]
+Place = Callable[[float, Evaluation], float]
 """Where a measurement stands on the horizontal axis, from its number of steps and itself."""
 
 
@@ -41,6 +41,7 @@ def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
         figure = Figure(figsize=(width, height), layout="constrained")
         axis: Any = figure.subplots()
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
+        drawn += _draw_exits(axis, curve, lambda steps, found: float(steps))
         axis.axvline(curve.own, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
         axis.annotate(
             "own depth", (curve.own, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
@@ -98,6 +99,19 @@ def perplexity_scale(axis: Any, values: Sequence[float]) -> None:
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if few else (1, 3), numticks=12))
 
 
+def _draw_exits(axis: Any, curve: DepthCurve, place: Place) -> list[tuple[float, float]]:
+    """Draw the line of early exits; returns its points."""
+    line = [(place(curve.mean_steps(found), found), found.perplexity) for found in curve.exits.values()]
+    line = sorted(point for point in line if finite(point[1]))
+    if line:
+        axis.plot(*zip(*line, strict=True), **_exit_look(curve))
+    return line
+
+
+def _exit_look(curve: DepthCurve) -> dict[str, Any]:
+    return {"color": color(len(groups_of(curve)) + 1), "marker": "x", "linestyle": "--", "zorder": 2.5}
+
+
 def _draw(axis: Any, curve: DepthCurve, place: Place, *, write_steps: bool = False) -> list[tuple[float, float]]:
     """Draw the curve and its marks; returns the points that could be drawn."""
     drawn = []
@@ -147,4 +161,7 @@ def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
     for index, (tuned, group) in enumerate(groups_of(curve), 1):
         handles.append(Line2D([], [], linestyle="None", **_look(index, tuned)))
         names.append(group_name(tuned, group))
+    if curve.exits:
+        handles.append(Line2D([], [], **_exit_look(curve)))
+        names.append(f"early exit from {max(curve.points)} steps, at its mean number of steps")
     legend(figure, handles, names, width)

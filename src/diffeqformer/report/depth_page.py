@@ -7,6 +7,12 @@ from diffeqformer.report.figures import NARROW
 from diffeqformer.report.page import Figure, Page, Table
 from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
 
+EARLY = (
+    "With early exit a token stops at the step that moves its prediction by less than a threshold: the prediction "
+    "after a step is the end of the straight line through it, after the final norm. The token then goes on along that "
+    "line, without evaluations of its own, where others attend to it. What is drawn is the mean number of steps of a "
+    "token; a batch is as slow as its slowest token, so that time is only saved where all have settled."
+)
 NEAR = 0.02
 """A rise of perplexity that is called near: the two per cent that one checkpoint for all depths has to keep."""
 
@@ -14,6 +20,7 @@ NEAR = 0.02
 def depth_page(curve: DepthCurve, text: str) -> Page:
     """Sentences, figures and tables of a model at several depths; `text` says what all were evaluated on."""
     others = (Table("Other models, each at its own depth", *marks_table(curve)),) if curve.marks else ()
+    early = (Table(f"Early exit from {max(curve.points)} steps", *exits_table(curve)),) if curve.exits else ()
     return Page(
         "Quality against depth and compute",
         (
@@ -22,6 +29,7 @@ def depth_page(curve: DepthCurve, text: str) -> Page:
             f"All are evaluated on the same text: {text}. They take turns, one batch each, so that their speeds can be "
             "compared; making the weights of the steps is part of the time, compiling is not. Low-rank adapters are "
             "added into their matrices first.",
+            *((EARLY,) if curve.exits else ()),
         ),
         tuple(
             Figure(name, caption, draw(curve), draw(curve, width=NARROW))
@@ -35,7 +43,7 @@ def depth_page(curve: DepthCurve, text: str) -> Page:
                 ),
             )
         ),
-        (Table(f"{curve.name} without fine-tuning", *depths_table(curve)), *others),
+        (Table(f"{curve.name} without fine-tuning", *depths_table(curve)), *early, *others),
     )
 
 
@@ -91,6 +99,23 @@ def depths_table(curve: DepthCurve) -> tuple[tuple[str, ...], tuple[tuple[str, .
             *_numbers(found),
         )
         for steps, found in curve.points.items()
+    )
+    return columns, rows
+
+
+def exits_table(curve: DepthCurve) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows: early exit at every threshold."""
+    whole = curve.points[max(curve.points)].perplexity
+    columns = ("settled within", "mean steps", "perplexity", "against all steps", "loss (nats)", "bits/byte")
+    rows = tuple(
+        (
+            f"{threshold:g}",
+            number(curve.mean_steps(found), 2),
+            perplexity(found.perplexity),
+            _times(found.perplexity / whole),
+            *_numbers(found)[:2],
+        )
+        for threshold, found in curve.exits.items()
     )
     return columns, rows
 

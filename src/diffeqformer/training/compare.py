@@ -12,9 +12,9 @@ from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
 from diffeqformer.training import folder as files
 from diffeqformer.training.files import write_whole
+from diffeqformer.training.metrics import read_metrics
 from diffeqformer.training.results import document, measured, write_results
 from diffeqformer.training.sampling import continue_text
-from diffeqformer.training.trackers import read_metrics
 from diffeqformer.training.trainer import TrainResult, train
 from diffeqformer.validation import validate
 

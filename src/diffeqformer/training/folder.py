@@ -28,7 +28,7 @@ CHECKPOINTS, METRICS, RESULTS = "checkpoints", "metrics.jsonl", "results.json"
 MAY_CHANGE = frozenset(
     ["run", "data.cache"]
     + [f"trainer.{name}" for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best")]
-    + [f"trainer.{name}" for name in ("checkpoint_every", "checkpoint_minutes")]
+    + [f"trainer.{name}" for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project")]
 )
 """Settings that a run may be continued with other values of, because no update's numbers depend on them."""
 

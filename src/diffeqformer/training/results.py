@@ -86,6 +86,7 @@ def model_entry(
         "tokens_per_second": tokens_per_second,
         "validation": measured(evaluation),
         "depth": [],
+        "drawn": drawn_depths(config, records),
         "curve": {"train": train_curve(records), "validation": validation_curve(records)},
         "sample": None,
         "config": to_dict(config),
@@ -121,6 +122,27 @@ def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> li
     window = max(1, -(-len(losses) // points))
     parts = [losses[start : start + window] for start in range(0, len(losses), window)]
     return [[part[-1][0], sum(loss for _, loss in part) / len(part)] for part in parts]
+
+
+def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str, int | float | None]]:
+    """Of each depth that was drawn: how often, the mean loss of its last tenth of updates (nats), tokens a second."""
+    drawn = []
+    for depth in config.depth.depths:
+        losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
+        timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
+        updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
+        last = losses[-max(1, len(losses) // 10) :]
+        drawn.append(
+            {
+                "steps": depth,
+                "updates": len(losses),
+                "loss": sum(last) / len(last) if last else None,
+                "tokens_per_second": updates * config.trainer.batch_size * config.model.context / seconds
+                if seconds
+                else None,
+            }
+        )
+    return drawn
 
 
 def validation_curve(records: list[dict[str, Any]]) -> list[list[int | float]]:

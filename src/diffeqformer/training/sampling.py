@@ -1,5 +1,7 @@
 """Continuing a text with a model and its tokenizer."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from tokenizers import Tokenizer
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
+from diffeqformer.model.speculate import Speculation, speculate
 from diffeqformer.model.transformer import Transformer
 
 NEW_TOKENS = 100
@@ -32,6 +35,41 @@ def continue_text(
 
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
+    sampling = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)
+    drawn = generate(model, prompts, new, key=key, **sampling)
+    return _texts(tokenizer, drawn)
+
+
+def continue_text_with_drafts(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    draft_steps: int,
+    draft_length: int = 4,
+    new_tokens: int | None = None,
+    count: int = 1,
+    seed: int = 0,
+    **sampling: Any,
+) -> tuple[list[str], Speculation]:
+    """The same by self-speculative decoding: drafts at `draft_steps`, and how often they were right.
+
+    **Arguments:** `sampling`, `steps`, `temperature`, `top_k` and `top_p`; the others as for `continue_text` and
+    `speculate`.
+
+    **Raises:** `BadInput` as both.
+    """
+    prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)
+    drafts = {"draft_steps": draft_steps, "draft_length": draft_length}
+    found = speculate(model, prompts, new, key=key, **drafts, **sampling)
+    return _texts(tokenizer, found.tokens), found
+
+
+def _asked(
+    model: Transformer, tokenizer: Tokenizer, prompt: str, new_tokens: int | None, count: int, seed: int
+) -> tuple[jax.Array, int, jax.Array]:
+    """Prompts, the number of new tokens, and a key."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids  # as the training text was
     room = model.config.context - len(ids)
     if not ids:
@@ -43,16 +81,10 @@ def continue_text(
     if not 0 <= seed < 1 << 32:
         raise BadInput(f"seed is {seed}, but must be at least 0 and below {1 << 32}.")
     prompts = jnp.asarray([ids] * count, jnp.int32)
-    drawn = generate(
-        model,
-        prompts,
-        min(NEW_TOKENS, room) if new_tokens is None else new_tokens,
-        key=jax.random.key(seed),
-        steps=steps,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    return prompts, min(NEW_TOKENS, room) if new_tokens is None else new_tokens, jax.random.key(seed)
+
+
+def _texts(tokenizer: Tokenizer, drawn: jax.Array) -> list[str]:
     stop = end_of_text(tokenizer)
     return [tokenizer.decode(_until(row, stop)) for row in np.asarray(drawn)]
 

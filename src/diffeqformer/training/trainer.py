@@ -24,11 +24,13 @@ from diffeqformer.progress import Progress, Stage
 from diffeqformer.training import folder as files
 from diffeqformer.training import results
 from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.finetune import open_base, require_same_tokenizer
+from diffeqformer.training.metrics import read_metrics
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.run import Run
 from diffeqformer.training.signals import stop_requests
-from diffeqformer.training.trackers import Metrics, read_metrics
+from diffeqformer.training.trackers import RunLog, require_trackers
 from diffeqformer.training.update import Measured, State, all_finite, initial_state, make_update
 from diffeqformer.validation import validate
 
@@ -55,7 +57,7 @@ class Clock:
     update_seconds: float = 0.0
     """In the updates counted below."""
     updates: int = 0
-    """Updates that were timed: all but the first of each sitting, which compiles."""
+    """Updates that were timed: all but the first of each depth in each sitting, which compiles."""
 
 
 @dataclass
@@ -79,6 +81,7 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
     being finite, the disk is full or no checkpoint is sound; `Interrupted` after Ctrl-C or SIGTERM, saved.
     """
     files.require_own_folder(validate(config))
+    require_trackers(config)
     if config.base.run and base is None and not Checkpoints(files.run_folder(config) / files.CHECKPOINTS).steps():
         base = open_base(config.base, progress)
 
@@ -102,9 +105,11 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
         if finished is not None:
             return TrainResult(folder, config, state.model, tokens, finished["models"][0])
         try:
-            sitting = Sitting(config, tokens, loader, folder, checkpoints, state, past, progress)
-            state = sitting.train()
-            entry = _finish(config, tokens, folder, state.model, past.clock, progress)
+            with RunLog(config, folder, int(state.step), progress) as log:
+                sitting = Sitting(config, tokens, loader, log, checkpoints, state, past, progress)
+                state = sitting.train()
+                entry = _finish(config, tokens, folder, state.model, past.clock, progress)
+                log.results(entry)
         except OSError as error:
             raise RunFailed(
                 f"run folder {str(folder)!r} could not be written ({error.strerror}); {_safe(checkpoints)}."
@@ -168,18 +173,22 @@ class Sitting:
         config: Config,
         tokens: TokenCache,
         loader: Loader,
-        folder: Path,
+        metrics: RunLog,
         checkpoints: Checkpoints,
         state: State,
         past: Past,
         progress: Progress,
     ):
         self.config, self.settings, self.tokens, self.loader = config, config.trainer, tokens, loader
-        self.folder, self.checkpoints, self.progress = folder, checkpoints, progress
+        self.metrics, self.checkpoints, self.progress = metrics, checkpoints, progress
         self.state, self.past, self.clock = state, past, past.clock
         self.step = self.saved = int(state.step)
-        self.measured: list[Measured] = []
-        self.compiled = False
+        self.depth_of = depth_of_update(config)
+        self.measured: list[tuple[int | None, Measured]] = []
+        self.compiled: set[int | None] = set()
+        """Depths whose update has been compiled."""
+        self.ends: list[float] = []
+        """When what is measured was ready."""
         self.note: dict[str, str] = {}
         self.began = self.mark = self.saved_at = time.perf_counter()
 
@@ -190,16 +199,12 @@ class Sitting:
         """
         updates = self.settings.updates
         update = make_update(self.config)
-        with (
-            Metrics(self.folder / files.METRICS, self.step) as self.metrics,
-            stop_requests() as asked_to_stop,
-            self.progress.stage("Training", updates, self.step) as stage,
-        ):
+        with stop_requests() as asked_to_stop, self.progress.stage("Training", updates, self.step) as stage:
             if self.step == 0 and self.config.base.run:
                 self._evaluate()  # what there is to improve on
             while self.step < updates:
                 self._update(update, stage)
-                if len(self.measured) == self.settings.log_every or not self.compiled:
+                if len(self.measured) == self.settings.log_every:
                     self._collect()
                 metric = self._evaluate() if self._every(self.settings.evaluate_every) else None
                 if self._is_time_to_save(metric) or asked_to_stop():
@@ -222,13 +227,20 @@ class Sitting:
         is_best = metric is not None and metric < self.past.best and self.settings.keep_best > 0
         return self._every(self.settings.checkpoint_every) or by_time or is_best
 
-    def _update(self, update: Callable[[State, Any], tuple[State, Measured]], stage: Stage) -> None:
-        self.state, measured = update(self.state, self.loader[self.step])
+    def _update(self, update: Callable[..., tuple[State, Measured]], stage: Stage) -> None:
+        steps = self.depth_of(self.step)
+        first = steps not in self.compiled
+        if first:
+            self._collect()  # so that compiling is not taken for the time of the update before
+        self.state, measured = update(self.state, self.loader[self.step], steps)
         # One update is on its way while the next batch is made: the device never idles, and no queue builds up
         # that a request to stop would have to wait for.
-        jax.block_until_ready(self.measured[-1:])
-        self.measured.append(measured)
+        self._wait()
+        self.measured.append((steps, measured))
         self.step += 1
+        if first:
+            self._collect()
+            self.compiled.add(steps)
         order = ("loss", "validation", "speed")
         stage.advance(1, " · ".join(self.note[name] for name in order if name in self.note))
 
@@ -236,10 +248,14 @@ class Sitting:
         """Fetch what the updates measured, refuse what is not finite, write the rest."""
         if not self.measured:
             return
-        first = self.step - len(self.measured) + 1
-        fetched = jax.device_get(self.measured)
-        self.measured = []
-        records = [{"kind": "update", "step": first + i} | _floats(one) for i, one in enumerate(fetched)]
+        self._wait()
+        first, timing = self.step - len(self.measured) + 1, self._timing()
+        depths, fetched = zip(*jax.device_get(self.measured), strict=True)
+        self.measured, self.ends = [], []
+        records = [
+            {"kind": "update", "step": first + i, **({"steps": steps} if steps else {}), **_floats(one)}
+            for i, (steps, one) in enumerate(zip(depths, fetched, strict=True))
+        ]
         finite = [all(map(math.isfinite, record.values())) for record in [_floats(one) for one in fetched]]
         if not all(finite):
             bad = finite.index(False)
@@ -247,20 +263,32 @@ class Sitting:
             name = "loss" if not math.isfinite(records[bad]["loss"]) else "gradient's norm"
             value = records[bad]["loss" if name == "loss" else "gradient_norm"]
             raise RunFailed(f"the {name} became {value} at update {first + bad}; {_safe(self.checkpoints)}.")
-        self.metrics.write([*records, self._timing(len(records))])
-        self.note["loss"] = f"loss {records[-1]['loss']:.3f}"
+        self.metrics.write([*records, timing])
+        at = f" at {records[-1]['steps']} steps" if "steps" in records[-1] else ""
+        self.note["loss"] = f"loss {records[-1]['loss']:.3f}{at}"
 
-    def _timing(self, updates: int) -> dict[str, Any]:
-        """Time the updates since the last mark; the first of a sitting only sets the mark, because it compiles."""
-        seconds = time.perf_counter() - self.mark
-        speed = updates * _tokens_per_update(self.config) / seconds
-        if self.compiled:
-            self.clock.update_seconds += seconds
-            self.clock.updates += updates
+    def _wait(self) -> None:
+        """Wait until all that is measured is there, and note when."""
+        if len(self.ends) < len(self.measured):
+            jax.block_until_ready(self.measured[-1])
+            self.ends.append(time.perf_counter())
+
+    def _timing(self) -> dict[str, Any]:
+        """The time of the updates that are measured; the first of a depth, which compiles, is not counted."""
+        depths: dict[str, list[float]] = {}
+        for (steps, _), begin, end in zip(self.measured, [self.mark, *self.ends], self.ends, strict=False):
+            if steps in self.compiled:
+                self.clock.update_seconds += end - begin
+                self.clock.updates += 1
+                counted = depths.setdefault(str(steps), [0, 0.0])
+                depths[str(steps)] = [counted[0] + 1, counted[1] + end - begin]
+        seconds = self.ends[-1] - self.mark
+        speed = len(self.ends) * _tokens_per_update(self.config) / seconds
+        if depths:
             self.note["speed"] = f"{speed:,.0f} tok/s"
-        self.compiled = True
         self._restart_timing()
-        return {"kind": "timing", "step": self.step, "seconds": seconds, "tokens_per_second": speed}
+        by_depth = {"depths": depths} if self.config.depth.depths else {}
+        return {"kind": "timing", "step": self.step, "seconds": seconds, "tokens_per_second": speed, **by_depth}
 
     def _restart_timing(self) -> None:
         now = time.perf_counter()

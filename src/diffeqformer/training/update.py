@@ -16,6 +16,7 @@ from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode import grid
 from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
 
 
@@ -43,7 +44,8 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
 
     With a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The optimiser's state is that
     of the trained parameters. All randomness comes from one root key, `key(trainer.seed)`: the model's from
-    `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`.
+    `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`, the drawn depths' from `fold_in(root, 2)`,
+    the times' between their steps from `fold_in(fold_in(root, 3), step)`.
     """
     rule = optimizer(config.optimizer, config.trainer.updates)
 
@@ -57,35 +59,39 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
     return initial(jax.random.key(config.trainer.seed), base)
 
 
-def make_update(config: Config) -> Callable[[State, Any], tuple[State, Measured]]:
-    """The compiled update `(state, ids) -> (state, measured)`; the state passed in is consumed (its memory is reused).
+def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
+    """The compiled update `(state, ids, steps) -> (state, measured)`; the memory of the state passed in is reused.
 
-    `ids` is int32 (trainer.batch_size, context + 1). With `trainer.accumulation` A the batch is A parts of equal size,
-    one after the other, and the gradient is the mean of theirs, which equals the whole batch's.
+    `ids` is int32 (trainer.batch_size, context + 1); `steps` the depth, as the model's config has it if not given, each
+    of which compiles once. With `trainer.accumulation` A the batch is A parts of equal size, one after the other, and
+    the gradient is the mean of theirs, which equals the whole batch's.
     """
     parts = config.trainer.accumulation
     drops = any((*dataclasses.astuple(config.model.dropout), config.model.lora.dropout))
     rate = learning_rate(config.optimizer, config.trainer.updates)
     rule = optimizer(config.optimizer, config.trainer.updates)
 
-    def loss_of(model: Transformer, ids: Array, key: Array | None) -> Array:
-        return next_token_loss(model, ids, key=key, block=config.trainer.loss_block)
+    def loss_of(model: Transformer, steps: grid.Steps | None, ids: Array, key: Array | None) -> Array:
+        return next_token_loss(model, ids, steps=steps, key=key, block=config.trainer.loss_block)
 
     # Between the parts of a batch stand the weights written out for the grid, so that generating them, and the way back
-    # to their networks, comes once an update (unless they are a table anyway, or the steps adaptive: there is no grid).
-    once = parts > 1 and config.model.weights != "layer" and not config.model.adaptive
+    # to their networks, comes once an update (unless they are a table anyway, or steps are adaptive or unequal).
+    jitter, adaptive = config.depth.jitter, config.model.adaptive
+    once = parts > 1 and config.model.weights != "layer" and not adaptive and not jitter
 
-    @partial(jax.jit, donate_argnums=0)
-    def update(state: State, ids: Array) -> tuple[State, Measured]:
-        keys = None
-        if drops:
-            root = jax.random.fold_in(jax.random.key(config.trainer.seed), 1)
-            keys = jax.random.split(jax.random.fold_in(root, state.step), parts)
+    @partial(jax.jit, donate_argnums=0, static_argnums=2)
+    def update(state: State, ids: Array, steps: int | None = None) -> tuple[State, Measured]:
+        root = jax.random.key(config.trainer.seed)
+        of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
+        keys = jax.random.split(of_step(1), parts) if drops else None
+        between = grid.jittered(state.model.grid(steps), jitter, of_step(3)) if jitter else steps
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
-        before, after = (lambda trained: whole(trained).populate(), lambda model: model) if once else (_same, whole)
+        before, after = (
+            (lambda trained: whole(trained).populate(steps), lambda model: model) if once else (_same, whole)
+        )
         written_out, to_trained = jax.vjp(before, trained)
-        of_part = jax.value_and_grad(lambda *part: loss_of(after(part[0]), *part[1:]))
+        of_part = jax.value_and_grad(lambda *part: loss_of(after(part[0]), between, *part[1:]))
         loss, gradients = _mean_over_parts(of_part, written_out, ids.reshape(parts, -1, ids.shape[-1]), keys)
         (gradients,) = to_trained(gradients)
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion

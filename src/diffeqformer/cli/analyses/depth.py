@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import parse, whole_numbers
+from diffeqformer.cli.parse import parse, positive_numbers, whole_numbers
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
@@ -27,6 +27,9 @@ class Arguments:
     """Folder of the run."""
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
     """Numbers of depth steps, besides the run's own; if not given, from half to twice those, and those of --against."""
+    early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
+    """Also on the deepest of these grids with each token stopped at the step that moves its prediction by less than
+    this (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
     against: tuple[str, ...] = ()
     """Other runs, drawn at their own depth: fine-tuned from this one, or trained by themselves."""
     data: tuple[str, ...] = ()
@@ -43,6 +46,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Evaluate, draw, write, and print a row for each depth and each other run."""
     arguments = parse(Arguments, words, "diffeqformer analyze depth")
     asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     if arguments.batch_size < 1:
         raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
     from diffeqformer.cli.analyses.common import folder_for
@@ -50,7 +54,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import DepthCurve, Mark, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
-    from diffeqformer.report.depth_page import depth_page, depths_table, finding, marks_table
+    from diffeqformer.ode.early_exit import EarlyExit
+    from diffeqformer.report.depth_page import depth_page, depths_table, exits_table, finding, marks_table
     from diffeqformer.report.page import write_page
     from diffeqformer.report.text import number
     from diffeqformer.training.results import measured, name_of_run
@@ -69,7 +74,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     tokens, text_bytes = evaluation_text(source, arguments.data, progress)
 
     context = min(one.config.model.context for one in (opened, *others))
-    turns = [(opened.model, steps) for steps in depths] + [(other.model.merge(), None) for other in others]
+    exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
+    turns = [(opened.model, steps) for steps in (*depths, *exits)] + [(other.model.merge(), None) for other in others]
     found = evaluate_in_turns(
         turns,
         evaluation_batches(tokens, context, arguments.batch_size),
@@ -80,9 +86,11 @@ def run(words: Sequence[str], as_json: bool) -> None:
     )
     marks = (
         Mark(*_group(opened, other), str(other.folder), other.config.model.steps, one)
-        for other, one in zip(others, found[len(depths) :], strict=True)
+        for other, one in zip(others, found[len(depths) + len(exits) :], strict=True)
     )
-    curve = DepthCurve(name_of_run(opened.config)[1], own, dict(zip(depths, found, strict=False)), tuple(marks))
+    settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
+    points = dict(zip(depths, found, strict=False))
+    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled)
     name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
     text = (
         f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
@@ -96,11 +104,24 @@ def run(words: Sequence[str], as_json: bool) -> None:
              **measured(mark.found)}
             for mark in curve.marks
         ]  # fmt: skip
+        early = [
+            {
+                "threshold": threshold,
+                "grid": depths[-1],
+                "mean_steps": curve.mean_steps(one),
+                **asdict(one),
+                **measured(one),
+            }
+            for threshold, one in curve.exits.items()
+        ]
         return print_json(
             {"page": str(written), "finding": finding(curve), "run": str(opened.folder), "update": opened.step,
-             "text": name, "own_steps": own, "depths": points, "against": against}
+             "text": name, "own_steps": own, "depths": points, "early_exit": early, "against": against}
         )  # fmt: skip
     print_table(finding(curve), *depths_table(curve))
+    if curve.exits:
+        print()
+        print_table(f"Early exit from {depths[-1]} steps", *exits_table(curve))
     if curve.marks:
         columns, rows = marks_table(curve)
         kept = [columns.index(name) for name in ("run", "model", "steps", "perplexity", "here, not tuned", "tokens/s")]

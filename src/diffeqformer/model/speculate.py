@@ -1,0 +1,165 @@
+"""Self-speculative decoding: a shallow reading of a model drafts, a deep one checks."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.generate import probabilities, require_sampling
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.attention import KeyValueCache
+
+
+class Speculation(NamedTuple):
+    """New tokens, and how often the drafts were right."""
+
+    tokens: Int[Array, "batch new"]
+    rounds: Int[Array, " batch"]
+    """Deep readings that each row took, the prompt's aside; plain decoding takes one a token."""
+    drafted: Int[Array, " batch"]
+    accepted: Int[Array, " batch"]
+    """Of the drafted tokens."""
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted of all drafted tokens, from 0 to 1."""
+        return float(self.accepted.sum() / jnp.maximum(1, self.drafted.sum()))
+
+
+def speculate(
+    model: Transformer,
+    prompt: Int[Array, "batch position"],
+    new_tokens: int,
+    *,
+    key: Key[Array, ""],
+    steps: int | None = None,
+    draft_steps: int,
+    draft_length: int = 4,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Speculation:
+    """Continue every prompt as `generate` does at `steps` steps, with drafts by the same model at `draft_steps`.
+
+    A round drafts `draft_length` tokens d_1, d_2, ... one after the other from the shallow reading's distributions q_i,
+    then reads all of them at once deeply, which gives p_i. Token d_i is accepted with probability
+    `min(1, p_i(d_i) / q_i(d_i))`; the first that is not is replaced by a draw from `max(p_i - q_i, 0)`, normalised, and
+    behind a fully accepted draft one more token comes from p. So each token has the distribution p, exactly; at
+    temperature 0 the text is that of `generate`, up to rounding of nearly equal logits.
+
+    **Arguments:** `draft_steps`, depth of the drafts; `draft_length`, tokens a round; the others as for `generate`.
+
+    **Returns:** a `Speculation`.
+
+    **Raises:** `BadInput` as `generate`, and for a draft that is no shallower or has no tokens.
+
+    Source: Leviathan et al. 2023, arXiv:2211.17192; drafts by layers of the model itself: Zhang et al. 2024,
+    arXiv:2309.08168.
+    """
+    require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    deep, draft = model.depth(steps), model.depth(draft_steps)
+    if draft >= deep:
+        raise BadInput(f"the draft has {draft} steps, but must have fewer than the {deep} steps that check it.")
+    if draft_length < 1:
+        raise BadInput(f"the draft's length is {draft_length}, but must be at least 1.")
+    readings = model.populate(deep), model.populate(draft)
+    found = _speculate(*readings, prompt, key, new_tokens, draft_length, temperature, top_k, top_p)
+    return Speculation(*found)
+
+
+class _Round(NamedTuple):
+    """What one row knows between two rounds."""
+
+    tokens: Int[Array, " position"]
+    """Prompt and text so far, and room."""
+    known: Int[Array, ""]
+    """How many of them are decided; the caches hold all of those but the last (the draft's but the last two)."""
+    deep: KeyValueCache
+    draft: KeyValueCache
+    key: Key[Array, ""]
+    rounds: Int[Array, ""]
+    accepted: Int[Array, ""]
+
+
+@eqx.filter_jit
+def _speculate(
+    model: Transformer,
+    shallow: Transformer,
+    prompt: Array,
+    key: Array,
+    new_tokens: int,
+    draft_length: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> tuple[Array, Array, Array, Array]:
+    length = prompt.shape[1]
+    room = length + new_tokens + draft_length  # the last round may draft beyond the end
+    distribution = lambda logits: probabilities(logits, temperature, top_k, top_p)
+
+    def draw(key: Array, weights: Float[Array, " vocabulary"]) -> Array:
+        return jax.random.categorical(key, jnp.log(weights))
+
+    def drafted(now: _Round, key: Array) -> tuple[Array, Array, KeyValueCache]:
+        """A draft's tokens, their distributions, and the draft's cache behind it."""
+        first, *others = jax.random.split(key, draft_length)
+        last_two = jax.lax.dynamic_slice(now.tokens, (now.known - 2,), (2,))
+        logits, cache = shallow.decode(last_two[None], now.draft, now.known - 2)
+        weights = distribution(logits[0, -1])
+        token = draw(first, weights)
+
+        def one(carry: tuple, at: tuple) -> tuple[tuple, tuple]:
+            (token, cache), (position, key) = carry, at
+            logits, cache = shallow.decode(token[None, None], cache, position)
+            weights = distribution(logits[0, -1])
+            token = draw(key, weights)
+            return (token, cache), (token, weights)
+
+        if not others:
+            return token[None], weights[None], cache
+        positions = now.known + jnp.arange(draft_length - 1)
+        (_, cache), (tokens, rest) = jax.lax.scan(one, (token, cache), (positions, jnp.stack(others)))
+        return jnp.concatenate([token[None], tokens]), jnp.concatenate([weights[None], rest]), cache
+
+    def a_round(now: _Round) -> _Round:
+        key, draft_key, accept_key, last_key = jax.random.split(now.key, 4)
+        tokens, q, draft_cache = drafted(now, draft_key)
+        read = jnp.concatenate([now.tokens[now.known - 1][None], tokens])
+        logits, deep_cache = model.decode(read[None], now.deep, now.known - 1)
+        p = distribution(logits[0])
+        at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
+        right = jax.random.uniform(accept_key, (draft_length,)) * at(q) < at(p)
+        accepted = jnp.cumprod(right.astype(jnp.int32)).sum()
+        missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
+        missing = jnp.maximum(missing, 0.0)
+        last = draw(last_key, jnp.where(missing.sum() > 0, missing, p[accepted]))  # p = q but for rounding
+        written = jax.lax.dynamic_update_slice(now.tokens, tokens, (now.known,))
+        return _Round(
+            written.at[now.known + accepted].set(last),
+            now.known + accepted + 1,
+            deep_cache,
+            draft_cache,
+            key,
+            now.rounds + 1,
+            now.accepted + accepted,
+        )
+
+    def row(prompt: Array, key: Array) -> tuple[Array, Array, Array]:
+        first_key, key = jax.random.split(key)
+        start = jnp.zeros((), jnp.int32)
+        logits, deep = model.decode(prompt[None], model.empty_cache(1, room), start)
+        _, draft = shallow.decode(prompt[None], shallow.empty_cache(1, room), start)
+        tokens = jnp.zeros(room, prompt.dtype).at[:length].set(prompt)
+        tokens = tokens.at[length].set(draw(first_key, distribution(logits[0, -1])))
+        now = _Round(tokens, jnp.asarray(length + 1, jnp.int32), deep, draft, key, start, start)
+        end = jax.lax.while_loop(lambda now: now.known < length + new_tokens, a_round, now)
+        return end.tokens[length : length + new_tokens], end.rounds, end.accepted
+
+    keys = jax.random.split(key, prompt.shape[0])
+    one = lambda: [part[None] for part in row(prompt[0], keys[0])]  # batched caches are written by slower means
+    tokens, rounds, accepted = one() if len(prompt) == 1 else jax.vmap(row)(prompt, keys)
+    return tokens, rounds, rounds * draft_length, accepted

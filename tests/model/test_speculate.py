@@ -1,0 +1,78 @@
+"""Drafts by a shallow reading change the time that text takes, not the text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.generate import generate, probabilities
+from diffeqformer.model.speculate import speculate
+from tests.models import KINDS, TINY, logits, model_of, tokens
+
+CONFIGS = {name: KINDS[name] for name in ("diffeqformer", "time, llama, nested norm", "one mlp, strang", "shared")}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize("draft_length", [1, 3])
+def test_greedy_text_is_that_of_plain_decoding(config, draft_length):
+    model, ids = model_of(config), tokens(batch=3, positions=2)
+    plain = generate(model, ids, 10, key=jax.random.key(0), steps=6, temperature=0.0)
+    found = speculate(
+        model, ids, 10, key=jax.random.key(1), steps=6, draft_steps=2, draft_length=draft_length, temperature=0.0
+    )
+    assert np.asarray(found.tokens).tolist() == np.asarray(plain).tolist()
+    assert (found.accepted <= found.drafted).all() and (found.rounds <= 9).all()
+    assert (found.rounds + found.accepted >= 9).all()  # a round gives its accepted tokens and one more; one is first
+
+
+def test_a_draft_that_is_always_right_is_always_accepted():
+    """Shared weights without attention or feed-forward: every depth reads alike."""
+    model = model_of(KINDS["shared"])
+    model = dataclasses.replace(model, weights=jax.tree.map(lambda leaf: 0.0 * leaf, model.weights))
+    found = speculate(model, tokens(1, 3), 9, key=jax.random.key(0), steps=4, draft_steps=1, draft_length=3)
+    assert found.acceptance == 1.0 and found.rounds.tolist() == [2]
+
+
+def sampled(sampling: dict, rows: int = 6000) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of the two tokens behind a prompt, by speculation; and their exact probabilities at 5 steps."""
+    model, prompt = model_of(TINY), tokens(1, 3)
+    found = speculate(
+        model, jnp.tile(prompt, (rows, 1)), 3, key=jax.random.key(0), steps=5, draft_steps=1, draft_length=2, **sampling
+    )
+    first, second = np.asarray(found.tokens[:, 1]), np.asarray(found.tokens[:, 2])
+    counts = np.zeros((40, 40))
+    np.add.at(counts, (first, second), 1)
+
+    def exact(ids: jax.Array) -> np.ndarray:
+        return np.asarray(probabilities(logits(model, ids, steps=5)[:, -1], **sampling), np.float64)
+
+    start = exact(prompt)[0]
+    one = exact(jnp.concatenate([jnp.tile(prompt, (40, 1)), jnp.arange(40)[:, None]], 1))
+    pairs = [[jnp.tile(prompt, (40, 1)), jnp.full((40, 1), a), jnp.arange(40)[:, None]] for a in range(40)]
+    two = np.stack([exact(jnp.concatenate(parts, 1)) for parts in pairs])
+    return counts, np.einsum("a,ab,abc->bc", start, one, two)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 12}, {"top_p": 0.6}])
+def test_sampled_text_has_the_distribution_of_plain_decoding(sampling):
+    """Pearson's chi-squared over the second and third token, against probabilities computed without drafts."""
+    counts, expected = sampled(sampling)
+    expected = expected * counts.sum()
+    often = expected > 5
+    statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
+    degrees = often.sum() - 1
+    assert abs(statistic - degrees) < 5 * np.sqrt(2 * degrees)
+    assert counts[expected == 0].sum() == 0
+
+
+def test_what_cannot_draft_is_refused():
+    ask = lambda **settings: speculate(model_of(TINY), tokens(1, 3), 4, key=jax.random.key(0), **settings)
+    with pytest.raises(BadInput, match="the draft has 3 steps, but must have fewer than the 3 steps that check it"):
+        ask(draft_steps=3)
+    with pytest.raises(BadInput, match="the draft's length is 0, but must be at least 1"):
+        ask(draft_steps=2, draft_length=0)
+    with pytest.raises(BadInput, match="a table of 3 layers and cannot run at 2 steps"):
+        speculate(model_of(KINDS["vanilla"]), tokens(1, 3), 4, key=jax.random.key(0), draft_steps=2)

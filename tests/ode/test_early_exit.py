@@ -1,0 +1,79 @@
+"""Early exit: never with a threshold of nothing, at once with a large one, and as written down by hand between."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.errors import BadInput
+from diffeqformer.ode.early_exit import EarlyExit
+from tests.models import KINDS, TINY, model_of, tokens
+
+
+@pytest.mark.parametrize("name", ["diffeqformer", "time, lie-trotter", "time, llama, nested norm", "vanilla", "shared"])
+def test_without_a_threshold_to_speak_of_nothing_changes(name):
+    model, ids = model_of(KINDS[name]), tokens()
+    whole = model.integrate(ids)
+    found = model.integrate(ids, steps=EarlyExit(3, 1e-12))
+    np.testing.assert_allclose(found.state, whole.state, atol=1e-5)
+    assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
+
+
+def by_hand(model, ids, steps: int, threshold: float) -> tuple[np.ndarray, float]:
+    """The same with a loop over steps and positions, from whole Euler steps of the populated model."""
+    layers = model.populate(steps)
+    x = np.asarray(model.embed(ids))
+    normalise = lambda x: np.asarray(model.normalise(jnp.asarray(x)))
+    slope, end, settled = np.zeros_like(x), normalise(x), np.zeros(ids.shape, bool)
+    taken = np.zeros(ids.shape)
+    for step in range(steps):
+        row = jax.tree.map(lambda leaf, step=step: leaf[step : step + 1], layers.weights.layers)
+        one = dataclasses.replace(
+            layers,
+            weights=dataclasses.replace(layers.weights, layers=row),
+            config=dataclasses.replace(layers.config, steps=1, horizon=model.config.interval / steps),
+        )
+        new = np.asarray(one.flow(jnp.asarray(x)).state)
+        for position in np.ndindex(*ids.shape):
+            if not settled[position]:
+                slope[position] = new[position] - x[position]
+                taken[position] += 1
+        x = x + slope
+        before, end = end, normalise(x + (steps - 1 - step) * slope)
+        if step > 0:
+            settled |= np.sqrt(((end - before) ** 2).mean(-1)) < threshold
+    return x, taken.mean()
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.8])
+def test_tokens_stop_as_written_down_by_hand(threshold):
+    model, ids = model_of(TINY), tokens()
+    found = model.integrate(ids, steps=EarlyExit(8, threshold))
+    state, taken = by_hand(model, ids, 8, threshold)
+    assert float(found.evaluations.attention) == pytest.approx(taken)
+    assert 2 < taken < 8
+    np.testing.assert_allclose(found.state, state, atol=1e-4)
+
+
+def test_all_stop_after_two_steps_if_anything_is_settled():
+    model, ids = model_of(TINY), tokens()
+    found = model.integrate(ids, steps=EarlyExit(8, 1e3))
+    assert float(found.evaluations.attention) == 2.0
+    first, second = model.trajectory(ids, steps=8)[1:3]
+    np.testing.assert_allclose(found.state, second + 6 * (second - first), rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_does_not_look_ahead():
+    """Whether and where later tokens stop does not reach earlier ones."""
+    model, ids = model_of(TINY), tokens(batch=1)
+    other = ids.at[0, 8:].set((ids[0, 8:] + 1) % 40)
+    exits = EarlyExit(6, 0.3)
+    one, two = (np.asarray(model.integrate(each, steps=exits).state)[0, :8] for each in (ids, other))
+    np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+def test_a_scheme_that_carries_more_than_the_state_is_refused():
+    with pytest.raises(BadInput, match="early exit needs a scheme that carries the state alone"):
+        model_of(KINDS["time, reversible"]).integrate(tokens(), steps=EarlyExit(4, 0.1))

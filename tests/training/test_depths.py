@@ -1,0 +1,166 @@
+"""Training at drawn depths: drawn in the right proportions, each as if it were the only one, resumed to the bit."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_trainer import lasting, same_model, stop_after
+from tiny_run import changed
+
+from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict
+from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.model.loss import next_token_loss
+from diffeqformer.ode import grid
+from diffeqformer.progress import Silent
+from diffeqformer.training.depths import depth_of_update
+from diffeqformer.training.trainer import train
+from diffeqformer.training.update import initial_state, make_update
+from diffeqformer.validation import validate
+
+IDS = jax.random.randint(jax.random.key(1), (4, 9), 0, 40)
+MODEL = ModelConfig(
+    steps=3, width=16, heads=2, hidden=32, context=8, vocabulary=40,
+    time=TimeConfig(d_emb=6, frequencies=4, highest_frequency=6.0),
+)  # fmt: skip
+
+
+def config(accumulation: int = 1, **depth) -> Config:
+    trainer = TrainerConfig(updates=50, batch_size=4, accumulation=accumulation)
+    return Config(model=MODEL, depth=DepthConfig(**depth), trainer=trainer)
+
+
+def drawn(updates: int, seed: int = 0, first: int = 0, **depth) -> list[int | None]:
+    depth_of = depth_of_update(changed(config(**depth), trainer__seed=seed, trainer__updates=1000))
+    return [depth_of(update) for update in range(first, first + updates)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "shares"),
+    [
+        ({"sample": (4, 6, 9)}, {4: 1 / 3, 6: 1 / 3, 9: 1 / 3}),
+        ({"sample": "2-4", "weights": "inverse"}, {2: 6 / 13, 3: 4 / 13, 4: 3 / 13}),
+        ({"sample": (9, 4), "weights": (3.0, 1.0)}, {9: 0.75, 4: 0.25}),
+    ],
+)
+def test_depths_are_drawn_in_proportion_in_every_stretch(depth, shares):
+    for seed, first in itertools.product((0, 1), (0, 500)):
+        counts = Counter(drawn(100, seed, first, **depth))
+        assert counts.keys() == shares.keys()
+        assert all(abs(counts[steps] - 100 * share) <= 3 for steps, share in shares.items())
+
+
+def test_seeds_draw_other_depths_and_none_if_there_is_nothing_to_draw():
+    assert drawn(20, 0, sample="2-9") == drawn(20, 0, sample="2-9") != drawn(20, 1, sample="2-9")
+    assert drawn(3) == [None, None, None]
+
+
+def test_the_first_updates_are_shallow():
+    found = drawn(1000, sample="3-8", shallow_fraction=0.4)
+    assert set(found[:400]) == {3} and set(found[400:410]) > {3}
+
+
+def test_an_update_at_a_depth_takes_the_gradient_at_this_depth():
+    update = make_update(config(sample="2-5"))
+    for steps in (2, 5):
+        state = initial_state(config())
+        loss, gradient = jax.value_and_grad(lambda model, steps=steps: next_token_loss(model, IDS, steps=steps))(
+            state.model
+        )
+        norm = optax.tree.norm(gradient)
+        _, measured = update(state, IDS, steps)
+        np.testing.assert_allclose(measured.loss, loss, rtol=1e-6)
+        np.testing.assert_allclose(measured.gradient_norm, norm, rtol=1e-5)
+
+
+def test_parts_of_a_batch_at_a_drawn_depth_equal_the_whole():
+    for jitter in (0.0, 0.8):
+        found = [
+            make_update(config(parts, sample="2-5", jitter=jitter))(initial_state(config()), IDS, 4)[1]
+            for parts in (1, 2)
+        ]
+        np.testing.assert_allclose(found[0].loss, found[1].loss, rtol=1e-6)
+        np.testing.assert_allclose(found[0].gradient_norm, found[1].gradient_norm, rtol=1e-5)
+
+
+def test_jitter_moves_the_times_anew_each_update():
+    one, update = config(jitter=0.9), make_update(config(jitter=0.9))
+    state, losses, expected = initial_state(one), [], []
+    frozen = jax.tree.map(jnp.copy, state.model)
+    for step in range(2):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(one.trainer.seed), 3), step)
+        expected.append(float(next_token_loss(frozen, IDS, steps=grid.jittered(3, 0.9, key))))
+        state, measured = update(state._replace(model=jax.tree.map(jnp.copy, frozen)), IDS)
+        losses.append(float(measured.loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert losses[0] != losses[1]
+
+
+@pytest.fixture
+def config_of_run(text, cache, tmp_path):
+    run = from_dict(
+        Config,
+        {
+            "run": str(tmp_path / "run"),
+            "model": {"steps": 2, "width": 16, "heads": 2, "context": 16, "hidden": 32,
+                      "time": {"d_emb": 4, "frequencies": 3, "highest_frequency": 6.0}},
+            "depth": {"sample": [2, 3], "jitter": 0.5},
+            "data": {"source": "files", "train": [str(text)], "tokenizer_vocabulary": 280, "cache": str(cache)},
+            "optimizer": {"learning_rate": 1e-2},
+            "trainer": {"updates": 11, "batch_size": 4, "log_every": 3, "evaluate_every": 5, "evaluate_batches": 2,
+                        "checkpoint_every": 4},
+        },
+    )  # fmt: skip
+    return validate(run)
+
+
+def test_a_run_at_drawn_depths_resumes_to_the_bit_and_tells_of_each_depth(config_of_run, monkeypatch, tmp_path):
+    whole = train(config_of_run, Silent())
+    stopped = dataclasses.replace(config_of_run, run=str(tmp_path / "stopped"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        with pytest.raises(Interrupted):
+            train(stopped, Silent())
+    again = train(stopped, Silent())
+    assert lasting(config_of_run.run) == lasting(stopped.run)
+    assert same_model(whole.model, again.model)
+    updates = [record["steps"] for record in lasting(stopped.run) if record["kind"] == "update"]
+    assert len(updates) == 11 and set(updates) == {2, 3}
+    told = {one["steps"]: one for one in again.entry["drawn"]}
+    assert {steps: one["updates"] for steps, one in told.items()} == Counter(updates)
+    last = [r["loss"] for r in lasting(stopped.run) if r["kind"] == "update" and r["steps"] == 2][-1]
+    assert told[2]["loss"] == last and all(one["tokens_per_second"] > 0 for one in told.values())
+
+
+REFUSED = [
+    ({"sample": "9-4"}, "depth.sample is '9-4', but must be numbers of steps or a range such as '4-9'."),
+    ({"sample": "many"}, "depth.sample is 'many', but must be numbers of steps or a range such as '4-9'."),
+    ({"sample": [0, 4]}, "depth.sample is 0, but must be at least 1."),
+    ({"sample": [4, 4]}, "depth.sample is (4, 4), but must name each depth once."),
+    ({"weights": "inverse"}, "depth.weights is 'inverse', but without depth.sample nothing is drawn."),
+    ({"shallow_fraction": 0.5}, "depth.shallow_fraction is 0.5, but without depth.sample nothing is drawn."),
+    ({"sample": [4, 6], "shallow_fraction": 1.5}, "depth.shallow_fraction is 1.5, but must be at least 0 and below 1."),
+    ({"sample": [4, 6], "weights": [1]}, "depth.weights has 1 numbers, but depth.sample 2; each depth needs one."),
+    ({"sample": [4, 6], "weights": [1, -1]}, "depth.weights has -1.0, but must have positive numbers only."),
+    ({"jitter": 1.5}, "depth.jitter is 1.5, but must be between 0 and 1."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("depth", "sentence"), REFUSED, ids=[str(depth) for depth, _ in REFUSED])
+def test_refused(depth, sentence):
+    with pytest.raises(BadInput) as refusal:
+        validate(from_dict(Config, {"depth": depth}))
+    assert str(refusal.value) == sentence
+
+
+def test_a_model_of_one_depth_refuses_to_draw():
+    for depth in ({"sample": [4, 6]}, {"jitter": 0.5}):
+        with pytest.raises(BadInput, match=r"model.weights is 'layer': a table of layers has one depth"):
+            validate(from_dict(Config, {"model": {"weights": "layer"}, "depth": depth}))
+        adaptive = {"scheme": "heun", "tolerance": {"rtol": 1e-3}}
+        with pytest.raises(BadInput, match=r"model.tolerance.rtol, 0.001, chooses the steps"):
+            validate(from_dict(Config, {"model": adaptive, "depth": depth}))
