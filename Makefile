@@ -13,11 +13,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The stamps say which folder the environment was made for: one that was moved or copied elsewhere is made anew.
 STAMP := $(VENV)/.installed
 TORCH_STAMP := $(VENV)/.installed-torch
+DOCS_STAMP := $(VENV)/.installed-docs
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt test test-full test-slow test-browser lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt test test-full test-slow test-browser test-trackers wheel-check docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -54,6 +55,11 @@ $(TORCH_STAMP): requirements-torch.lock $(STAMP)
 	@$(PIP) install "$(TORCH)"
 	@touch $@
 
+$(DOCS_STAMP): requirements-docs.lock $(STAMP)
+	@echo "Installing MkDocs and $$(grep -c == requirements-docs.lock) packages with it into $(VENV) ..."
+	@$(PIP) install --require-hashes --no-deps --requirement requirements-docs.lock
+	@touch $@
+
 install: $(STAMP) ## Create .venv with the locked dependencies and this project; nothing else
 
 install-torch: $(TORCH_STAMP) ## The same with torch, transformers, peft and lm-eval, which only test-full needs
@@ -86,6 +92,17 @@ test-slow: install-torch ## The long tests alone
 test-browser: install ## Pages of analyses in a headless Chromium (CHROMIUM=/path/to/it if it is not on the PATH)
 	$(PYTEST) -m browser tests/browser $(ARGS)
 
+test-trackers: install ## Weights & Biases and Trackio themselves, which are installed into .venv for it
+	@$(PIP) install "wandb>=0.20" "trackio>=0.20"
+	$(PYTEST) -m trackers tests/training/test_trackers.py $(ARGS)
+
+wheel-check: install ## Build the wheel, install it alone in an empty environment, and run it there (5 to 10 minutes)
+	VENV="$(VENV)" .ci/wheel-check
+
+docs: $(DOCS_STAMP) ## The pages of docs/ as a site in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	@echo "Open site/index.html; $(BIN)/mkdocs serve has its search too."
+
 lint: install ## Style, format, types and the direction of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -100,12 +117,17 @@ format: install ## Rewrite the files in the project's style
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-lock: install ## Write both lock files again (ARGS=--upgrade for newer versions)
+DOCS := import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+
+lock: install ## Write the lock files again (ARGS=--upgrade for newer versions)
 	@$(PIP) install uv
 	@$(LOCK) $(ARGS) pyproject.toml --extra dev --no-emit-package diffeqformer --output-file requirements.lock
 	@printf 'transformers\npeft\nlm-eval>=0.4.13\n' | $(LOCK) $(ARGS) - --constraint requirements.lock \
 		--output-file requirements-torch.lock
-	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements.lock requirements-torch.lock
+	@$(BIN)/python -c '$(DOCS)' | $(LOCK) $(ARGS) - --constraint requirements.lock --constraint requirements-torch.lock \
+		--output-file requirements-docs.lock
+	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements*.lock
 
 clean: ## Remove the environment and caches; runs stay
 	rm -rf "$(VENV)" .pytest_cache .ruff_cache .import_linter_cache

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from diffeqformer.interop.exporting import export as export
     from diffeqformer.interop.huggingface import from_huggingface as from_huggingface
     from diffeqformer.interop.importing import import_huggingface as import_huggingface
+    from diffeqformer.interop.peft import load_adapter as load_adapter
     from diffeqformer.model.build import abstract as abstract
     from diffeqformer.model.build import build as build
     from diffeqformer.model.count import flops as flops
@@ -114,6 +115,7 @@ _MODULES = {
     "interop.exporting": ("export",),
     "interop.huggingface": ("from_huggingface",),
     "interop.importing": ("import_huggingface",),
+    "interop.peft": ("load_adapter",),
     "model.build": (
         "abstract",
         "build",
@@ -209,6 +211,7 @@ __all__ = [
     "from_huggingface",
     "generate",
     "import_huggingface",
+    "load_adapter",
     "load_run",
     "measure_induction",
     "next_token_loss",

@@ -11,6 +11,7 @@ import pytest
 
 from diffeqformer.training import folder as files
 from diffeqformer.training import trainer
+from diffeqformer.training.metrics import Metrics
 from tests.cli.conftest import write_config, write_text
 
 HERE = "{here}"
@@ -31,6 +32,7 @@ BAD_WORDS = {
         "--model.weights is 'tme', but must be one of 'time',",
     ),
     "no value": ("train quickstart-gpt --model.width", "--model.width needs a value"),
+    "no value, text": ("sample x --prompt --steps 3", "--prompt needs a value; one that starts with a dash is written"),
     "too many words": ("train quickstart-gpt more", "nothing that 'more' could be"),
     "heads": ("train quickstart-gpt --model.width 63", "model.width is 63, but must be divisible by model.heads"),
     "heads, config behind": ("train --model.width 63 quickstart-gpt", "model.width is 63, but must be divisible"),
@@ -253,7 +255,7 @@ def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monke
     def full(self, records):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trainer.Metrics, "write", full)
+    monkeypatch.setattr(Metrics, "write", full)
     called = call("train", place.time, "--run", tmp_path / "run")
     assert called.status == 1 and called.out == "" and "Traceback" not in called.err
     assert "could not be written (No space left on device); there is no checkpoint yet." in called.err.splitlines()[-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from diffeqformer.cli import VERBS, parse, quickstart
+from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.config import dump_yaml, read_yaml
 from diffeqformer.training import trainer
 from diffeqformer.training.run import load_run
@@ -54,6 +54,9 @@ def test_help_of_train_shows_groups_and_the_configs_own_defaults(call):
 def test_version(call):
     called = call("--version")
     assert called.status == 0 and called.out.startswith("diffeqformer ") and f"jax {jax.__version__}" in called.out
+    document = strict_json(call("--version", "--json").out)
+    assert document["jax"] == jax.__version__ and len(document["devices"]) == len(jax.devices())
+    assert strict_json(call("--json").out) == VERBS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -168,6 +171,27 @@ def test_trains_with_adaptive_steps(call, place, tmp_path):
     assert "adaptive (rtol 0.01)" in (tmp_path / "run" / "report.html").read_text()
     told = call("info", tmp_path / "run" / "config.yaml")
     assert told.status == 0 and "the tolerance will choose its own" in told.out
+
+
+@pytest.mark.parametrize("prompt", ["--- a/cat", "- the cat", "--seed=1 cat"])
+def test_a_prompt_may_start_with_dashes(prompt):
+    words = [f"--prompt={prompt}"] if prompt.startswith("--seed") else ["--prompt", prompt]
+    assert parse.parse(sample.Arguments, ["run", *words], "diffeqformer sample").prompt == prompt
+
+
+def test_a_solver_that_gives_up_is_told_in_one_sentence(call, monkeypatch):
+    class EquinoxRuntimeError(Exception):
+        pass
+
+    def give_up(words, as_json):
+        raise EquinoxRuntimeError("The maximum number of solver steps was reached.\n----\nmany lines")
+
+    monkeypatch.setattr(sample, "run", give_up)
+    called = call("sample", "run", "--prompt", "x")
+    assert called.status == 1 and called.err == (
+        "diffeqformer: adaptive steps did not reach the end of depth: more than model.tolerance.max_steps are needed, "
+        "or the state is not finite; a larger tolerance, or fixed steps, may get there.\n"
+    )
 
 
 def test_samples(call, place):

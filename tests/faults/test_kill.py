@@ -14,7 +14,7 @@ import pytest
 
 from diffeqformer.config import read_yaml
 from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.trackers import read_metrics
+from diffeqformer.training.metrics import read_metrics
 from diffeqformer.training.update import initial_state
 
 PROGRAM = Path(__file__).with_name("small_run.py")

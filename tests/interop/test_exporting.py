@@ -19,7 +19,8 @@ from diffeqformer.errors import BadInput
 from diffeqformer.interop import exporting
 from diffeqformer.interop.card import fenced, inline
 from diffeqformer.interop.exporting import export
-from diffeqformer.interop.huggingface import FAMILIES, from_huggingface, places
+from diffeqformer.interop.families import FAMILIES
+from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.ode.schemes import ONE_STEP
@@ -313,7 +314,7 @@ REFUSED = {
     "scheme": (with_model(scheme="diffrax:Tsit5"), {}, "model.scheme is 'diffrax:Tsit5', but a model can be exported"),
     "base": (with_model(scheme="reversible", reversible=ReversibleConfig("diffrax:Ralston")), {},
         "model.reversible.base is 'diffrax:Ralston', but"),
-    "dtype": (lambda run: run, {"dtype": "int8"}, "the dtype is 'int8', but must be one of float32, bfloat16, float16"),
+    "dtype": (lambda run: run, {"dtype": "int8"}, "dtype is 'int8', but must be one of float32, bfloat16, float16"),
     "shards": (lambda run: run, {"shard_bytes": 0}, "is 0 bytes, but must be at least 1"),
     "adapter": (lambda run: run, {"adapter": True}, "'runs/tiny' has no low-rank adapters"),
     "tokenizer": (without_end, {}, "the tokenizer has no token that ends a document"),

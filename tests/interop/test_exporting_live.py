@@ -9,8 +9,9 @@ import pytest
 
 from diffeqformer.config import LoRAConfig
 from diffeqformer.interop.exporting import export
+from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.generate import generate
-from diffeqformer.training.run import Run
+from diffeqformer.training.run import Run, load_run
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import logits, model_of, tokens
 
@@ -244,3 +245,34 @@ def test_peft_trains_an_exported_model(tmp_path):
     model.save_pretrained(tmp_path / "adapter")
     again = PeftModel.from_pretrained(load(tmp_path / "made"), tmp_path / "adapter").eval()
     assert np.abs(theirs(again, tokens()) - theirs(model.eval(), tokens())).max() <= 1e-6
+
+
+PEFT_TARGETS = {
+    "gpt": ["query_key_value", "down"],
+    "gpt, a row a node": ["output", "up"],
+    "gpt2": ["c_attn", "c_fc"],
+    "llama": ["q_proj", "v_proj", "gate_proj"],
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTED.values(), ids=ADAPTED.keys())
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapters_of_peft_are_read(kind, rslora, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    run, ids = run_of(kind), tokens()
+    export(run, tmp_path / "made")
+    name = next(name for name, other in ADAPTED.items() if other == kind)
+    asked = LoraConfig(r=2, lora_alpha=5, use_rslora=rslora, target_modules=PEFT_TARGETS[name], task_type="CAUSAL_LM")
+    model = get_peft_model(load(tmp_path / "made"), asked).eval()
+    torch.manual_seed(0)
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_" in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    ours = import_huggingface(tmp_path / "made", tmp_path / "run", adapter=tmp_path / "adapter")
+    found = np.asarray(logits(ours.model, ids))
+    assert np.abs(np.asarray(logits(run.model, ids)) - found).max() > 0.1
+    assert np.abs(theirs(model, ids) - found).max() <= 1e-4
+    np.testing.assert_array_equal(np.asarray(logits(load_run(tmp_path / "run").model, ids)), found)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import DropoutConfig
-from diffeqformer.interop.huggingface import FAMILIES, from_huggingface, gpt2_config, llama_config, places
+from diffeqformer.interop.families import FAMILIES, gpt2_config, llama_config
+from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.training.checkpoint import by_path
 from tests.interop.folders import CONFIGS, golden, write

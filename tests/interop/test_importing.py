@@ -193,7 +193,7 @@ BAD = {
     "no config": ("gpt2", lambda folder: (folder / "config.json").unlink(), "config.json' cannot be read: No such"),
     "config is no JSON": ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
     "config is a list": (
-        "gpt2", lambda folder: (folder / "config.json").write_text("[]"), "config.json' is not a JSON object",
+        "gpt2", lambda folder: (folder / "config.json").write_text("[]"), "config.json' is no table of settings",
     ),
     "another kind": ("gpt2", change(model_type="mistral"), "is 'mistral', but must be one of gpt2, llama"),
     "kinds": ("gpt2", change(model_type=["gpt2"]), "is ['gpt2'], but must be one of gpt2, llama"),

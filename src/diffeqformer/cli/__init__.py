@@ -11,33 +11,57 @@ from importlib.metadata import version
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted
 
-VERBS = {
-    "quickstart": "train a continuous-depth model and its baselines on built-in text, with a report",
-    "train": "train a model on your text: CONFIG [--key value ...]; continues by itself if the run exists",
-    "finetune": "adapt a trained model to other text, at any depth: RUN --steps N --method lora|full --data FILES",
-    "eval": "loss, perplexity and bits per byte of a run, at any number of depth steps",
-    "sample": "continue a prompt",
-    "analyze": "look inside: spectra, induction heads, sensitivity, attribution, clustering",
-    "info": "parameters, operations a token and memory of a config or a run, beside its vanilla twin",
-    "import": "make a run of a Hugging Face GPT-2 or Llama: FOLDER --to RUN",
-    "export": "write a run's model for Hugging Face's Transformers: RUN --to DIR",
-    "reproduce": "experiments of the paper at small scale: reproduce adapt",
-    "bench": "measure on this machine: updates, fine-tuning, schemes, memory, spectra, exponents",
+STORY = {
+    "Train": {
+        "quickstart": "train a continuous-depth model and its baselines on built-in text, with a report",
+        "train": "train a model on your text: CONFIG [--key value ...]; continues by itself if the run exists",
+        "finetune": "adapt a trained model to other text, at any depth: RUN --steps N --method lora|full --data FILES",
+    },
+    "Use": {
+        "eval": "loss, perplexity and bits per byte of a run at any number of depth steps; published tasks",
+        "sample": "continue a prompt",
+    },
+    "Understand": {
+        "analyze": "look inside: spectra, induction heads, sensitivity, attribution, clustering, depth",
+        "report": "two runs side by side, task by task, with p-values: compare RUN_A RUN_B",
+        "info": "parameters, operations a token and memory of a config or a run, beside its vanilla twin",
+    },
+    "Exchange with Hugging Face": {
+        "import": "make a run of a GPT-2, a Llama or an exported model: FOLDER --to RUN",
+        "export": "write a run's model for Transformers: RUN --to DIR",
+    },
+    "Measure": {
+        "reproduce": "experiments of the paper at small scale: adapt",
+        "bench": "speed and memory on this machine: train, finetune, generate, schemes, memory, ...",
+        "completion": "a script by which your shell completes all this: bash|zsh|fish",
+    },
 }
+"""The verbs, in the order in which they are met."""
+
+VERBS = {verb: what for part in STORY.values() for verb, what in part.items()}
 
 HELP = "\n".join(
     [
-        "diffeqformer: continuous-depth language models.",
+        "diffeqformer: language models whose depth is continuous, and what they are compared with.",
         "",
         "usage: diffeqformer VERB [ARGUMENTS] [--json] [--debug]",
-        "",
-        *(f"  {verb:<12}{what}" for verb, what in VERBS.items()),
+        *(
+            line
+            for title, part in STORY.items()
+            for line in ("", f"{title}:", *(f"  {verb:<12}{what}" for verb, what in part.items()))
+        ),
         "",
         "  VERB --help   arguments and an example      --json   machine-readable result on standard output",
         "  --version     versions and devices          --debug  a traceback when something fails",
         "",
         "Start with: diffeqformer quickstart --minutes 1",
     ]
+)
+
+
+GAVE_UP = (
+    "adaptive steps did not reach the end of depth: more than model.tolerance.max_steps are needed, or the state is "
+    "not finite; a larger tolerance, or fixed steps, may get there."
 )
 
 
@@ -69,6 +93,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if type(error).__name__ == "EquinoxRuntimeError":  # raised on the device, where a solver of Diffrax gives up
+            print(f"diffeqformer: {GAVE_UP}", file=sys.stderr)
+            return 1
         what = " ".join(str(error).split())[:300]
         print(f"diffeqformer: failed with {type(error).__name__}: {what} (--debug shows where).", file=sys.stderr)
         return 1
@@ -80,13 +107,25 @@ def _interrupt(*_: object) -> None:
 
 def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP)
+        if as_json:
+            from diffeqformer.cli.output import print_json
+
+            print_json(VERBS)
+        else:
+            print(HELP)
         return 0
     if words[0] == "--version":
         import jax
 
-        devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
-        print(f"diffeqformer {version('diffeqformer')}, jax {jax.__version__}, {len(jax.devices())} x {devices}")
+        own, devices = version("diffeqformer"), jax.devices()
+        if as_json:
+            from diffeqformer.cli.output import print_json
+
+            kinds = [device.device_kind for device in devices]
+            print_json({"diffeqformer": own, "jax": jax.__version__, "platform": devices[0].platform, "devices": kinds})
+        else:
+            kinds = ", ".join(sorted({device.device_kind for device in devices}))
+            print(f"diffeqformer {own}, jax {jax.__version__}, {len(devices)} x {kinds}")
         return 0
     verb, rest = words[0], words[1:]
     if verb not in VERBS:

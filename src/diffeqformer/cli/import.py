@@ -1,4 +1,4 @@
-"""`diffeqformer import FOLDER --to RUN`"""
+"""`diffeqformer import FOLDER [--adapter DIR] --to RUN`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ class Arguments:
     """With config.json, model.safetensors (or several such files and their index) and tokenizer.json."""
     to: Annotated[str, tyro.conf.arg(metavar="RUN")]
     """Folder of the run, new or empty."""
+    adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Low-rank adapters to put beside the weights, as PEFT saves them or `export --adapter` writes them."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -31,7 +33,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.interop.importing import import_huggingface
     from diffeqformer.model.count import parameters
 
-    made = import_huggingface(arguments.folder, arguments.to, Terminal())
+    made = import_huggingface(arguments.folder, arguments.to, Terminal(), arguments.adapter)
     m = made.config.model
     stored = parameters(m).stored
     if as_json:

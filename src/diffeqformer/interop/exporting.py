@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
+from diffeqformer.interop.families import OWN
 from diffeqformer.interop.folders import becoming, require_free, require_space
-from diffeqformer.interop.huggingface import CONFIG, OWN, to_huggingface
+from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
 from diffeqformer.progress import Progress, Silent
@@ -58,7 +59,7 @@ def export(
     """
     progress, to = progress or Silent(), Path(to).expanduser()
     if dtype not in DTYPES:
-        raise BadInput(f"the dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
+        raise BadInput(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
     if shard_bytes < 1:
         raise BadInput(f"the size of a file of tensors is {shard_bytes} bytes, but must be at least 1.")
     if adapter and not run.model.config.adapted:

@@ -23,7 +23,7 @@ def require_free(folder: Path) -> None:
     except OSError as error:
         raise BadInput(f"folder {str(folder)!r} cannot be opened: {error.strerror}.") from None
     if taken:
-        raise BadInput(f"{str(folder)!r} exists and is not an empty folder; choose another one with --to.")
+        raise BadInput(f"folder {str(folder)!r} exists and is not an empty folder; choose another one with --to.")
 
 
 def require_space(aside: Path, needed: int, what: str) -> None:

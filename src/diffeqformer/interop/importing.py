@@ -10,6 +10,7 @@ from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.folders import becoming, require_free, require_space
 from diffeqformer.interop.huggingface import Published, open_huggingface
+from diffeqformer.interop.peft import load_adapter
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.training import folder as files
@@ -22,11 +23,13 @@ LEARNING_RATE = 1e-4
 """What fine-tuning starts from, since nobody knows what the model was trained with: cautious at GPT-2's size."""
 
 
-def import_huggingface(folder: str | Path, run: str | Path, progress: Progress | None = None) -> Run:
+def import_huggingface(
+    folder: str | Path, run: str | Path, progress: Progress | None = None, adapter: str | Path | None = None
+) -> Run:
     """Make a run of the model and the tokenizer in a Hugging Face folder; `load_run` opens it again.
 
     **Arguments:** `folder`, as for `from_huggingface`, with a tokenizer that `load_tokenizer` can load; `run`, the
-    run's folder, which must not exist or be empty.
+    run's folder, which must not exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it.
 
     **Returns:** the run, at update 0.
 
@@ -37,13 +40,15 @@ def import_huggingface(folder: str | Path, run: str | Path, progress: Progress |
     published = open_huggingface(folder)
     tokenizer = _tokenizer_of(published)
     data = DataConfig(tokenizer=str(run / files.TOKENIZER))
-    config = Config(run=str(run), model=published.config, data=data, optimizer=OptimizerConfig(LEARNING_RATE))
     with becoming(run, "run folder", "importing", keep_lock=True) as aside:
         require_space(aside, 4 * parameters(published.config).stored, "the run")
         model = published.read(progress)
+        model = model if adapter is None else load_adapter(model, adapter)
+        config = Config(run=str(run), model=model.config, data=data, optimizer=OptimizerConfig(LEARNING_RATE))
         with progress.stage("Writing the run", 1) as stage:
             Checkpoints(aside / files.CHECKPOINTS).save(0, {"model": model}, {})
             origin = {"folder": str(published.folder), "model_type": published.model_type}
+            origin |= {} if adapter is None else {"adapter": str(adapter)}
             write_whole(aside / files.TOKENIZER, tokenizer.to_str(pretty=True))
             write_whole(aside / files.IMPORTED, json.dumps(origin, indent=1) + "\n")
             write_whole(aside / files.CONFIG, dump_yaml(config))

@@ -1,25 +1,32 @@
 """Low-rank adapters in the format of Hugging Face's PEFT.
 
 Ours are stacked over layers; PEFT's are one for each module: `lora_A`, (rank, inputs), and `lora_B`, (outputs, rank).
-Where several of their modules are side by side in one matrix of ours, as Llama's query, key and value are, each has the
-same A and its own columns of B.
+Where several of their modules are side by side in one matrix of ours, as Llama's query, key and value are, ours go out
+with the same A and own columns of B each. Theirs, whose A differ, come in side by side: a rank for each module.
 """
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from diffeqformer.config import LoRAConfig, from_dict
 from diffeqformer.errors import BadInput
-from diffeqformer.interop.huggingface import FAMILIES, TABLE, kind_of, places
-from diffeqformer.interop.tensors import save
+from diffeqformer.interop.families import FAMILIES, Family, kind_of
+from diffeqformer.interop.huggingface import TABLE, Place, places
+from diffeqformer.interop.tensors import Stored, read_json, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.training.files import write_whole
+from diffeqformer.validation import validate_model
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 OUTER = "base_model.model."
@@ -66,3 +73,160 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save(tensors, folder / WEIGHTS)
     write_whole(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What adapter_config.json says about an adapter's numbers; defaults are those of PEFT."""
+
+    r: int = 8
+    lora_alpha: float = 8.0
+    lora_dropout: float = 0.0
+    use_rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """What `A B` is multiplied by."""
+        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+
+
+ONLY = {"peft_type": "LORA", "bias": "none"}
+EMPTY = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
+"""Settings that can be read with these values only, or only if they are empty or false."""
+
+
+def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
+    """The model with low-rank adapters of PEFT beside its weights, as `PeftModel.from_pretrained(model, folder)`.
+
+    A module that has no adapter in the folder gets one that is zero, if others of its kind have one. Ranks are made
+    equal by zeros: adapters of Llama's query, key and value become one of three times their rank.
+
+    **Arguments:** `model`, a table of layers without adapters: imported, vanilla, or populated; `folder`, with
+    adapter_config.json and adapter_model.safetensors, made for the model as `export` writes it.
+
+    **Raises:** `BadInput` for an adapter of another kind, for another model, or that is not whole.
+    """
+    folder = Path(folder).expanduser()
+    if not isinstance(model.weights, LayerWeights) or model.config.adapted:
+        raise BadInput(
+            "adapters can only be put beside a table of layers that has none; model.populate() writes one out, and "
+            "model.merge() adds the adapters that it has into their matrices."
+        )
+    if not folder.is_dir():
+        raise BadInput(f"adapter folder {str(folder)!r} does not exist; `export --adapter` and PEFT make such folders.")
+    settings = _read_settings(folder / CONFIG)
+    if not (folder / WEIGHTS).is_file():
+        raise BadInput(f"adapter folder {str(folder)!r} has no {WEIGHTS}; other formats are not read.")
+    family = FAMILIES[kind_of(model.config)]
+    modules = {
+        name.removeprefix(TABLE).removesuffix(".weight"): at for name, at in places(family, model.config).items()
+    }
+    modules = {name: modules[name] for name in linear_maps(model.weights.layers)}
+    stored = tensors_in(folder / WEIGHTS)
+    _require_places(stored, family, modules, folder)
+    found = {}
+    for name, parts in modules.items():
+        halves = [(part, _halves(stored, family, part, settings, folder)) for part in parts]
+        if any(half is not None for _, half in halves):
+            found[name] = halves
+    if not found:
+        raise BadInput(f"adapter folder {str(folder)!r} has no adapter of this model's linear maps.")
+    rank = max(_rank(halves, settings.r) for halves in found.values())
+    lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
+    config = validate_model(replace(model.config, lora=lora))
+    weights = model.weights.adapted(lora, jax.random.key(0))
+    for name, halves in found.items():
+        adapter = linear_maps(weights.layers)[name].adapter
+        a, b = _side_by_side(halves, np.zeros(adapter.a.shape, np.float32), np.zeros(adapter.b.shape, np.float32))
+        where = lambda w, name=name: (linear_maps(w.layers)[name].adapter.a, linear_maps(w.layers)[name].adapter.b)
+        weights = eqx.tree_at(where, weights, (jnp.asarray(a), jnp.asarray(b)))
+    return Transformer(model.embedding, weights, model.final_norm, model.head, config)
+
+
+Halves = Sequence[tuple[Place, tuple[np.ndarray, np.ndarray] | None]]
+"""Of each module in one matrix of ours, A (inputs, rank) and B (rank, outputs)."""
+
+
+def _read_settings(path: Path) -> Settings:
+    values = read_json(path)
+    for name in (*ONLY, *EMPTY):
+        value = values.get(name)
+        if value and value != ONLY.get(name):
+            must = f"must be {ONLY[name]!r}" if name in ONLY else "must be empty or false"
+            raise BadInput(f"file {str(path)!r}: {name} is {value!r}, but {must} for an adapter that can be read.")
+    try:
+        known = {field.name: values[field.name] for field in fields(Settings) if values.get(field.name) is not None}
+        settings = from_dict(Settings, known)
+    except BadInput as error:
+        raise BadInput(f"file {str(path)!r}: {error}") from None
+    if settings.r < 1:
+        raise BadInput(f"file {str(path)!r}: r is {settings.r}, but must be at least 1.")
+    return settings
+
+
+def _names(family: Family, part: Place) -> tuple[str, str]:
+    """The tensors of a module's A and B."""
+    module = OUTER + family.prefix + part.theirs.removesuffix(".weight")
+    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+
+def _require_places(
+    stored: Mapping[str, Stored], family: Family, modules: Mapping[str, Sequence[Place]], folder: Path
+) -> None:
+    known = {name for parts in modules.values() for part in parts for name in _names(family, part)}
+    for name in stored:
+        if name not in known:
+            raise BadInput(
+                f"tensor {name!r} in {str(folder / WEIGHTS)!r} has no place in this model, which is a "
+                f"{family.architecture} with adapters on {', '.join(modules)} at most."
+            )
+
+
+def _halves(
+    stored: Mapping[str, Stored], family: Family, part: Place, settings: Settings, folder: Path
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """A and B of a module, transposed to ours; none if it has no adapter."""
+    names = _names(family, part)
+    if not any(name in stored for name in names):
+        return None
+    outputs, inputs = part.shape if part.transposed else part.shape[::-1]
+    for name, shape in zip(names, ((settings.r, inputs), (outputs, settings.r)), strict=True):
+        if name not in stored:
+            raise BadInput(f"file {str(folder / WEIGHTS)!r} has no tensor {name!r}, but the other half of its adapter.")
+        if stored[name].shape != shape:
+            raise BadInput(
+                f"tensor {name!r} in {str(folder / WEIGHTS)!r} has shape {stored[name].shape}, but this model and r "
+                f"in {CONFIG} ask for {shape}."
+            )
+    return stored[names[0]].read().T, stored[names[1]].read().T
+
+
+def _layers(halves: Halves) -> dict[int, list[tuple[Place, tuple[np.ndarray, np.ndarray]]]]:
+    """The modules that have an adapter, by layer."""
+    layers: dict[int, list[tuple[Place, tuple[np.ndarray, np.ndarray]]]] = {}
+    for part, half in halves:
+        if half is not None:
+            layers.setdefault(part.at[0], []).append((part, half))
+    return layers
+
+
+def _shared(modules: Sequence[tuple[Place, tuple[np.ndarray, np.ndarray]]]) -> bool:
+    """Whether the modules of one matrix have one A."""
+    return all(np.array_equal(half[0], modules[0][1][0]) for _, half in modules)
+
+
+def _rank(halves: Halves, r: int) -> int:
+    """What our matrix needs: the modules' own rank if they have one A, else that of each."""
+    return max(r if _shared(modules) else r * len(modules) for modules in _layers(halves).values())
+
+
+def _side_by_side(halves: Halves, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fill A (layer, inputs, rank) and B (layer, rank, outputs), which are zero, with the modules of each layer."""
+    for layer, modules in _layers(halves).items():
+        start, shared = 0, _shared(modules)
+        for part, (theirs_a, theirs_b) in modules:
+            own = slice(start, start + len(theirs_b))
+            a[layer, :, own] = theirs_a
+            b[layer, own, part.at[-1]] = theirs_b
+            start += 0 if shared else len(theirs_b)
+    return a, b

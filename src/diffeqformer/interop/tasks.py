@@ -205,4 +205,4 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         write_whole(path, json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise RunFailed(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+        raise RunFailed(f"evaluation {str(path)!r} cannot be written: {error.strerror}.") from error

@@ -49,7 +49,7 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     **Raises:** `BadInput` if there is no safetensors file, or if one is missing, damaged or holds other than floats.
     """
     if (folder / WHOLE).is_file():
-        return _tensors_in(folder / WHOLE)
+        return tensors_in(folder / WHOLE)
     if not (folder / INDEX).is_file():
         raise BadInput(_no_tensors(folder))
     places = read_json(folder / INDEX).get("weight_map")
@@ -57,10 +57,35 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
         raise BadInput(f"file {str(folder / INDEX)!r} has no 'weight_map' that gives each tensor a file of its folder.")
     found: dict[str, Stored] = {}
     for name in sorted(set(places.values())):
-        found |= _tensors_in(folder / name)
+        if not (folder / name).is_file():
+            raise BadInput(f"file {str(folder / name)!r} is missing, but {INDEX} names it.")
+        found |= tensors_in(folder / name)
     for name, file in places.items():
         if name not in found or found[name].file.name != file:
-            raise BadInput(f"file {str(folder / file)!r} has no tensor {name!r}, but {INDEX} says so.")
+            raise BadInput(f"file {str(folder / file)!r} has no tensor {name!r}, but {INDEX} says that it has.")
+    return found
+
+
+def tensors_in(path: Path) -> dict[str, Stored]:
+    """All tensors of one safetensors file by name.
+
+    **Raises:** `BadInput` if it is missing, damaged or holds other than floats.
+    """
+    found = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (a file is no dictionary)
+                header = file.get_slice(name)
+                found[name] = Stored(name, path, tuple(header.get_shape()))
+                if header.get_dtype() not in NUMBERS:
+                    raise BadInput(
+                        f"tensor {name!r} in {str(path)!r} is stored as {header.get_dtype()}, but must be one of "
+                        f"{', '.join(NUMBERS)}; quantised models cannot be imported."
+                    )
+    except FileNotFoundError:
+        raise BadInput(f"file {str(path)!r} does not exist.") from None
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"file {str(path)!r} cannot be read as safetensors: {error}.") from None
     return found
 
 
@@ -122,27 +147,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(f"file {str(path)!r} cannot be read as JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise BadInput(f"file {str(path)!r} is not a JSON object.")
+        raise BadInput(f"file {str(path)!r} is no table of settings, but must be a JSON object.")
     return values
-
-
-def _tensors_in(path: Path) -> dict[str, Stored]:
-    found = {}
-    try:
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 (a file is no dictionary)
-                header = file.get_slice(name)
-                found[name] = Stored(name, path, tuple(header.get_shape()))
-                if header.get_dtype() not in NUMBERS:
-                    raise BadInput(
-                        f"tensor {name!r} in {str(path)!r} is stored as {header.get_dtype()}, but must be one of "
-                        f"{', '.join(NUMBERS)}; quantised models cannot be imported."
-                    )
-    except FileNotFoundError:
-        raise BadInput(f"file {str(path)!r} is missing, but {INDEX} names it.") from None
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"file {str(path)!r} cannot be read as safetensors: {error}.") from None
-    return found
 
 
 def _is_name(value: Any) -> bool:

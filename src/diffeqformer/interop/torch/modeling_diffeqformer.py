@@ -4,7 +4,8 @@
     dx/dt  = A_t(x) + M_t(x)          A: attention block, M: feed-forward block
     logits = head(norm(x(end)))
 
-The weights are written out for a fixed grid of `config.steps` steps of length `config.horizon / config.steps`:
+The weights are written out for a fixed grid of `config.steps` steps of length `config.horizon / config.steps`, or of a
+first step of `config.first_step * config.horizon` and others that share the rest equally:
 `attention.0`, `attention.1`, ... are the rows of A's weights in the order of depth, and `feed_forward.0`, ... those of
 M's. There is one row a step, or (`config.layer_rows == "node"`) one for each node of each step: the points inside a
 step at which the scheme needs weights. The state after step l is `hidden_states[l]`.
@@ -144,6 +145,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         norm_epsilon: float = 1e-5,
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
         rope_theta: float = 10000.0,
+        first_step: float | None = None,  # as a fraction of the horizon; if None, all steps are equal
         embedding_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         residual_dropout: float = 0.0,
@@ -153,6 +155,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         **kwargs,
     ):
         self.family, self.scheme, self.horizon, self.steps = family, scheme, horizon, steps
+        self.first_step = first_step
         self.layer_rows, self.nested_norm, self.rope_theta = layer_rows, nested_norm, rope_theta
         self.reversible_base, self.reversible_coupling = reversible_base, reversible_coupling
         self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
@@ -170,6 +173,13 @@ class DiffEqFormerConfig(PreTrainedConfig):
         if self.scheme == "reversible":
             return Reversible(SCHEMES[self.reversible_base], self.reversible_coupling)
         return SCHEMES[self.scheme]
+
+    def step_length(self, step):
+        """The length of step number `step`, counted from 0, in the state's own clock."""
+        if self.first_step is None or self.steps == 1:
+            return self.horizon / self.steps
+        part = self.first_step if step == 0 else (1 - self.first_step) / (self.steps - 1)
+        return self.horizon * part
 
 
 def norm_of(config) -> nn.Module:
@@ -344,7 +354,7 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         slots, carry = count(), self.method.start(x)
         for step in range(config.steps):
             blocks = self._blocks_of(step, slots, seen, x.dtype)
-            carry = self.method.step(*blocks, carry, config.horizon / config.steps)
+            carry = self.method.step(*blocks, carry, config.step_length(step))
             if output_hidden_states:
                 hidden_states.append(self.method.state(carry).to(x.dtype))
         x = self.final_norm(self.method.state(carry).to(x.dtype))

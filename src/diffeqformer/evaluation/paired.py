@@ -1,0 +1,53 @@
+"""Whether two models differ on the same items of a task: paired tests, and their correction for many tasks."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+MCNEMAR, T_TEST = "exact McNemar", "paired t"
+
+
+class Difference(NamedTuple):
+    """First model minus second, over the items that both answered."""
+
+    value: float
+    """Difference of the mean scores."""
+    stderr: float
+    """Standard error of that difference, from the items' own differences."""
+    p: float
+    """Probability of a difference at least as large if the models were alike; two-sided."""
+    test: str
+
+
+def paired_difference(first: Float[np.ndarray, " item"], second: Float[np.ndarray, " item"]) -> Difference:
+    """Compare two models item by item.
+
+    Scores that are all 0 or 1: the exact test of McNemar (1947). Of the items that one model alone gets right, each
+    would be either's with probability 1/2. Other scores: Student's t of the differences.
+
+    **Arguments:** the scores of both models on the same items, at least two, in the same order.
+    """
+    from scipy.stats import binomtest, ttest_rel
+
+    differences = first - second
+    value, stderr = float(differences.mean()), float(differences.std(ddof=1) / len(differences) ** 0.5)
+    if np.isin([first, second], (0.0, 1.0)).all():
+        alone, disagree = int((differences > 0).sum()), int(np.count_nonzero(differences))
+        return Difference(value, stderr, float(binomtest(alone, disagree).pvalue) if disagree else 1.0, MCNEMAR)
+    if stderr == 0:  # every item differs by the same
+        return Difference(value, stderr, float(value == 0), T_TEST)
+    return Difference(value, stderr, float(ttest_rel(first, second)[1]), T_TEST)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """The p-values of several tests, corrected so that 0.05 bounds the chance of any false finding (Holm 1979).
+
+    With the i-th smallest of n (i from 0): the largest of `(n - j) p_j` for j up to i, at most 1.
+    """
+    order, corrected, highest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[place]))
+        corrected[place] = highest
+    return corrected

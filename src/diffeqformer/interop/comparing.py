@@ -1,0 +1,196 @@
+"""Two runs side by side: what their folders say about training, and item by item about tasks evaluated in both."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diffeqformer.config import Config, read_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.evaluation.paired import Difference, holm, paired_difference
+from diffeqformer.interop.tasks import FOLDER, summary
+from diffeqformer.model.count import parameters
+from diffeqformer.training.folder import CONFIG, DATA, RESULTS
+from diffeqformer.training.results import name_of_run, read_results
+
+ACCURACIES = ("acc", "acc_norm", "acc_bytes", "exact_match", "em")
+"""Metrics that count right answers."""
+
+Key = tuple[str, int | None, float | None, str | None]
+"""A task and how it was asked: name, examples, limit, settings of generation."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    folder: Path
+    name: str
+    config: Config
+    entry: dict[str, Any] | None
+    """Its part of `results.json`; none if it is not finished, or was imported."""
+    text: str | None
+    """Digest of the tokens that it was trained and validated on."""
+    tasks: dict[Key, dict[str, Any]]
+    """Documents of `evaluations/`."""
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Stored and effective, the model written out for its own steps."""
+        return parameters(self.config.model)._asdict()
+
+
+class Row(NamedTuple):
+    """A metric of a task in both runs."""
+
+    task: str
+    fewshot: int | None
+    metric: str
+    values: tuple[float | None, float | None]
+    stderrs: tuple[float | None, float | None]
+    steps: tuple[int, int]
+    items: int
+    """Compared item by item; 0 if the harness gives no numbers of items for this metric."""
+    higher_is_better: bool | None
+    difference: Difference | None
+    holm: float | None
+    """The p-value corrected for all rows that have one."""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is a fraction of right answers."""
+        return self.metric.partition(" ")[0] in ACCURACIES
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs and what can be said about them."""
+
+    sides: tuple[Side, Side]
+    rows: tuple[Row, ...]
+    missing: tuple[tuple[str, ...], tuple[str, ...]]
+    """Tasks that the first, and that the second has not been evaluated on in the way of the other."""
+    unlike: tuple[str, ...]
+    """Tasks whose version or items are not the same in both."""
+
+    @property
+    def same_text(self) -> bool:
+        """Whether both were validated on the same tokens, so that losses a token can be compared."""
+        return self.sides[0].text is not None and self.sides[0].text == self.sides[1].text
+
+
+def compare_runs(first: str | Path, second: str | Path) -> Comparison:
+    """Compare two runs by their folders; no model is opened.
+
+    Of several evaluations of a task in a run, asked in the same way, the one at the run's own steps counts, else the
+    newest.
+
+    **Raises:** `BadInput` if a folder is no run, or if the two have nothing that could be compared.
+    """
+    one, other = _open(first), _open(second)
+    if one.folder.resolve() == other.folder.resolve():
+        raise BadInput(f"run folder {str(one.folder)!r} is given twice, but two different runs must be compared.")
+    if one.name == other.name:
+        one, other = (_renamed(side) for side in (one, other))
+    rows, unlike = [], []
+    for key in one.tasks:
+        if key in other.tasks:
+            found = _rows(one.tasks[key], other.tasks[key])
+            rows += found
+            unlike += [] if found else [_title(key)]
+    if not rows and (one.entry is None or other.entry is None):
+        unfinished = next((side for side in (one, other) if side.entry is None), one)
+        raise BadInput(
+            f"run {str(unfinished.folder)!r} has no {RESULTS}, and no task has been evaluated in both runs; "
+            "`diffeqformer eval RUN --tasks NAMES` evaluates tasks."
+        )
+    tested = [row for row in rows if row.difference is not None]
+    corrected = dict(zip(map(id, tested), holm([row.difference.p for row in tested if row.difference]), strict=True))
+    rows = [row._replace(holm=corrected.get(id(row))) for row in rows]
+    missing = tuple(
+        tuple(_title(key) for key in theirs.tasks if key not in ours.tasks)
+        for ours, theirs in ((one, other), (other, one))
+    )
+    return Comparison((one, other), tuple(rows), (missing[0], missing[1]), tuple(unlike))
+
+
+def _open(folder: str | Path) -> Side:
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
+    config, results = read_yaml(folder / CONFIG), read_results(folder / RESULTS)
+    data = folder / DATA
+    text = json.loads(data.read_text(encoding="utf-8"))["content"] if data.is_file() else None
+    entry = results["models"][0] if results else None
+    return Side(folder, name_of_run(config)[1], config, entry, text, _tasks(folder, config))
+
+
+def _renamed(side: Side) -> Side:
+    """With its folder in its name, where both are the same kind of model."""
+    return Side(side.folder, f"{side.name} ({side.folder.name})", side.config, side.entry, side.text, side.tasks)
+
+
+def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
+    """The documents of a run's evaluations, one for each way of asking."""
+    found: dict[Key, dict[str, Any]] = {}
+    order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
+    for path in sorted((folder / FOLDER).glob("*.json")):
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            shots = document["num_fewshot"].get(document["task"])
+            shots = max(document["num_fewshot"].values(), default=None) if shots is None else shots
+            key = (document["task"], shots, document["limit"], document["gen_kwargs"])
+            if key not in found or order(found[key]) < order(document):
+                found[key] = document
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"file {str(path)!r} is not an evaluation as `eval --tasks` writes it: {error!r}.") from None
+    return found
+
+
+def _title(key: Key) -> str:
+    task, shots, limit, settings = key
+    how = [f"{shots}-shot" if shots else "", f"limit {limit:g}" if limit else "", settings or ""]
+    return f"{task} ({', '.join(filter(None, how))})" if any(how) else task
+
+
+def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
+    """A row for each metric of a task; none if the task's version or its items differ."""
+    if first["task_versions"] != second["task_versions"] or first["samples"] != second["samples"]:
+        return []
+    others = {(row["task"], row["metric"], row["filter"]): row for row in summary(dict(second))}
+    rows = []
+    for row in summary(dict(first)):
+        other = others.get((row["task"], row["metric"], row["filter"]))
+        if other is None:
+            continue
+        scores = [_scores(document, row) for document in (first, second)]
+        paired = len(scores[0]) == len(scores[1]) >= 2 and np.isfinite(scores).all()
+        shots = first["num_fewshot"].get(row["task"])
+        rows.append(
+            Row(
+                row["task"],
+                shots,
+                row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})",
+                (row["value"], other["value"]),
+                (row["stderr"], other["stderr"]),
+                (first["steps"], second["steps"]),
+                len(scores[0]) if paired else 0,
+                row["higher_is_better"],
+                paired_difference(*scores) if paired else None,
+                None,
+            )
+        )
+    return rows
+
+
+def _scores(document: Mapping[str, Any], row: Mapping[str, Any]) -> np.ndarray:
+    """Every item's number of a metric; of a group, its parts' one after the other."""
+    key = f"{row['metric']},{row['filter']}"
+    parts = document["items"]
+    chosen = [row["task"]] if row["task"] in parts else sorted(parts)
+    return np.array([score for part in chosen for score in parts[part].get(key, ())], float)

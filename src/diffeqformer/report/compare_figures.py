@@ -1,0 +1,84 @@
+"""Two models on the same tasks, as the paper's figures 9 to 12: accuracies with standard errors, and differences."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from diffeqformer.interop.comparing import Comparison, Row
+from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, style
+from diffeqformer.report.text import clean, number
+
+SIGNIFICANT = 0.05
+"""Corrected p-values below this are marked."""
+
+
+def accuracies(comparison: Comparison) -> list[Row]:
+    """The rows that the figure shows."""
+    return [row for row in comparison.rows if row.is_accuracy and None not in row.values]
+
+
+def label(row: Row) -> str:
+    """A row's task, with its examples and its metric where they are not the usual ones."""
+    shots = f", {row.fewshot}-shot" if row.fewshot else ""
+    metric = "" if row.metric == "acc" else f", {row.metric}"
+    return clean(f"{row.task}{shots}{metric}")
+
+
+def stars(p: float | None) -> str:
+    """`*`, `**` and `***` for corrected p-values below 0.05, 0.01 and 0.001."""
+    return "" if p is None else "*" * sum(p < bound for bound in (SIGNIFICANT, 0.01, 0.001))
+
+
+def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
+    """Accuracies of both models with a standard error to each side, and their differences with 95 % intervals.
+
+    A difference is filled where it is significant after Holm's correction. `width` in inches; below 5 panels are
+    stacked.
+    """
+    rows = accuracies(comparison)
+    places, stacked = list(range(len(rows)))[::-1], width < 5
+    with style():
+        height = 1.5 + 0.34 * max(len(rows), 2)
+        figure = Figure(figsize=(width, 2 * height if stacked else height), layout="constrained")
+        axes: Any = figure.subplots(2, 1) if stacked else figure.subplots(1, 2, sharey=True)
+        for side, lift in ((0, 0.14), (1, -0.14)):
+            axes[0].errorbar(
+                [100 * (row.values[side] or 0) for row in rows], [place + lift for place in places],
+                xerr=[100 * (row.stderrs[side] or 0) for row in rows],
+                fmt=MARKERS[side], color=color(side), elinewidth=1.2, capsize=2,
+            )  # fmt: skip
+        axes[0].set_xlabel("accuracy (%), ± standard error")
+        axes[1].axvline(0, color=INK, linewidth=0.8)
+        for place, row in zip(places, rows, strict=True):
+            if row.difference is not None:
+                _draw_difference(axes[1], place, row)
+        axes[1].set_xlabel("difference (points), 95 % interval")
+        for axis in axes if stacked else axes[:1]:
+            _name_rows(axis, places, rows)
+        for axis in axes:
+            axis.set_ylim(-0.6, len(rows) - 0.4)
+        handles = [Line2D([], [], color=color(i), marker=MARKERS[i], linestyle="None") for i in range(2)]
+        legend(figure, handles, [side.name for side in comparison.sides], width)
+    return figure
+
+
+def _draw_difference(axis: Any, place: int, row: Row) -> None:
+    """The point, its interval, and its stars; coloured by the model that is ahead where that is significant."""
+    found = row.difference
+    assert found is not None
+    marks = stars(row.holm)
+    shade = color(0 if found.value > 0 else 1) if marks else INK
+    axis.errorbar(
+        [100 * found.value], [place], xerr=[196 * found.stderr], fmt="o", color=shade, elinewidth=1.2, capsize=2,
+        markerfacecolor=shade if marks else "none",
+    )  # fmt: skip
+    axis.annotate(
+        f"{'+' if found.value >= 0 else '−'}{number(abs(100 * found.value), 1)}{marks}", (100 * found.value, place),
+        xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", color=shade, fontsize=8,
+    )  # fmt: skip
+
+
+def _name_rows(axis: Any, places: Sequence[int], rows: Sequence[Row]) -> None:
+    axis.set_yticks(places, [label(row).replace("$", r"\$") for row in rows])  # a pair of dollars is no formula here

@@ -1,0 +1,190 @@
+"""The page of two runs side by side."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from diffeqformer.interop.comparing import Comparison, Row, Side
+from diffeqformer.report.compare_figures import SIGNIFICANT, accuracies, label, stars, task_figure
+from diffeqformer.report.figures import NARROW
+from diffeqformer.report.page import Figure, Page, Table
+from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity
+
+Rows = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+
+
+def compare_page(comparison: Comparison) -> Page:
+    """Sentences, the figure of accuracies, and tables of training and of every task."""
+    figures = ()
+    if accuracies(comparison):
+        caption = (
+            "Accuracy on each task, and the difference: first model minus second. Filled and starred: significant at "
+            "0.05 (*), 0.01 (**), 0.001 (***) after Holm's correction over all tasks."
+        )
+        figure = task_figure(comparison)
+        figures = (Figure("accuracy", caption, figure, task_figure(comparison, width=NARROW)),)
+    tables = (Table("The two runs", *runs_table(comparison)),)
+    if comparison.rows:
+        tables += (Table("Tasks evaluated in both", *tasks_table(comparison)),)
+    title = " and ".join(side.name for side in comparison.sides)
+    return Page(title, (*findings(comparison), *remarks(comparison)), figures, tables)
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """What the comparison shows, in sentences computed from it."""
+    first, second = comparison.sides
+    said = []
+    losses: list[Any] = [side.entry and side.entry["validation"]["loss"] for side in comparison.sides]
+    if comparison.same_text and all(map(finite, losses)):
+        ahead, behind = (first, second) if losses[0] <= losses[1] else (second, first)
+        said.append(
+            f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats a token "
+            f"({nats(min(losses))} against {nats(max(losses))} of {behind.name}). With one run of each, a small "
+            "difference can be chance."
+            if losses[0] != losses[1]
+            else f"Both have the same validation loss, {nats(losses[0])} nats a token."
+        )
+    tested = [row for row in comparison.rows if row.holm is not None]
+    if tested:
+        sure = [row for row in tested if row.holm is not None and row.holm < SIGNIFICANT]
+        wins = {side.name: [label(row) for row in sure if _ahead(row) == i] for i, side in enumerate((first, second))}
+        parts = [f"{name} is significantly better on {join(tasks)}" for name, tasks in wins.items() if tasks]
+        rest = f"of {len(tested)} measurements that can be compared item by item"
+        said.append(
+            f"{join(parts)}; {rest}, {len(sure)} differ significantly after Holm's correction."
+            if parts
+            else f"No difference is significant after Holm's correction, {rest}."
+        )
+    return said
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What could not be compared, and how the rest was."""
+    said = []
+    if not comparison.same_text and all(side.entry for side in comparison.sides):
+        said.append(
+            "The runs were validated on different text or with different tokenizers: losses and perplexities a token "
+            "cannot be compared, bits per byte only if the text is alike."
+        )
+    for side, missing in zip(comparison.sides, comparison.missing, strict=True):
+        if missing:
+            said.append(f"Not evaluated in {side.name}: {join(missing)}.")
+    if comparison.unlike:
+        said.append(f"Not compared, because the task's version or items differ: {join(comparison.unlike)}.")
+    if not comparison.rows:
+        said.append("No task has been evaluated in both runs; `diffeqformer eval RUN --tasks NAMES` evaluates tasks.")
+    tests = sorted({row.difference.test for row in comparison.rows if row.difference})
+    if tests:
+        said.append(
+            f"Differences are tested item by item ({join([f'{test} test' for test in tests])}, two-sided); p is "
+            "that of each test alone, Holm's p is corrected for all of them together."
+        )
+    return said
+
+
+def runs_table(comparison: Comparison) -> Rows:
+    """Columns and rows: what each run is and what training it came to."""
+    columns = (
+        "model", "run", "loss (nats)", "perplexity", "bits/byte", "parameters stored", "effective", "tokens",
+        "tokens/s", "training time",
+    )  # fmt: skip
+    return columns, tuple(_run(side) for side in comparison.sides)
+
+
+def _run(side: Side) -> tuple[str, ...]:
+    entry = side.entry or {}
+    found, size = entry.get("validation", {}), side.parameters
+    return (
+        side.name,
+        side.folder.name,
+        nats(found.get("loss")),
+        perplexity(found.get("perplexity")),
+        nats(found.get("bits_per_byte")),
+        compact(size["stored"]),
+        compact(size["effective"]),
+        compact(entry.get("tokens")),
+        number(entry.get("tokens_per_second")),
+        duration(entry.get("seconds")),
+    )
+
+
+def tasks_table(comparison: Comparison) -> Rows:
+    """Columns and rows: every metric of every task in both runs."""
+    first, second = (side.name for side in comparison.sides)
+    columns = ("task", "metric", first, second, "difference", "items", "p", "Holm's p", "")
+    return columns, tuple(
+        (
+            f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task,
+            row.metric,
+            *(_plus_minus(value, error) for value, error in zip(row.values, row.stderrs, strict=True)),
+            _difference(row),
+            number(row.items) if row.items else MISSING,
+            p_value(row.difference and row.difference.p),
+            p_value(row.holm),
+            stars(row.holm),
+        )
+        for row in comparison.rows
+    )
+
+
+def compare_arrays(comparison: Comparison) -> dict[str, np.ndarray]:
+    """Every number of the page by name, as `write_page` takes them; NaN where there is none."""
+    rows = comparison.rows
+    known = lambda value: math.nan if value is None else value
+    found = {
+        "values": [[known(value) for value in row.values] for row in rows],
+        "stderrs": [[known(value) for value in row.stderrs] for row in rows],
+        "items": [row.items for row in rows],
+        "differences": [known(row.difference and row.difference.value) for row in rows],
+        "difference_stderrs": [known(row.difference and row.difference.stderr) for row in rows],
+        "p": [known(row.difference and row.difference.p) for row in rows],
+        "holm_p": [known(row.holm) for row in rows],
+    }
+    names = {"tasks": np.array([label(row) for row in rows], str), "runs": np.array([s.name for s in comparison.sides])}
+    return names | {name: np.array(numbers, float) for name, numbers in found.items()}
+
+
+def compare_document(comparison: Comparison) -> dict[str, object]:
+    """The comparison as JSON takes it."""
+    runs = [
+        {
+            "run": str(side.folder),
+            "name": side.name,
+            "steps": side.config.model.steps,
+            "parameters": side.parameters,
+            **{name: (side.entry or {}).get(name) for name in ("validation", "tokens", "tokens_per_second", "seconds")},
+            "missing": list(missing),
+        }
+        for side, missing in zip(comparison.sides, comparison.missing, strict=True)
+    ]
+    rows = [{**row._asdict(), "difference": row.difference and row.difference._asdict()} for row in comparison.rows]
+    return {"runs": runs, "same_text": comparison.same_text, "tasks": rows, "unlike": list(comparison.unlike)}
+
+
+def p_value(p: float | None) -> str:
+    """Two digits, or that it is below 0.001."""
+    if p is None:
+        return MISSING
+    return "0.001 or less" if p <= 0.001 else number(p, 3)
+
+
+def _ahead(row: Row) -> int:
+    """The place of the model with the better value."""
+    one, other = (value or 0.0 for value in row.values)
+    return int((one > other) == (row.higher_is_better is False))
+
+
+def _plus_minus(value: float | None, error: float | None) -> str:
+    shown = number(value, 4)
+    return shown if error is None else f"{shown} ± {number(error, 4)}"
+
+
+def _difference(row: Row) -> str:
+    """Difference of the values; its standard error where the value is the items' mean."""
+    if None in row.values:
+        return MISSING
+    one, other = (value or 0.0 for value in row.values)
+    shown = f"{'+' if one >= other else '−'}{number(abs(one - other), 4)}"
+    found = row.difference
+    return f"{shown} ± {number(found.stderr, 4)}" if found and math.isclose(found.value, one - other) else shown

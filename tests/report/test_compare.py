@@ -1,0 +1,165 @@
+"""Two runs side by side: which evaluations are compared, what is said about them, and how it is shown."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from diffeqformer.cli import main
+from diffeqformer.config import Config, ModelConfig, dump_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.interop.comparing import compare_runs
+from diffeqformer.report.compare_figures import accuracies, stars, task_figure
+from diffeqformer.report.compare_page import findings, remarks, runs_table, tasks_table
+
+HOSTILE = "$x$ <b>_y</b>"
+
+
+def document(task, scores, metric="acc", steps=2, **settings):
+    scores = [float(score) for score in scores]
+    row = {"task": task, "group": False, "metric": metric, "filter": "none", "value": float(np.mean(scores))}
+    row |= {"stderr": 0.01, "higher_is_better": True}
+    return {
+        "task": task, "created": "2026-01-01T00:00:00+00:00", "update": 8, "steps": steps, "limit": None,
+        "gen_kwargs": None, "num_fewshot": {task: 0}, "task_versions": {task: 1}, "samples": {task: len(scores)},
+        "results": [row], "items": {task: {f"{metric},none": scores}},
+    } | settings  # fmt: skip
+
+
+def make(folder, documents=(), loss=3.0, text="abc", **model):
+    folder.mkdir()
+    shape = ModelConfig(weights="layer", scheme="lie-trotter", horizon="steps", steps=2, width=16, heads=2, context=16,
+                        vocabulary=280, **model)  # fmt: skip
+    (folder / "config.yaml").write_text(dump_yaml(Config(run=str(folder), model=shape)))
+    (folder / "data.json").write_text(json.dumps({"content": text}))
+    if loss is not None:
+        entry = {"validation": {"loss": loss, "perplexity": np.exp(loss), "bits_per_byte": loss / 2}}
+        entry |= {"tokens": 1000, "tokens_per_second": 500.0, "seconds": 2.0}
+        (folder / "results.json").write_text(json.dumps({"models": [entry]}))
+    (folder / "evaluations").mkdir()
+    for number, one in enumerate(documents):
+        (folder / "evaluations" / f"{number}.json").write_text(json.dumps(one))
+    return folder
+
+
+GOOD, POOR = [1] * 30 + [0] * 10, [1] * 10 + [0] * 30
+
+
+@pytest.fixture
+def pair(tmp_path):
+    one = make(tmp_path / "one", [document("piqa", GOOD), document(HOSTILE, [1, 0] * 20), document("sciq", GOOD)])
+    other = make(tmp_path / "other", [document("piqa", POOR), document(HOSTILE, [0, 1] * 20)], 3.5, family="llama")
+    return one, other
+
+
+def test_what_is_compared_and_said(pair):
+    found = compare_runs(*pair)
+    assert [row.task for row in found.rows] == ["piqa", HOSTILE]
+    piqa, same = found.rows
+    assert piqa.items == 40 and piqa.difference.value == 0.5 and piqa.difference.p == pytest.approx(2 * 0.5**20)
+    assert piqa.holm == pytest.approx(4 * 0.5**20) and same.difference.p == same.holm == 1.0
+    assert (stars(piqa.holm), stars(0.02), stars(0.05), stars(None)) == ("***", "*", "", "")
+    assert found.missing == ((), ("sciq",))
+    assert findings(found) == [
+        "Vanilla GPT has the lower validation loss, by 0.500 nats a token (3.000 against 3.500 of Vanilla Llama). With "
+        "one run of each, a small difference can be chance.",
+        "Vanilla GPT is significantly better on piqa; of 2 measurements that can be compared item by item, 1 differ "
+        "significantly after Holm's correction.",
+    ]
+    assert "Not evaluated in Vanilla Llama: sciq." in remarks(found)
+    columns, rows = tasks_table(found)
+    assert dict(zip(columns, rows[0], strict=True)) == {
+        "task": "piqa", "metric": "acc", "Vanilla GPT": "0.7500 ± 0.0100", "Vanilla Llama": "0.2500 ± 0.0100",
+        "difference": "+0.5000 ± 0.0801", "items": "40", "p": "0.001 or less", "Holm's p": "0.001 or less", "": "***",
+    }  # fmt: skip
+    assert runs_table(found)[1][1][:4] == ("Vanilla Llama", "other", "3.500", "33.12")
+
+
+def test_swapping_the_runs_swaps_the_signs(pair):
+    found, swapped = compare_runs(*pair), compare_runs(*pair[::-1])
+    assert [row.difference.value for row in swapped.rows] == [-row.difference.value for row in found.rows]
+    assert findings(swapped)[0] == findings(found)[0]
+
+
+def test_the_figure_shows_every_accuracy_and_difference(pair):
+    axes = task_figure(compare_runs(*pair)).axes
+    points = [bar.lines[0].get_xdata().tolist() for bar in axes[0].containers]
+    assert points == [[75.0, 50.0], [25.0, 50.0]]  # a model each
+    assert [text.get_text() for text in axes[1].texts] == ["+50.0***", "+0.0"]
+
+
+def test_of_several_evaluations_the_runs_own_steps_count(tmp_path):
+    later = document("piqa", POOR, steps=4, created="2027-01-01T00:00:00+00:00")
+    one = make(tmp_path / "one", [document("piqa", GOOD), later])
+    other = make(tmp_path / "other", [document("piqa", GOOD, created="2020"), document("piqa", POOR)], tied=False)
+    (row,) = compare_runs(one, other).rows
+    assert row.values == (0.75, 0.25)
+
+
+def test_other_items_are_not_compared(tmp_path):
+    one = make(tmp_path / "one", [document("piqa", GOOD), document("sciq", GOOD)])
+    five = document("sciq", GOOD, num_fewshot={"sciq": 5})
+    other = make(tmp_path / "other", [document("piqa", GOOD[:-1]), five], text="another")
+    found = compare_runs(one, other)
+    assert found.rows == () and found.unlike == ("piqa",) and found.missing == (("sciq (5-shot)",), ("sciq",))
+    assert [side.name for side in found.sides] == ["Vanilla GPT (one)", "Vanilla GPT (other)"]
+    assert findings(found) == [] and "cannot be compared" in remarks(found)[0]
+
+
+def test_a_metric_that_is_no_mean_has_its_own_difference(tmp_path):
+    documents = [document("lambada", scores, "perplexity") for scores in ([-1.0, -2.0, -3.5], [-2.0, -2.5, -4.5])]
+    for one, value in zip(documents, (8.0, 20.0), strict=True):
+        one["results"][0] |= {"value": value, "higher_is_better": False}
+    found = compare_runs(*(make(tmp_path / name, [one]) for name, one in zip("ab", documents, strict=True)))
+    _, ((_, _, _, _, difference, items, p, *_),) = tasks_table(found)
+    assert (difference, items, p) == ("−12.0000", "3", "0.038")  # t = 5 with 2 degrees of freedom
+    assert not accuracies(found)
+
+
+def test_groups_are_compared_by_all_items_of_their_parts(tmp_path):
+    parts = {"a": [1.0, 0.0, 1.0], "b": [0.0, 1.0]}
+    group = document("both", [0.6])
+    group |= {"items": {name: {"acc,none": scores} for name, scores in parts.items()}, "samples": {"a": 3, "b": 2}}
+    group |= {"num_fewshot": {"a": 5, "b": 5}}
+    group["results"][0]["group"] = True
+    other = copy.deepcopy(group)
+    other["items"]["b"]["acc,none"] = [1.0, 1.0]
+    (row,) = compare_runs(make(tmp_path / "one", [group]), make(tmp_path / "other", [other])).rows
+    assert row.items == 5 and row.difference.value == pytest.approx(-0.2)
+
+
+def test_the_command(pair, capsys, tmp_path):
+    assert main(["report", "compare", *map(str, pair), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["task"] for row in found["tasks"]] == ["piqa", HOSTILE]
+    assert found["tasks"][0]["difference"]["p"] == pytest.approx(2 * 0.5**20)
+    folder = pair[0] / "analysis" / "compare-other"
+    assert {path.name for path in folder.iterdir()} == {"index.html", "compare.npz", "accuracy.png", "accuracy.svg"}
+    page = (folder / "index.html").read_text()
+    assert "Vanilla Llama" in page and "http://" not in page.replace("http://www.w3.org", "") and "<b>_y" not in page
+    with np.load(folder / "compare.npz") as arrays:
+        assert arrays["differences"].tolist() == [0.5, 0.0]
+    assert main(["report", "compare", *map(str, pair), "--to", str(tmp_path / "page")]) == 0
+    said = capsys.readouterr().out
+    assert "+0.5000 ± 0.0801" in said and "Not evaluated in Vanilla Llama: sciq." in said
+
+
+@pytest.mark.parametrize("kind", ["twice", "no folder", "no run", "nothing in common", "no evaluation"])
+def test_refusals(pair, tmp_path, kind, capsys):
+    one, other = pair
+    if kind == "twice":
+        other, sentence = one, "is given twice, but two different runs must be compared."
+    elif kind == "no folder":
+        other, sentence = tmp_path / "none", "does not exist; `diffeqformer train` makes one."
+    elif kind == "no run":
+        other, sentence = tmp_path, "is not a run: it has no config.yaml."
+    elif kind == "nothing in common":
+        other, sentence = make(tmp_path / "new", loss=None), "no task has been evaluated in both runs"
+    else:
+        (other / "evaluations" / "0.json").write_text('{"task": "piqa"}')
+        sentence = "is not an evaluation as `eval --tasks` writes it"
+    with pytest.raises(BadInput, match=sentence.replace("(", "\\(")):
+        compare_runs(one, other)
+    assert main(["report", "compare", str(one), str(other)]) == 2 and sentence in capsys.readouterr().err
+    assert not (one / "analysis").exists()
