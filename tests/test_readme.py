@@ -1,9 +1,10 @@
-"""The README tells the truth: its Python runs, its commands parse, and its file tree is the tree."""
+"""The README tells the truth: its Python runs, its commands parse, and its file tree is the tree.
+
+test_docs.py runs the commands, of README and of the pages of docs.
+"""
 
 import importlib
 import re
-import shlex
-from pathlib import Path
 
 import pytest
 
@@ -11,21 +12,23 @@ from diffeqformer.cli import VERBS
 from diffeqformer.cli.parse import config_from, parse, shipped_configs
 from diffeqformer.config import Config, from_dict, read_yaml
 from diffeqformer.validation import validate
+from tests.blocks import ROOT, blocks_of
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+    """The README's fenced blocks of one language, in order."""
+    return [block.text for block in blocks_of("README.md") if block.language == language]
 
 
 def commands() -> list[list[str]]:
-    """The words of every `diffeqformer` command of the shell blocks."""
-    lines = "".join(blocks("sh")).splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("diffeqformer ")]
+    """The words of every different `diffeqformer` command of all pages, without those of `--version`."""
+    pages = [blocks_of(page.relative_to(ROOT).as_posix()) for page in PAGES]
+    found = [words for page in pages for block in page if block.language == "sh" for words in block.commands()]
+    mine = [words[1:] for words in found if words[0] == "diffeqformer" and words[1] != "--version"]
+    return [words for i, words in enumerate(mine) if words not in mine[:i]]
 
 
 def tree() -> dict[str, str]:
@@ -42,7 +45,7 @@ def tree() -> dict[str, str]:
 
 def test_python_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = "".join(blocks("python"))
+    code = "".join(block for block in blocks("python") if "transformers" not in block)
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["logits"].shape == (2, 32, 280)
@@ -70,6 +73,8 @@ def test_command_parses(words):
     module = importlib.import_module(f"diffeqformer.cli.{verb}")
     if hasattr(module, "Arguments"):
         parse(module.Arguments, rest, verb)
+    elif verb == "info" and rest[0].startswith("runs/"):
+        assert rest[1:] == []  # a run has its settings
     elif rest[0] in shipped_configs():
         config_from(rest, verb)
     else:  # a file that only the reader has
@@ -113,7 +118,7 @@ def test_presets_have_the_parameters_of_the_table():
         assert (f"{found.stored / 1e6:,.1f}", f"{found.effective / 1e6:,.1f}") == (stored, populated), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere_and_nothing_is_left_blank(page):
     text = page.read_text(encoding="utf-8")
     links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]

@@ -1,0 +1,267 @@
+"""Every block of README, tutorial and how-tos is run, or listed here with the reason why it is not.
+
+Commands are run with the words that the reader sees, in a small world: shipped configs of width 32 with 20 updates, a
+standard library of a few files, and, behind the words, options that make a command short.
+"""
+
+import argparse
+import ast
+import json
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+import zstandard
+
+import diffeqformer
+from diffeqformer import config as settings
+from diffeqformer.cli import main, parse
+from diffeqformer.config import Config, from_dict
+from diffeqformer.validation import validate
+from tests.blocks import ROOT, Block, blocks_of
+
+HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/harness.md")
+PAGES = ("README.md", "docs/index.md", "docs/tutorial.md", *HOW_TOS, "docs/troubleshooting.md")
+NOTEBOOKS = ("docs/notebooks/train-and-adapt.ipynb", "docs/notebooks/look-inside.ipynb")
+PAGE = {".md", ".ipynb"}
+
+NOT_RUN = {
+    "README.md: src/diffeqformer/": "the tree, which test_readme.py compares with the files",
+    "README.md: x(0)   = embed(ids)": "an equation",
+    "docs/index.md: x(0)   = embed(ids)": "an equation",
+    "README.md: config.yaml      every setting, the defaults written out": "a list of files",
+    "README.md: @inproceedings{tong2025neural,": "a citation",
+    "docs/harness.md: import lm_eval": "a published task; tests/interop/test_tasks.py does the same with a local one",
+    "docs/harness.md: python -m diffeqformer.interop.harness run --model diffeqformer --model_args "
+    "run=runs/quickstart/diffeqformer,steps=6 \\": "a published task; test_tasks.py as well",
+    "docs/harness.md: task: stories": "a task, no config; test_the_task_of_the_page_runs",
+}
+"""Blocks, by page and first line."""
+NOT_RUN_COMMANDS = {
+    "make": "runs these tests, or installs",
+    ".": "opens the environment that these tests run in",
+    "hf download": "fetches a published model; the small world has one in that place",
+    "diffeqformer eval --tasks": "needs published data; test_the_task_of_the_page_runs has its own",
+    "diffeqformer bench": "measures the machine at full size; tests/benchmarks run the same code at small size",
+}
+"""Commands, by their first words and an option."""
+SHORT = {
+    "train": "--trainer.updates 2",
+    "finetune": "--trainer.updates 2",
+    "reproduce": "--pretraining 2 --finetuning 2 --cache cache",
+    "analyze spectra": "--times 4",
+    "analyze induction": "--sequences 2",
+    "analyze clusters": "--texts 2",
+}
+"""What is added to make a command short."""
+RARE_SHORT = {"--faithfulness": "--faithfulness 2", "quickstart --minutes": "--minutes 0.01"}
+
+
+def reason(words: list[str]) -> str | None:
+    """Why a command is not run, if it is not."""
+    for name, why in NOT_RUN_COMMANDS.items():
+        first = [part for part in name.split() if not part.startswith("--")]
+        if words[: len(first)] == first and {part for part in name.split() if part.startswith("--")} <= {*words}:
+            return why
+    return None
+
+
+def run_command(words: list[str]) -> None:
+    """Run a `diffeqformer` command in this process, made short."""
+    assert words[0] == "diffeqformer", words
+    line = " ".join(words[1:])
+    added = next((more for start, more in SHORT.items() if line.startswith(f"{start} ")), "")
+    added += next((f" {more}" for part, more in RARE_SHORT.items() if part in line), "")
+    if "quickstart-diffeqformer" in line and "--model.width 256" in line:
+        added += " --model.width 32"
+    assert main([*words[1:], *added.split()]) == 0, line
+
+
+def needs_torch(block: Block) -> bool:
+    return (
+        block.language == "python" and re.search(r"from (transformers|peft) import|AutoModel", block.text) is not None
+    )
+
+
+def run_page(page: str, *, torch: bool) -> None:
+    """Run the blocks of a page in order, in one namespace; those that need torch only if asked for."""
+    names: dict = {}
+    for block in blocks_of(page):
+        if block.name in NOT_RUN or (needs_torch(block) and not torch):
+            continue
+        if block.language == "sh":
+            for words in block.commands():
+                if reason(words) is None:
+                    run_command(words)
+        elif block.language == "python":
+            exec(compile(block.text, block.name, "exec"), names)
+        else:
+            assert block.language == "yaml", block.name
+            validate(from_dict(Config, yaml.safe_load(block.text)))
+
+
+@pytest.fixture(scope="module")
+def small_world(tmp_path_factory, compile_once):
+    """A folder with what the pages take for granted: a trained quickstart, some texts, a published model."""
+    home, monkeypatch = tmp_path_factory.mktemp("world"), pytest.MonkeyPatch()
+    library, configs, place = home / "library", home / "configs", home / "place"
+    for folder in (library, configs, place / "books", place / "more", place / "wikitext-2-raw", place / "downloads"):
+        folder.mkdir(parents=True)
+    source = Path(argparse.__file__)
+    for module in (source, *Path(json.__file__).parent.glob("*.py")):
+        shutil.copy(module, library)
+    for name, path in settings.shipped_configs().items():
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if name.startswith("quickstart-"):
+            values["model"] |= {"width": 32, "heads": 4}
+            if values["model"]["weights"].startswith("time"):
+                values["model"]["time"] = {"d_emb": 8, "frequencies": 8}
+            values["trainer"] |= {"updates": 20, "batch_size": 4, "evaluate_batches": 2, "evaluate_every": 10}
+        (configs / path.name).write_text(yaml.safe_dump(values), encoding="utf-8")
+    prose = "\n\n".join(re.findall(r'"""(.*?)"""', source.read_text(encoding="utf-8"), re.S))
+    for name in ("notes.txt", "books/one.txt", "books/two.txt"):
+        (place / name).write_text(prose, encoding="utf-8")
+    lines = "".join(json.dumps({"text": part}) + "\n" for part in prose.split("\n\n") if part)
+    (place / "more/some.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
+    for name in ("wiki.test.raw", "wiki.valid.raw"):
+        articles = "".join(f" = {name} {i} = \n\n {prose} \n\n" for i in range(3))
+        (place / "wikitext-2-raw" / name).write_text(articles, encoding="utf-8")
+    (place / "my.yaml").write_text(
+        yaml.safe_dump({"model": {"width": 32, "heads": 4, "context": 32}}), encoding="utf-8"
+    )
+
+    here = {path.stem: path for path in sorted(configs.glob("*.yaml"))}
+    for module in (settings, parse):
+        monkeypatch.setattr(module, "shipped_configs", lambda: here)
+    real = sysconfig.get_path
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library) if name == "stdlib" else real(name))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(place)
+    jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the work here
+    for name in ("diffeqformer", "gpt"):
+        run_command(f"diffeqformer train quickstart-{name} --run runs/quickstart/{name}".split())
+    run_command(["diffeqformer", "export", "runs/quickstart/gpt", "--to", "downloads/gpt2"])
+    yield place
+    jax.config.update("jax_disable_most_optimizations", False)
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def place(small_world, tmp_path, monkeypatch):
+    """A copy of the small world, for one page."""
+    shutil.copytree(small_world, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_block_is_run_or_listed():
+    known = {"sh", "python", "yaml"}
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    assert [block.name for block in blocks if block.language not in known and block.name not in NOT_RUN] == []
+    assert NOT_RUN.keys() - {block.name for block in blocks} == set()
+    commands = [words for block in blocks if block.language == "sh" for words in block.commands()]
+    assert len(commands) > 60
+    strange = [words for words in commands if words[0] != "diffeqformer" and reason(words) is None]
+    assert strange == []
+    unused = [name for name, why in NOT_RUN_COMMANDS.items() if why not in {reason(words) for words in commands}]
+    assert unused == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/tutorial.md", *HOW_TOS])
+def test_page_runs(page, place):
+    run_page(page, torch=False)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_readme_runs(place):
+    run_page("README.md", torch=True)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/hugging-face.md"])
+def test_page_runs_with_torch(page, place):
+    assert any(needs_torch(block) for block in blocks_of(page))
+    run_page(page, torch=True)
+
+
+@pytest.mark.slow
+@pytest.mark.harness
+def test_the_task_of_the_page_runs(place):
+    page = blocks_of("docs/harness.md")
+    (task,) = [block.text for block in page if block.language == "yaml"]
+    line = json.loads(re.findall(r"fields of a line: (.*)", task)[0])
+    Path("my_tasks").mkdir()
+    Path("my_tasks/stories.yaml").write_text(task, encoding="utf-8")
+    Path("my_tasks/stories.jsonl").write_text(3 * f"{json.dumps(line)}\n", encoding="utf-8")
+    (words,) = [words for block in page if block.language == "sh" for words in block.commands() if "stories" in words]
+    run_command(words)
+    (kept,) = Path("runs/quickstart/diffeqformer/evaluations").glob("stories*.json")
+    assert "acc" in kept.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_notebooks_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+    for name in NOTEBOOKS:
+        cells = json.loads((ROOT / name).read_text(encoding="utf-8"))["cells"]
+        names: dict = {}
+        for number, cell in enumerate(cells):
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), f"{name}, cell {number}", "exec"), names)
+    assert Path("runs/continuous-readmes-3/results.json").is_file()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_has_its_outputs(name):
+    content = (ROOT / name).read_bytes()
+    cells = [cell for cell in json.loads(content)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert kinds <= {"execute_result", "display_data", "stream"}  # no error
+    assert b"image/png" in content
+    assert len(content) < 600_000
+
+
+def test_every_page_is_in_the_site():
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*") if path.suffix in PAGE}
+    assert set(re.findall(r"[\w/-]+(?:\.md|\.ipynb)", site)) == pages
+
+
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs/reference/index.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\[`(\w+)`\]\[diffeqformer\.([\w.]+)\.(\w+)\]", page)
+    assert {(name, module) for name, module, _ in shown} == set(diffeqformer._HOMES.items())
+    assert [name for name, _, last in shown if name != last] == []
+
+
+def test_troubleshooting_quotes_real_sentences():
+    strings = [text for path in (ROOT / "src").rglob("*.py") for text in sentences(path)]
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [text for line in re.findall(r"^- (.*)", page, re.M) for text in re.findall(r"`([^`]+)`", line)]
+    quoted.remove("RESOURCE_EXHAUSTED")  # XLA's
+    assert len(quoted) > 30
+    patterns = {text: ".*".join(map(re.escape, text.strip("….").split("…"))) for text in quoted}
+    strange = [text for text, pattern in patterns.items() if not any(re.search(pattern, one) for one in strings)]
+    assert strange == []
+
+
+def sentences(path: Path) -> list[str]:
+    """The strings of a module, with `…` for what is put in."""
+
+    def written(node: ast.AST) -> str:
+        if isinstance(node, ast.JoinedStr):
+            return "".join(map(written, node.values))
+        return str(node.value) if isinstance(node, ast.Constant) else "…"
+
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [written(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
