@@ -28,6 +28,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"horizon": 0}, "model.horizon is 0.0, but must be a positive number."),
     ({"horizon": -2.5}, "model.horizon is -2.5, but must be a positive number."),
     ({"horizon": float("inf")}, "model.horizon is inf, but must be a positive number."),
+    ({"first_step": 1}, "model.first_step is 1.0, but must be between 0 and 1: a fraction of depth."),
+    ({"first_step": 0}, "model.first_step is 0.0, but must be between 0 and 1: a fraction of depth."),
+    ({"first_step": 0.3, "tolerance": {"rtol": 1e-3}}, "model.first_step is 0.3, but "),
     ({"horizon": "long"}, "model.horizon is 'long', but must be one of 'unit', 'steps' or a number."),
     ({"horizon": True}, "model.horizon is True, but must be one of 'unit', 'steps' or a number."),
     ({"tied": "yes"}, "model.tied is 'yes', but must be true or false."),
@@ -35,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # schemes
     (
         {"scheme": "rk5"},
-        "model.scheme is 'rk5', but must be one of euler, lie-trotter, macaron, strang, midpoint, heun, ",
+        "model.scheme is 'rk5', but must be one of euler, euler-middle, lie-trotter, lie-trotter-middle, ",
     ),
     ({"scheme": "Tsit5"}, "; did you mean 'diffrax:Tsit5'?"),
     (
@@ -129,7 +132,7 @@ def test_every_setting_of_a_model_is_checked_for_whether_it_is_read():
         with pytest.raises(BadInput, match=f"model.{name} is .* does not read it"):
             validate_model(dataclasses.replace(least, **{name: value}))
     read = {"family", "weights", "scheme", "horizon", "steps", "width", "heads", "hidden", "context", "vocabulary"}
-    read |= {"norm_epsilon", "init_std", "compute_dtype", "gradient", "tied", "dropout"}
+    read |= {"norm_epsilon", "init_std", "compute_dtype", "gradient", "tied", "dropout", "first_step"}
     grouped = {"reversible", "tolerance", "time", "lora"}
     assert {field.name for field in dataclasses.fields(ModelConfig)} == unread.keys() | read | grouped
 

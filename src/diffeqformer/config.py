@@ -244,7 +244,8 @@ class DepthConfig:
     shallow_fraction: float = 0.0
     """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
     jitter: float = 0.0
-    """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal."""
+    """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal. With
+    `model.first_step` the first keeps its length."""
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -265,6 +266,20 @@ class DepthConfig:
         if isinstance(self.weights, str):
             return tuple(1.0 if self.weights == "equal" else 1.0 / depth for depth in self.depths)
         return self.weights
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices share the work, and how (`docs/devices.md`); -1 for one of them: all that are left.
+
+    No update depends on it but by rounding: a run may be continued on another mesh."""
+
+    data: int = 1
+    """Parts of the batch, each with all weights."""
+    fsdp: int = 1
+    """Parts of the batch, the weights and the optimiser's moments; weights are put together when they are used."""
+    tensor: int = 1
+    """Parts of the heads, hidden units and vocabulary, and of what is computed with them."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +310,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

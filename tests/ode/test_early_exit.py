@@ -1,6 +1,7 @@
 """Early exit: never with a threshold of nothing, at once with a large one, and as written down by hand between."""
 
 import dataclasses
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -21,39 +22,43 @@ def test_without_a_threshold_to_speak_of_nothing_changes(name):
     assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
 
 
-def by_hand(model, ids, steps: int, threshold: float) -> tuple[np.ndarray, float]:
+def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarray, float]:
     """The same with a loop over steps and positions, from whole Euler steps of the populated model."""
+    steps = len(edges) - 1
     layers = model.populate(steps)
     x = np.asarray(model.embed(ids))
     normalise = lambda x: np.asarray(model.normalise(jnp.asarray(x)))
     slope, end, settled = np.zeros_like(x), normalise(x), np.zeros(ids.shape, bool)
     taken = np.zeros(ids.shape)
-    for step in range(steps):
+    for step, (start, stop) in enumerate(pairwise(edges)):
+        length = stop - start
         row = jax.tree.map(lambda leaf, step=step: leaf[step : step + 1], layers.weights.layers)
         one = dataclasses.replace(
             layers,
-            weights=dataclasses.replace(layers.weights, layers=row),
-            config=dataclasses.replace(layers.config, steps=1, horizon=model.config.interval / steps),
+            weights=dataclasses.replace(layers.weights, layers=row, first_step=None),
+            config=dataclasses.replace(layers.config, steps=1, first_step=None, horizon=model.config.interval * length),
         )
         new = np.asarray(one.flow(jnp.asarray(x)).state)
         for position in np.ndindex(*ids.shape):
             if not settled[position]:
-                slope[position] = new[position] - x[position]
+                slope[position] = (new[position] - x[position]) / length
                 taken[position] += 1
-        x = x + slope
-        before, end = end, normalise(x + (steps - 1 - step) * slope)
+        x = x + length * slope
+        before, end = end, normalise(x + (1 - stop) * slope)
         if step > 0:
             settled |= np.sqrt(((end - before) ** 2).mean(-1)) < threshold
     return x, taken.mean()
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.4, 0.8])
-def test_tokens_stop_as_written_down_by_hand(threshold):
-    model, ids = model_of(TINY), tokens()
+@pytest.mark.parametrize("first_step", [None, 0.4])
+def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
+    edges = [0.0] + [first_step + (1 - first_step) * step / 7 for step in range(8)] if first_step else np.arange(9) / 8
+    model, ids = model_of(dataclasses.replace(TINY, first_step=first_step)), tokens()
     found = model.integrate(ids, steps=EarlyExit(8, threshold))
-    state, taken = by_hand(model, ids, 8, threshold)
+    state, taken = by_hand(model, ids, list(edges), threshold)
     assert float(found.evaluations.attention) == pytest.approx(taken)
-    assert 2 < taken < 8
+    assert 2 <= taken < 8
     np.testing.assert_allclose(found.state, state, atol=1e-4)
 
 

@@ -40,3 +40,15 @@ def test_jittered_times_stay_in_order_and_near_their_places():
     away = (edges - places)[:, 1:-1] * 7
     assert -0.5 <= away.min() < -0.45 and 0.45 < away.max() <= 0.5
     np.testing.assert_allclose(grid.jittered(7, 0.0, jax.random.key(0)), places, rtol=1e-6)
+
+
+def test_a_first_step_keeps_its_length_whatever_the_number_of_steps():
+    np.testing.assert_allclose(grid.with_first(3, 1 / 3), [0, 1 / 3, 2 / 3, 1], rtol=1e-15)
+    np.testing.assert_allclose(grid.with_first(5, 0.2), np.arange(6) / 5, rtol=1e-15)
+    np.testing.assert_allclose(grid.with_first(4, 0.4), [0, 0.4, 0.6, 0.8, 1.0], rtol=1e-15)
+    assert grid.with_first(1, 0.4) == 1 and grid.with_first(4, None) == 4
+    moved = np.stack(
+        [grid.jittered(grid.with_first(4, 0.4), 1.0, jax.random.key(k), first_stays=True) for k in range(50)]
+    )
+    np.testing.assert_allclose(moved[:, :2], [[0, 0.4]] * 50, rtol=1e-6)
+    assert np.ptp(moved[:, 2:-1], axis=0).min() > 0.1

@@ -16,6 +16,7 @@ from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
 from diffeqformer.nn.linear import AdaptedLinear, Linear, LinearShape, Norm, NormShape, normalise
 from diffeqformer.nn.rotary import rotate
+from diffeqformer.sharding import BATCH, constrain
 
 L = TypeVar("L")
 N = TypeVar("N")
@@ -138,7 +139,7 @@ class TransformerField(eqx.Module):
             dropout_rate=self.attention_dropout,
             key=attention_key,
         )
-        mixed = weights.attention.output(mixed.reshape(x.shape), key=output_key)
+        mixed = constrain(weights.attention.output(mixed.reshape(x.shape), key=output_key), BATCH)
         return dropout(mixed, self.residual_dropout, residual_key), cache
 
     def attention_weights(
@@ -171,7 +172,8 @@ class TransformerField(eqx.Module):
         """Query, keys and values of `x`, whose first position is `start`, by head."""
         own = weights.attention
         y = normalise(own.norm, x, self.norm_epsilon)
-        query, keys, values = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
+        parts = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
+        query, keys, values = (constrain(part, BATCH, None, "tensor") for part in parts)
         if self.rope_theta is not None:
             positions = jnp.arange(x.shape[1]) + start
             query, keys = (rotate(part, positions, self.rope_theta) for part in (query, keys))
@@ -193,7 +195,8 @@ class TransformerField(eqx.Module):
             inner = jax.nn.gelu(inner, approximate=True)
         else:
             inner = jax.nn.silu(own.gate(y, key=gate_key)) * inner
-        return dropout(own.down(inner, key=down_key), self.residual_dropout, residual_key)
+        y = constrain(own.down(constrain(inner, BATCH, None, "tensor"), key=down_key), BATCH)
+        return dropout(y, self.residual_dropout, residual_key)
 
 
 def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] | None]:

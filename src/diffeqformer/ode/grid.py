@@ -71,14 +71,15 @@ def times(steps: Steps, nodes: tuple[float, ...] = (1.0,)) -> Any:
     return (steps[:-1, None] + lengths(steps)[:, None] * np.asarray(nodes, steps.dtype)[None, :]).reshape(-1)
 
 
-def jittered(steps: Steps, jitter: float, key: Key[Array, ""]) -> Float[Array, "edge"]:
+def jittered(steps: Steps, jitter: float, key: Key[Array, ""], *, first_stays: bool = False) -> Float[Array, "edge"]:
     """Times between steps, moved: `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of its steps.
 
-    0 and 1 stay. With `jitter` 0 nothing moves; with 1, steps have lengths from none to twice the usual.
+    0 and 1 stay, and the end of the first step if asked to. With `jitter` 0 nothing moves; with 1, steps have lengths
+    from none to twice the usual.
     """
     between, length = jnp.asarray(edges(steps), jnp.float32), jnp.asarray(lengths(steps), jnp.float32)
     moved = jitter * (jax.random.uniform(key, (number(steps) - 1,)) - 0.5) * jnp.minimum(length[:-1], length[1:])
-    return between.at[1:-1].add(moved)
+    return between.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved)
 
 
 def layer_of(time: Any, steps: Steps) -> Any:

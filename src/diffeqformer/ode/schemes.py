@@ -289,9 +289,9 @@ ONE_STEP: dict[str, OneStep] = {
     "euler": runge_kutta([()], [1.0], [1.0], order=1),
     # The same with weights at the middle of the step: sums over steps of different number differ by O(dt^2) only.
     "euler-middle": runge_kutta([()], [1.0], [0.5], order=1),
-    "lie-trotter-middle": OneStep(Nodes.same(0.5), 1, Evaluations(1, 1), _lie_trotter),
     # Attention, then feed-forward on its result: the vanilla transformer at dt = 1 (Lu et al. 2019).
     "lie-trotter": OneStep(END_OF_STEP, 1, Evaluations(1, 1), _lie_trotter),
+    "lie-trotter-middle": OneStep(Nodes.same(0.5), 1, Evaluations(1, 1), _lie_trotter),
     # Half a feed-forward step, attention, half a feed-forward step: MacaronNet at dt = 1 (Lu et al. 2019).
     "macaron": OneStep(Nodes((0.5,), (0.25, 0.75)), 1, Evaluations(1, 2), _macaron),
     # The same splitting with flows of second order, weights frozen at the middle of the step (Strang 1968).

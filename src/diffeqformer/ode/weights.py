@@ -23,6 +23,7 @@ from diffeqformer.ode.grid import END_OF_STEP, Nodes
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.time_features import time_features
 from diffeqformer.ode.time_networks import TimeLinear, TimeNetwork, TimeNorm
+from diffeqformer.sharding import constrain_weights
 
 
 @runtime_checkable
@@ -89,7 +90,7 @@ class TimeWeights(eqx.Module):
         def at(unit: TimeLinear | TimeNorm) -> Linear | Norm:
             return unit.of(unit.network(features) if unit.network is not None else shared)  # pyright: ignore
 
-        return jax.tree.map(at, networks, is_leaf=is_unit)
+        return constrain_weights(jax.tree.map(at, networks, is_leaf=is_unit))
 
 
 class LayerWeights(eqx.Module):

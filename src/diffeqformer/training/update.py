@@ -17,6 +17,7 @@ from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode import grid
+from diffeqformer.sharding import constrain_weights
 from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
 
 
@@ -54,7 +55,7 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
         key = jax.random.fold_in(root, 0)
         model = build(config.model, key) if base is None else adapt(base, config.model, key)
         trained, _ = split_trained(model, config.optimizer)
-        return State(model, rule.init(trained), jnp.zeros((), jnp.int32))
+        return constrain_weights(State(model, rule.init(trained), jnp.zeros((), jnp.int32)))
 
     return initial(jax.random.key(config.trainer.seed), base)
 
@@ -62,7 +63,7 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
 def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     """The compiled update `(state, ids, steps) -> (state, measured)`; the memory of the state passed in is reused.
 
-    `ids` is int32 (trainer.batch_size, context + 1); `steps` the depth, as the model's config has it if not given, each
+    `ids` is int32 (trainer.batch_size, context + 1), or cut into the parts below already; `steps` the depth, as the model's config has it if not given, each
     of which compiles once. With `trainer.accumulation` A the batch is A parts of equal size, one after the other, and
     the gradient is the mean of theirs, which equals the whole batch's.
     """
@@ -77,6 +78,7 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     # Between the parts of a batch stand the weights written out for the grid, so that generating them, and the way back
     # to their networks, comes once an update (unless they are a table anyway, or steps are adaptive or unequal).
     jitter, adaptive = config.depth.jitter, config.model.adaptive
+    first_stays = config.model.first_step is not None
     once = parts > 1 and config.model.weights != "layer" and not adaptive and not jitter
 
     @partial(jax.jit, donate_argnums=0, static_argnums=2)
@@ -84,7 +86,9 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
-        between = grid.jittered(state.model.grid(steps), jitter, of_step(3)) if jitter else steps
+        between = steps
+        if jitter:
+            between = grid.jittered(state.model.grid(steps), jitter, of_step(3), first_stays=first_stays)
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
         before, after = (
@@ -93,12 +97,12 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
         written_out, to_trained = jax.vjp(before, trained)
         of_part = jax.value_and_grad(lambda *part: loss_of(after(part[0]), between, *part[1:]))
         loss, gradients = _mean_over_parts(of_part, written_out, ids.reshape(parts, -1, ids.shape[-1]), keys)
-        (gradients,) = to_trained(gradients)
+        gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             now = jnp.asarray(rate(state.step), jnp.float32)
             changes, moments = rule.update(gradients, state.optimizer, trained)
-        model = whole(optax.apply_updates(trained, changes))
-        return State(model, moments, state.step + 1), Measured(loss, optax.tree.norm(gradients), now)  # pyright: ignore
+        new = State(whole(optax.apply_updates(trained, changes)), moments, state.step + 1)
+        return constrain_weights(new), Measured(loss, optax.tree.norm(gradients), now)  # pyright: ignore
 
     return update
 
@@ -116,7 +120,7 @@ def _mean_over_parts(of_part: Callable, weights: Any, ids: Array, keys: Array | 
         return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
     shapes = jax.eval_shape(of_part, weights, ids[0], None if keys is None else keys[0])
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zeros = constrain_weights(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     total, _ = jax.lax.scan(add, zeros, (ids, keys))
     return jax.tree.map(lambda x: x / len(ids), total)
 
