@@ -18,7 +18,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt test test-full test-slow test-browser test-trackers wheel-check docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth test test-full test-slow test-browser test-trackers wheel-check docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -79,6 +79,9 @@ TEXTS ?= $(error name two texts, as in make repro-adapt TEXTS="code=stdlib wikit
 
 repro-adapt: install ## The paper's figure 5 at small scale (TEXTS='a=a.jsonl b=b.raw', about 60 minutes)
 	@$(BIN)/diffeqformer reproduce adapt --texts $(TEXTS) $(ARGS)
+
+repro-depth: install ## One checkpoint for every depth, beside models of one depth each (ARGS='--seeds 0 1 2'; an hour a seed)
+	@$(BIN)/diffeqformer reproduce elastic $(ARGS)
 
 test: install ## The tests that need no torch and take no more than seconds each
 	$(PYTEST) $(ARGS)

@@ -61,6 +61,7 @@ BAD_WORDS = {
     "quickstart: seed": ("quickstart --seed -1", "seed is -1, but must be at least 0"),
     "bench: rounds": ("bench train --rounds 3", "--rounds is 3, but must be at least 7"),
     "bench: rounds of schemes": ("bench schemes --rounds 6", "--rounds is 6, but must be at least 7"),
+    "bench: rounds of generate": ("bench generate --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: no such thing": ("bench speed", "'speed', but must be one of 'train', 'finetune', 'generate',"),
     "bench: not of memory": ("bench memory --rounds 9", "--rounds is given, but `bench memory` does not read it."),
     "bench: not of train": ("bench train --figure x.png", "--figure is given, but `bench train` does not read it."),
@@ -81,6 +82,9 @@ BAD_WORDS = {
         "reproduce adapt --texts a=stdlib b=b.txt --steps 4",
         "steps is 4, but must be a multiple of 6",
     ),
+    "reproduce: unknown": ("reproduce elastics", "unknown experiment 'elastics': did you mean 'elastic'?"),
+    "reproduce: scale": ("reproduce elastic --scale 0", "--scale is 0.0, but must be a positive number."),
+    "reproduce: depth": ("reproduce elastic --depths 3 0", "--depths has 0, but must be at least 1."),
     "train: scheme": ("train quickstart-gpt --model.scheme rk5", "model.scheme is 'rk5', but must be one of euler, "),
     "info: scheme": ("info quickstart-gpt --model.scheme rk5", "model.scheme is 'rk5', but must be one of euler, "),
     "scheme, its prefix left out": (
@@ -267,8 +271,8 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
     def make_update(config):
         update = original(config)
 
-        def poisoned(state, ids):
-            state, measured = update(state, ids)
+        def poisoned(state, ids, steps):
+            state, measured = update(state, ids, steps)
             bad = int(state.step) == 6
             return state, measured._replace(loss=measured.loss * math.nan) if bad else measured
 

@@ -37,6 +37,7 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("train", "quickstart-gpt", "--model.time.d") == {"--model.time.d-emb"}
     assert offered("analyze", "sp") == {"spectra"} and set(ANALYSES) < offered("analyze", "")
     assert "--against" in offered("analyze", "depth", "runs/x", "--")
+    assert offered("reproduce", "el") == {"elastic"} and "--seeds" in offered("reproduce", "elastic", "--")
     assert offered("report", "") >= {"compare"} and "memory" in offered("bench", "m")
     assert offered("sample", "runs/") == set()  # left to bash: files
 

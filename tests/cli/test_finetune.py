@@ -27,7 +27,7 @@ def test_another_depth_by_lora_becomes_a_run_with_a_report(call, place, tmp_path
     start, end = entry["curve"]["validation"][0], entry["curve"]["validation"][-1]
     assert start[0] == 0 and end[0] == 4 and end[1] < start[1]
     assert f"training {entry['parameters']['trained']:,} of {entry['parameters']['stored']:,} parameters" in called.err
-    assert run.config.optimizer.learning_rate == pytest.approx(10 * 1e-2)
+    assert run.config.optimizer.learning_rate == 1e-2  # the base's, and the highest that is taken unasked
     report = (tmp_path / "run" / "report.html").read_text()
     assert "LoRA of rank 2" in report
     again = call(*words, *SHORT, "--json")

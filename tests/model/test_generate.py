@@ -3,8 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.generate import choose, generate
+from diffeqformer.model.generate import _generate, choose, generate
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
 
@@ -21,6 +22,15 @@ def test_other_depths_generate_as_the_model_at_that_depth():
     model, ids = model_of(TINY), tokens(positions=4)
     made = generate(model, ids, 1, key=jax.random.key(0), temperature=0.0, steps=9)
     assert (np.asarray(made[:, 0]) == np.asarray(logits(model, ids, steps=9)[:, -1].argmax(-1))).all()
+
+
+def test_each_token_is_written_into_the_cache_in_place():
+    """A copy of the cache, one a token, would be another array of its size in the compiled program."""
+    config = ModelConfig(weights="layer", steps=6, width=16, heads=2, context=512, vocabulary=40, hidden=16)
+    model, ids = model_of(config), jnp.zeros((4, 2), jnp.int32)
+    plan = _generate.lower(model, ids, jax.random.key(0), 500, 0.0, None, None).compile().compiled.memory_analysis()
+    cache = jax.eval_shape(lambda: model.empty_cache(4, 502))
+    assert plan.temp_size_in_bytes < 1.5 * sum(leaf.size * 4 for leaf in jax.tree.leaves(cache))
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another():

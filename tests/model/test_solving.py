@@ -41,6 +41,22 @@ def test_adaptive_steps_come_near_the_limit_of_many_fixed_ones():
     assert errors[1] < errors[0] and errors[1] < 1e-3 and counts[1] > counts[0]
 
 
+def test_adaptive_steps_come_after_the_first_step_of_a_model_that_keeps_its_length():
+    """Many Euler steps behind the same first one come nearer at first order."""
+    config = dataclasses.replace(SMOOTH, scheme="euler-middle", first_step=0.6, steps=4)
+    model, ids = model_of(config), tokens()
+    exact = with_scheme(model, rtol=1e-6)
+    limit = np.asarray(exact.integrate(ids).state)
+    errors = [np.abs(np.asarray(model.integrate(ids, steps=steps).state) - limit).max() for steps in (17, 33, 65)]
+    assert errors[0] / errors[1] == pytest.approx(2, abs=0.2) and errors[1] / errors[2] == pytest.approx(2, abs=0.2)
+    assert np.abs(np.asarray(with_scheme(model_of(SMOOTH), rtol=1e-6).integrate(ids).state) - limit).max() > errors[0]
+    first, *_, last = exact.trajectory(ids)[1:]
+    np.testing.assert_allclose(first, model.trajectory(ids)[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(last, limit, rtol=1e-5, atol=1e-5)
+    with pytest.raises(BadInput, match="the first step of this model is one of scheme 'lie-trotter-middle', but"):
+        with_scheme(model_of(dataclasses.replace(config, scheme="lie-trotter-middle")), rtol=1e-3)
+
+
 def test_adaptive_steps_look_at_later_tokens_only_up_to_the_tolerance():
     ids = tokens()
     other = ids.at[:, -4:].set((ids[:, -4:] + 1) % TINY.vocabulary)

@@ -20,9 +20,8 @@ CONFIGS = {name: KINDS[name] for name in ("diffeqformer", "time, llama, nested n
 def test_greedy_text_is_that_of_plain_decoding(config, draft_length):
     model, ids = model_of(config), tokens(batch=3, positions=2)
     plain = generate(model, ids, 10, key=jax.random.key(0), steps=6, temperature=0.0)
-    found = speculate(
-        model, ids, 10, key=jax.random.key(1), steps=6, draft_steps=2, draft_length=draft_length, temperature=0.0
-    )
+    deep, draft = model.populate(6), model.populate(2)
+    found = speculate(deep, draft, ids, 10, key=jax.random.key(1), draft_length=draft_length, temperature=0.0)
     assert np.asarray(found.tokens).tolist() == np.asarray(plain).tolist()
     assert (found.accepted <= found.drafted).all() and (found.rounds <= 9).all()
     assert (found.rounds + found.accepted >= 9).all()  # a round gives its accepted tokens and one more; one is first
@@ -32,16 +31,15 @@ def test_a_draft_that_is_always_right_is_always_accepted():
     """Shared weights without attention or feed-forward: every depth reads alike."""
     model = model_of(KINDS["shared"])
     model = dataclasses.replace(model, weights=jax.tree.map(lambda leaf: 0.0 * leaf, model.weights))
-    found = speculate(model, tokens(1, 3), 9, key=jax.random.key(0), steps=4, draft_steps=1, draft_length=3)
+    found = speculate(model.populate(4), model.populate(1), tokens(1, 3), 9, key=jax.random.key(0), draft_length=3)
     assert found.acceptance == 1.0 and found.rounds.tolist() == [2]
 
 
-def sampled(sampling: dict, rows: int = 6000) -> tuple[np.ndarray, np.ndarray]:
+def sampled(sampling: dict, rows: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     """Counts of the two tokens behind a prompt, by speculation; and their exact probabilities at 5 steps."""
     model, prompt = model_of(TINY), tokens(1, 3)
-    found = speculate(
-        model, jnp.tile(prompt, (rows, 1)), 3, key=jax.random.key(0), steps=5, draft_steps=1, draft_length=2, **sampling
-    )
+    deep, draft = model.populate(5), model.populate(1)
+    found = speculate(deep, draft, jnp.tile(prompt, (rows, 1)), 3, key=jax.random.key(0), draft_length=2, **sampling)
     first, second = np.asarray(found.tokens[:, 1]), np.asarray(found.tokens[:, 2])
     counts = np.zeros((40, 40))
     np.add.at(counts, (first, second), 1)
@@ -69,10 +67,9 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(sampling):
 
 
 def test_what_cannot_draft_is_refused():
-    ask = lambda **settings: speculate(model_of(TINY), tokens(1, 3), 4, key=jax.random.key(0), **settings)
-    with pytest.raises(BadInput, match="the draft has 3 steps, but must have fewer than the 3 steps that check it"):
-        ask(draft_steps=3)
+    model, short = model_of(TINY), model_of(dataclasses.replace(TINY, context=8))
+    ask = lambda draft, **settings: speculate(model, draft, tokens(1, 3), 4, key=jax.random.key(0), **settings)
+    with pytest.raises(BadInput, match="the draft has model.context 8, but the model that checks it has"):
+        ask(short)
     with pytest.raises(BadInput, match="the draft's length is 0, but must be at least 1"):
-        ask(draft_steps=2, draft_length=0)
-    with pytest.raises(BadInput, match="a table of 3 layers and cannot run at 2 steps"):
-        speculate(model_of(KINDS["vanilla"]), tokens(1, 3), 4, key=jax.random.key(0), draft_steps=2)
+        ask(model.populate(2), draft_length=0)

@@ -12,7 +12,7 @@ from diffeqformer.config import Config
 from diffeqformer.progress import Progress
 from diffeqformer.training.update import State, initial_state, make_update
 
-Once = Callable[[], None]
+Once = Callable[[], object]
 """One update, from start to end."""
 
 

@@ -1,4 +1,4 @@
-"""`diffeqformer bench train|finetune|generate|schemes|memory|spectra|lyapunov`"""
+"""`diffeqformer bench train|finetune|generate|drafts|schemes|memory|spectra|lyapunov`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ class Arguments:
 
     generate: time greedy text of a populated model, of the vanilla one, and of both in Transformers if installed.
 
+    drafts: time self-speculative decoding of a trained run (--run) at --steps (12), beside plain decoding.
+
     schemes: time an update by each scheme, beside what its evaluations predict, and Euler's written by hand.
 
     memory: the memory that a gradient needs by each method and number of steps, as compiled; nothing is run.
@@ -40,15 +42,21 @@ class Arguments:
     """
 
     what: Annotated[
-        Literal["train", "finetune", "generate", "schemes", "memory", "spectra", "lyapunov"],
+        Literal["train", "finetune", "generate", "drafts", "schemes", "memory", "spectra", "lyapunov"],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="train|finetune|generate|schemes|memory|spectra|lyapunov"),
+        tyro.conf.arg(metavar="train|finetune|generate|drafts|schemes|memory|spectra|lyapunov"),
     ]
     """What is measured."""
     rounds: int | None = None
-    """Timed updates of each model (9); the models take turns. Of train, finetune, generate and schemes."""
+    """Timed updates of each model (9); the models take turns. Of train, finetune, generate, drafts and schemes."""
     steps: str | None = None
-    """Numbers of depth steps (12,24,48,96). Of memory."""
+    """Numbers of depth steps (12,24,48,96) of memory; depth of the text (12) of drafts."""
+    run: str | None = None
+    """Folder of a trained run. Of drafts."""
+    draft_steps: str | None = None
+    """Depths of the drafts (3,4,6). Of drafts."""
+    draft_length: str | None = None
+    """Tokens of a draft (2,4,6). Of drafts."""
     weights: Literal["layer", "shared", "time"] | None = None
     """How the block weights depend on depth (layer). Of memory."""
     figure: str | None = None
@@ -61,12 +69,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
     read = {
         "train": ("rounds",),
         "finetune": ("rounds",),
+        "generate": ("rounds",),
+        "drafts": ("rounds", "run", "steps", "draft_steps", "draft_length"),
         "schemes": ("rounds",),
         "memory": ("steps", "weights", "figure"),
     }
-    for name in ("rounds", "steps", "weights", "figure"):
-        if getattr(arguments, name) is not None and name not in read.get(arguments.what, ()):
-            raise BadInput(f"--{name} is given, but `bench {arguments.what}` does not read it.")
+    for name, value in vars(arguments).items():
+        if name != "what" and value is not None and name not in read.get(arguments.what, ()):
+            raise BadInput(f"--{name.replace('_', '-')} is given, but `bench {arguments.what}` does not read it.")
     if arguments.what == "memory":
         return _memory(arguments, as_json)
     if arguments.what in ("spectra", "lyapunov"):
@@ -74,6 +84,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     rounds = ROUNDS if arguments.rounds is None else arguments.rounds
     if rounds < 7:
         raise BadInput(f"--rounds is {rounds}, but must be at least 7 for a median worth reading.")
+    if arguments.what == "drafts":
+        return _drafts(arguments, rounds, as_json)
     {"train": _train, "finetune": _finetune, "generate": _generate, "schemes": _schemes}[arguments.what](
         rounds, as_json
     )
@@ -144,6 +156,43 @@ def _generate(rounds: int, as_json: bool) -> None:
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['ratio_of_medians']:.3f}",
                 f"{row['median_of_ratios']:.3f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _drafts(arguments: Arguments, rounds: int, as_json: bool) -> None:
+    if arguments.run is None:
+        raise BadInput("`bench drafts` needs a trained run: name its folder with --run.")
+    steps, *others = whole_numbers(arguments.steps or "12", "--steps")
+    if others:
+        raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
+    depths = whole_numbers(arguments.draft_steps or "3,4,6", "--draft-steps")
+    lengths = whole_numbers(arguments.draft_length or "2,4,6", "--draft-length")
+    from diffeqformer.benchmarks.drafts import compare_drafts
+    from diffeqformer.cli.text import evaluation_text
+    from diffeqformer.training.run import load_run
+
+    progress = Terminal()
+    run = load_run(arguments.run, progress=progress)
+    text, _ = evaluation_text(run, (), progress)
+    rows = compare_drafts(run.model, text, steps, depths, lengths, rounds, progress)
+    if as_json:
+        return print_json({"rounds": rounds, "steps": steps, "run": arguments.run, "rows": rows})
+    share = lambda row, name: "" if name not in row else f"{row[name]:.2f}"
+    print_table(
+        f"greedy text of {arguments.run} at {steps} steps, one prompt at a time; {rounds} rounds",
+        ["drafts", "median", "quartiles", "tokens/s", "speed-up", "accepted", "tokens a deep reading", "texts equal"],
+        [
+            [
+                row["way"],
+                *_times(row),
+                f"{row['tokens_per_second']:,.0f}",
+                f"{1 / row['ratio_of_medians']:.2f}",
+                share(row, "acceptance"),
+                share(row, "tokens_per_reading"),
+                share(row, "equal"),
             ]
             for row in rows
         ],

@@ -7,11 +7,12 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from diffeqformer.cli.analyses import ANALYSES
 from diffeqformer.cli.output import print_json
-from diffeqformer.cli.parse import ConfigArguments, options_of, parse
+from diffeqformer.cli.parse import options_of, parse
 from diffeqformer.config import shipped_configs
 
+CHOOSING = ("analyze", "reproduce")
+"""Verbs that name a second word."""
 ALWAYS = ("--help", "--json", "--debug")
 
 
@@ -39,16 +40,20 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def known_words() -> dict[str, tuple[str, ...]]:
-    """What may follow the words of a command: `""` before the verb, a verb, or a verb and the analysis it names."""
+    """What may follow the words of a command: `""` before the verb, a verb, or a verb and the second word it names."""
     from diffeqformer.cli import VERBS
 
-    known = {"": (*VERBS, "--help", "--version"), "analyze": (*ANALYSES, *ALWAYS)}
-    for name in ANALYSES:
-        known[f"analyze {name}"] = _words(importlib.import_module(f"diffeqformer.cli.analyses.{name}").Arguments)
+    known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
+    for verb in CHOOSING:
+        choice = importlib.import_module(f"diffeqformer.cli.{verb}").CHOICE
+        known[verb] = (*choice.known, *ALWAYS)
+        for name in choice.known:
+            known[f"{verb} {name}"] = _words(importlib.import_module(f"{choice.package}.{name}").Arguments)
     for verb in VERBS:
         if verb in ("train", "info"):
-            known[verb] = (*shipped_configs(), *_words(ConfigArguments))
-        elif verb != "analyze":
+            arguments = getattr(importlib.import_module(f"diffeqformer.cli.{verb}"), f"{verb.title()}Arguments")
+            known[verb] = (*shipped_configs(), *_words(arguments))
+        elif verb not in CHOOSING:
             known[verb] = _words(importlib.import_module(f"diffeqformer.cli.{verb}").Arguments)
     return known
 
@@ -59,7 +64,9 @@ def bash(known: Mapping[str, Sequence[str]]) -> str:
     return f"""_diffeqformer() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" verb="" known=""
   if [ "$COMP_CWORD" -gt 1 ]; then verb="${{COMP_WORDS[1]}}"; fi
-  if [ "$verb" = analyze ] && [ "$COMP_CWORD" -gt 2 ]; then verb="analyze ${{COMP_WORDS[2]}}"; fi
+  if [ "$COMP_CWORD" -gt 2 ]; then
+    case "$verb" in {"|".join(CHOOSING)}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
+  fi
   case "$verb" in
 {cases}
   esac
@@ -78,9 +85,11 @@ def fish(known: Mapping[str, Sequence[str]]) -> str:
     """A line of fish for each position."""
     verbs, lines = " ".join(known[""][:-2]), []
     for words, follow in known.items():
-        where = f"__fish_seen_subcommand_from {words.split()[-1]}" if words else "__fish_use_subcommand"
-        where += f"; and not __fish_seen_subcommand_from {' '.join(ANALYSES)}" if words == "analyze" else ""
-        where += "; and __fish_seen_subcommand_from analyze" if words.startswith("analyze ") else ""
+        verb, _, second = words.partition(" ")
+        where = f"__fish_seen_subcommand_from {verb}" if words else "__fish_use_subcommand"
+        if verb in CHOOSING:
+            seconds = second or " ".join(each.split()[1] for each in known if each.startswith(f"{verb} "))
+            where += f"; and {'' if second else 'not '}__fish_seen_subcommand_from {seconds}"
         lines.append(f"complete -c diffeqformer -n '{where}' -a '{' '.join(follow)}'")
     return "\n".join([f"# verbs: {verbs}", *lines, ""])
 

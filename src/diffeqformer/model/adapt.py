@@ -45,7 +45,16 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         if config.adapted:
             assert isinstance(model.weights, LayerWeights)
             model = eqx.tree_at(lambda m: m.weights, model, model.weights.adapted(config.lora, key))
-    wanted, found = (jax.tree.map(lambda x: x.shape, tree) for tree in (abstract(config), model))
-    if jax.tree.leaves(wanted) != jax.tree.leaves(found):
-        raise BadInput("the model to start from has weights of other shapes than the config asks for.")
+    wanted, found = (_shapes(tree) for tree in (abstract(config), model))
+    for name in wanted | found:
+        if wanted.get(name) != found.get(name):
+            raise BadInput(
+                f"the model to start from does not fit the config: {name} is {found.get(name, 'absent')} there, "
+                f"but must be {wanted.get(name, 'absent')}."
+            )
     return Transformer(model.embedding, model.weights, model.final_norm, model.head, config)
+
+
+def _shapes(model: Transformer) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}

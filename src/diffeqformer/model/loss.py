@@ -17,6 +17,7 @@ from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.schemes import Evaluations
+from diffeqformer.sharding import BATCH, batch_parts, constrain
 
 
 class LossSum(NamedTuple):
@@ -41,7 +42,7 @@ def loss_sum(
     """Sum over positions of `-log p(ids[i+1] | ids[..i])` in nats, and the number of positions counted.
 
     **Arguments:** `ids`, context + 1 tokens a row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if not
-    given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time.
+    given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time on a device.
 
     **Returns:** a `LossSum`, float32.
     """
@@ -52,15 +53,22 @@ def loss_sum(
     positions, number = targets.shape[0], counts.sum().astype(wide(states.dtype))
 
     def of_block(states: Array, targets: Array, counts: Array) -> Array:
-        logits = model.unembed(states)
+        logits = constrain(model.unembed(states), BATCH, "tensor")
         at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
-    if positions <= block:
+    parts = batch_parts()  # of the devices; each cuts its own positions into blocks
+    if positions <= block * parts:
         return LossSum(of_block(states, targets, counts), number, solution.evaluations)
-    blocks = -(-positions // block)
-    padding = blocks * block - positions
-    cut = lambda x: jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(blocks, block, *x.shape[1:])
+    blocks = -(-positions // (block * parts))
+    padding = blocks * block - positions // parts
+
+    def cut(x: Array) -> Array:
+        own = x.reshape(parts, -1, *x.shape[1:])
+        own = jnp.pad(own, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 1))
+        own = own.reshape(parts, blocks, block, *x.shape[1:]).swapaxes(0, 1)
+        return constrain(own.reshape(blocks, parts * block, *x.shape[1:]), None, BATCH)
+
     body = eqx.filter_checkpoint(of_block)
     total, _ = jax.lax.scan(
         lambda total, now: (total + body(*now), None),

@@ -10,6 +10,8 @@ from diffeqformer.validation import validate_model
 
 ADAPTIVE_SCHEME = "diffrax:Tsit5"
 """What takes adaptive steps for a model whose own scheme cannot."""
+FIRST_STEP = "euler-middle"
+"""What takes the first step, of a length of its own, before adaptive ones."""
 
 
 def with_scheme(model: Transformer, scheme: str | None = None, rtol: float | None = None) -> Transformer:
@@ -22,12 +24,18 @@ def with_scheme(model: Transformer, scheme: str | None = None, rtol: float | Non
     the model's own scheme has no error estimate to choose them by. `rtol`, relative tolerance of adaptive steps; the
     absolute one is a tenth of it. If not given, steps are fixed.
 
-    **Raises:** `BadInput` for a scheme that does not exist or cannot do this, and for a table of layers.
+    **Raises:** `BadInput` for a scheme that does not exist or cannot do this, for a first step of a length of its own
+    that adaptive steps would take otherwise, and for a table of layers.
     """
     config = model.config
     if scheme is None:
         scheme = ADAPTIVE_SCHEME if rtol is not None and config.scheme not in adaptive_solvers() else config.scheme
     tolerance = ToleranceConfig()
+    if rtol is not None and config.first_step is not None and not (config.adaptive or config.scheme == FIRST_STEP):
+        raise BadInput(
+            f"the first step of this model is one of scheme {config.scheme!r}, but before adaptive steps it is one of "
+            f"{FIRST_STEP!r}."
+        )
     if rtol is not None:
         tolerance = dataclasses.replace(config.tolerance, rtol=rtol, atol=rtol / 10)
     reversible = scheme == "reversible"

@@ -32,43 +32,43 @@ class Speculation(NamedTuple):
 
 def speculate(
     model: Transformer,
+    draft: Transformer,
     prompt: Int[Array, "batch position"],
     new_tokens: int,
     *,
     key: Key[Array, ""],
-    steps: int | None = None,
-    draft_steps: int,
     draft_length: int = 4,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Speculation:
-    """Continue every prompt as `generate` does at `steps` steps, with drafts by the same model at `draft_steps`.
+    """Continue every prompt as `generate` does by `model`, with drafts by a cheaper one: `model.populate(few steps)`.
 
-    A round drafts `draft_length` tokens d_1, d_2, ... one after the other from the shallow reading's distributions q_i,
-    then reads all of them at once deeply, which gives p_i. Token d_i is accepted with probability
+    A round drafts `draft_length` tokens d_1, d_2, ... one after the other from the draft's distributions q_i, then
+    reads all of them at once with the model, which gives p_i. Token d_i is accepted with probability
     `min(1, p_i(d_i) / q_i(d_i))`; the first that is not is replaced by a draw from `max(p_i - q_i, 0)`, normalised, and
     behind a fully accepted draft one more token comes from p. So each token has the distribution p, exactly; at
     temperature 0 the text is that of `generate`, up to rounding of nearly equal logits.
 
-    **Arguments:** `draft_steps`, depth of the drafts; `draft_length`, tokens a round; the others as for `generate`.
+    **Arguments:** `model`, `draft`, each at the steps of its config; `draft_length`, tokens a
+    round; the others as for `generate`.
 
     **Returns:** a `Speculation`.
 
-    **Raises:** `BadInput` as `generate`, and for a draft that is no shallower or has no tokens.
+    **Raises:** `BadInput` as `generate`, for a draft of other tokens or a shorter context, and for one of no length.
 
     Source: Leviathan et al. 2023, arXiv:2211.17192; drafts by layers of the model itself: Zhang et al. 2024,
     arXiv:2309.08168.
     """
     require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    deep, draft = model.depth(steps), model.depth(draft_steps)
-    if draft >= deep:
-        raise BadInput(f"the draft has {draft} steps, but must have fewer than the {deep} steps that check it.")
+    for name in ("vocabulary", "context"):
+        own, its = getattr(model.config, name), getattr(draft.config, name)
+        if own != its:
+            raise BadInput(f"the draft has model.{name} {its}, but the model that checks it has {own}.")
     if draft_length < 1:
         raise BadInput(f"the draft's length is {draft_length}, but must be at least 1.")
-    readings = model.populate(deep), model.populate(draft)
-    found = _speculate(*readings, prompt, key, new_tokens, draft_length, temperature, top_k, top_p)
-    return Speculation(*found)
+    deep, shallow = model.populate().merge(), draft.populate().merge()
+    return Speculation(*_speculate(deep, shallow, prompt, key, new_tokens, draft_length, temperature, top_k, top_p))
 
 
 class _Round(NamedTuple):
@@ -99,10 +99,23 @@ def _speculate(
 ) -> tuple[Array, Array, Array, Array]:
     length = prompt.shape[1]
     room = length + new_tokens + draft_length  # the last round may draft beyond the end
-    distribution = lambda logits: probabilities(logits, temperature, top_k, top_p)
+    greedy = temperature == 0.0  # then logits do for weights, and nothing is drawn
+    distribution = lambda logits: logits if greedy else probabilities(logits, temperature, top_k, top_p)
 
     def draw(key: Array, weights: Float[Array, " vocabulary"]) -> Array:
-        return jax.random.categorical(key, jnp.log(weights))
+        return weights.argmax(-1) if greedy else jax.random.categorical(key, jnp.log(weights))
+
+    def verdict(key: Array, tokens: Array, q: Array, p: Array) -> tuple[Array, Float[Array, " vocabulary"]]:
+        """How many drafted tokens are accepted, and the weights of the token behind them."""
+        if greedy:
+            accepted = jnp.cumprod((p[:draft_length].argmax(-1) == tokens).astype(jnp.int32)).sum()
+            return accepted, p[accepted]
+        at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
+        right = jax.random.uniform(key, (draft_length,)) * at(q) < at(p)
+        accepted = jnp.cumprod(right.astype(jnp.int32)).sum()
+        missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
+        missing = jnp.maximum(missing, 0.0)
+        return accepted, jnp.where(missing.sum() > 0, missing, p[accepted])  # p = q but for rounding
 
     def drafted(now: _Round, key: Array) -> tuple[Array, Array, KeyValueCache]:
         """A draft's tokens, their distributions, and the draft's cache behind it."""
@@ -130,13 +143,8 @@ def _speculate(
         tokens, q, draft_cache = drafted(now, draft_key)
         read = jnp.concatenate([now.tokens[now.known - 1][None], tokens])
         logits, deep_cache = model.decode(read[None], now.deep, now.known - 1)
-        p = distribution(logits[0])
-        at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
-        right = jax.random.uniform(accept_key, (draft_length,)) * at(q) < at(p)
-        accepted = jnp.cumprod(right.astype(jnp.int32)).sum()
-        missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
-        missing = jnp.maximum(missing, 0.0)
-        last = draw(last_key, jnp.where(missing.sum() > 0, missing, p[accepted]))  # p = q but for rounding
+        accepted, behind = verdict(accept_key, tokens, q, distribution(logits[0]))
+        last = draw(last_key, behind).astype(tokens.dtype)
         written = jax.lax.dynamic_update_slice(now.tokens, tokens, (now.known,))
         return _Round(
             written.at[now.known + accepted].set(last),

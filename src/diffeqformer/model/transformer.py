@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from diffeqformer.config import LoRAConfig, ModelConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config import MOST_STEPS, LoRAConfig, ModelConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
@@ -25,6 +25,7 @@ from diffeqformer.ode.schemes import Reversible, scheme_of
 from diffeqformer.ode.solve import Solution, solve
 from diffeqformer.ode.solvers import solve_adaptively
 from diffeqformer.ode.weights import LayerWeights, WeightSource, written_out
+from diffeqformer.sharding import BATCH, constrain
 
 
 class Transformer(eqx.Module):
@@ -85,6 +86,8 @@ class Transformer(eqx.Module):
         Its output equals this model's at `steps` steps (paper section 6.2).
         """
         config, steps = self.config, self.depth(steps)
+        if config.weights == "layer" and steps == config.steps and not config.adaptive:
+            return self
         weights = written_out(self.weights, steps, scheme_of(config).nodes, config.first_step)
         config = dataclasses.replace(
             config,
@@ -120,6 +123,8 @@ class Transformer(eqx.Module):
         steps = self.config.steps if steps is None else steps
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise BadInput(f"steps is {steps!r}, but must be a whole number of at least 1.")
+        if steps > MOST_STEPS:
+            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
         return steps
 
     def grid(self, steps: Any = None) -> Steps:
@@ -136,11 +141,11 @@ class Transformer(eqx.Module):
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
         x = self.embedding(ids, jnp.arange(ids.shape[1]) + start)
-        return x.astype(self._compute_dtype(x))
+        return constrain(x.astype(self._compute_dtype(x)), BATCH)
 
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
         """Logits of normalised states, accumulated in float32 or better."""
-        table = self.embedding.tokens if self.head is None else self.head
+        table = constrain(self.embedding.tokens if self.head is None else self.head, "tensor")
         return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide(x.dtype))
 
     def decode(
@@ -148,7 +153,7 @@ class Transformer(eqx.Module):
     ) -> tuple[Float[Array, "batch position vocabulary"], KeyValueCache]:
         """Logits of the tokens `ids` that follow `start` cached ones, and the cache with them in it."""
         at = start + jnp.arange(ids.shape[1])
-        mask = jnp.arange(cache.keys.shape[-3])[None, :] <= at[:, None]
+        mask = jnp.arange(cache.keys.shape[-2])[None, :] <= at[:, None]
         solution = self.integrate(ids, cache=cache, window=Window(start, mask))
         assert solution.cache is not None
         return self.unembed(self.normalise(solution.state)), solution.cache
@@ -157,7 +162,7 @@ class Transformer(eqx.Module):
         """A key-value cache for `positions` positions: one slot a step and attention evaluation."""
         config = self.config
         slots = (config.steps, scheme_of(config).evaluations.attention)
-        shape = (*slots, batch, positions, config.kv_heads or config.heads, config.width // config.heads)
+        shape = (*slots, batch, config.kv_heads or config.heads, positions, config.width // config.heads)
         zeros = jnp.zeros(shape, self._compute_dtype(self.embedding.tokens))
         return KeyValueCache(zeros, zeros)
 

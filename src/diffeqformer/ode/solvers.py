@@ -15,6 +15,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import Field
+from diffeqformer.ode.grid import edges, with_first
 from diffeqformer.ode.schemes import SCHEMES, Evaluations, OneStep, Scheme, SplitField
 from diffeqformer.ode.solve import Solution, split
 from diffeqformer.ode.weights import WeightSource
@@ -107,6 +108,9 @@ def solve_adaptively(
 ) -> Solution:
     """Integrate `dx/dt = F(t, x)` by steps that a PID controller chooses for `config.tolerance`.
 
+    With `config.first_step` s the first step is still a step: `x(s) = x(0) + s F(s/2, x(0))`, as `euler-middle` takes
+    it; from there on it is a flow, which is solved.
+
     The weights are generated at each time that the solver asks for. All sequences of `x` take the same steps, chosen
     for the error over all of them together: so an answer depends, within the tolerance, on the whole batch, and on
     later tokens. The state is float32 or better.
@@ -114,7 +118,7 @@ def solve_adaptively(
     **Arguments:** as for `solve`; `config` with its scheme, interval, tolerance and gradient; `key` for dropout, with
     one mask for all times.
 
-    **Returns:** a `Solution`; `states` are interpolated at the ends of the `config.steps` equal steps.
+    **Returns:** a `Solution`; `states` are interpolated at the ends of the `config.steps` steps.
     """
     solver, wanted = adaptive_solver(config.scheme), config.tolerance
     keys = None if key is None else jax.random.split(key, 2)[None]
@@ -124,15 +128,17 @@ def solve_adaptively(
         row = jax.tree.map(lambda leaf: leaf.astype(precision), weights.at(t[None]))
         return config.interval * split(field, anywhere, row, keys).at(0, x)
 
-    precision, state = x.dtype, x.astype(wide(x.dtype))
-    ends = jnp.arange(1, config.steps + 1) / config.steps
+    precision, state, start = x.dtype, x.astype(wide(x.dtype)), config.first_step or 0.0
+    if start:
+        state = state + start * slope(jnp.asarray(start / 2, state.dtype), x, weights).astype(state.dtype)
+    ends = jnp.asarray(edges(with_first(config.steps, config.first_step))[1:], state.dtype)
     with jax.numpy_dtype_promotion("standard"):  # Diffrax is not written for strict promotion
         found = diffrax.diffeqsolve(
             diffrax.ODETerm(slope),  # pyright: ignore[reportArgumentType]
             solver,
-            t0=0.0,
+            t0=start,
             t1=1.0,
-            dt0=1.0 / config.steps,
+            dt0=(1.0 - start) / config.steps,
             y0=state,
             args=weights,
             saveat=diffrax.SaveAt(t1=True, ts=ends if keep_states else None),
@@ -141,7 +147,9 @@ def solve_adaptively(
             max_steps=wanted.max_steps,
         )
     ys = found.ys.astype(precision)  # pyright: ignore[reportOptionalMemberAccess]
-    return Solution(ys[-1], evaluations_of(solver, found.stats["num_steps"]), ys[:-1] if keep_states else None)
+    own = evaluations_of(solver, found.stats["num_steps"])
+    evaluations = Evaluations(*(number + int(start > 0) for number in own))
+    return Solution(ys[-1], evaluations, ys[:-1] if keep_states else None)
 
 
 def _adjoint(config: ModelConfig) -> diffrax.AbstractAdjoint:

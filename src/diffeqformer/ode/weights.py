@@ -171,6 +171,7 @@ class SharedWeights(eqx.Module):
         return _unstack(self.row, 1, 1)
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def written_out(source: WeightSource, steps: int, nodes: Nodes, first_step: float | None = None) -> LayerWeights:
     """The weights of a grid as a table of layers: a row a step if that is all the source gives, else a row a node."""
     table = source.table(grid.with_first(steps, first_step), nodes)

@@ -136,7 +136,11 @@ def comparison(models: Sequence[dict[str, Any]]) -> str:
         trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}."
     else:
         seen = join([f"{m['name']} on {compact(m['tokens'])} tokens" for m in models])
-        trained = f"They were not trained equally long: {seen}, once each."
+        compute = [m.get("compute", 0) for m in models]
+        if 0 < max(compute) <= 1.01 * min(compute):
+            trained = f"Each was trained once, with the same compute (evaluations of the field times tokens): {seen}."
+        else:
+            trained = f"They were not trained equally long: {seen}, once each."
     stored = [f"{compact(m['parameters']['stored'])} in {m['name']}" for m in models]
     parameters = f"Parameters stored: {compact(models[0]['parameters']['stored']) if one else join(stored)}."
     caution = "" if one else " With a single run of each, a small difference can be chance."
@@ -162,7 +166,10 @@ def depth_finding(model: dict[str, Any]) -> str:
         return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {steps} steps"
 
     trained = nats(next(p["loss"] for p in depth_points(model) if p["steps"] == model["steps"]))
-    start = f"{model['name']} was trained at {model['steps']} steps only, where its loss is {trained} nats."
+    drawn = [point["steps"] for point in model.get("drawn", [])]
+    depths = f"many depths, {min(drawn)} to {max(drawn)} steps" if drawn else f"{model['steps']} steps only"
+    where = f"at {model['steps']}" if drawn else "where"
+    start = f"{model['name']} was trained at {depths}; {where} its loss is {trained} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
     return f"{start} Run at other depths without fine-tuning, its loss lies between {at(near)} and {at(far)}."

@@ -10,8 +10,8 @@ from diffeqformer.data.loader import evaluation_batches
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
+from diffeqformer.storage import write_whole
 from diffeqformer.training import folder as files
-from diffeqformer.training.files import write_whole
 from diffeqformer.training.metrics import read_metrics
 from diffeqformer.training.results import document, measured, write_results
 from diffeqformer.training.sampling import continue_text
@@ -26,7 +26,8 @@ def compare(
 ) -> dict[str, Any]:
     """Train every config and write `results.json` and `metrics.jsonl` over all of them into `folder`.
 
-    The configs must differ in model and optimiser only, so that each model sees the same batches in the same order.
+    The configs must agree in data, context, batch size and seed, so that each model sees the same batches in the same
+    order, some of them more.
 
     **Arguments:** `configs`, each with a run folder of its own; `prompt`, text that every model continues; `depths`,
     numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning.
@@ -35,9 +36,8 @@ def compare(
 
     **Raises:** `BadInput` if a folder holds something else; whatever `train` raises.
     """
-    first = configs[0]
-    for other in configs[1:]:
-        assert (first.data, first.trainer, first.model.context) == (other.data, other.trainer, other.model.context)
+    same = {(c.data, c.trainer.batch_size, c.trainer.seed, c.model.context) for c in configs}
+    assert len(same) == 1, "models that are compared see the same batches"
     if (folder / files.CONFIG).exists():
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
     for config in configs:  # all are refused before any is trained
@@ -49,7 +49,7 @@ def compare(
         corpus = result.tokens.statistics
         entry = {**result.entry, "sample": _sample(result, prompt)}
         if config.model.time_dependent and not config.model.adaptive:
-            entry["depth"] = _at_depths(result, depths, progress)
+            entry["depth"] = at_depths_of(result, depths, progress)
         entries.append(entry)
         records = read_metrics(result.folder / files.METRICS)
         metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
@@ -59,7 +59,13 @@ def compare(
     return found
 
 
-def _at_depths(result: TrainResult, depths: Sequence[int], progress: Progress) -> list[dict[str, float | int | None]]:
+def at_depths_of(result: TrainResult, depths: Sequence[int], progress: Progress) -> list[dict[str, float | int | None]]:
+    """The loss of a trained model at several depths, on its whole validation split: the `depth` of its entry.
+
+    **Returns:** for each depth, in order, `steps`, `loss` (nats), `perplexity` and `bits_per_byte`.
+
+    **Raises:** `BadInput` if the model cannot run at one of them.
+    """
     own = result.config.model.steps
     others = [steps for steps in depths if steps != own]
     found = at_depths(

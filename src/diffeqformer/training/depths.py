@@ -28,3 +28,12 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     shallow = config.depth.shallow_fraction * config.trainer.updates
     drawn = lambda update: int(depths[np.searchsorted(ends[:-1], (start + update * GOLDEN) % 1.0, side="right")])
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
+
+
+def compute_of(config: Config) -> int:
+    """Steps of depth over all updates of a run: its compute, in evaluations of the field for an update's tokens.
+
+    Exact for schemes that evaluate the field once a step.
+    """
+    drawn = depth_of_update(config)
+    return sum(drawn(update) or config.model.steps for update in range(config.trainer.updates))

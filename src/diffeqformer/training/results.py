@@ -1,6 +1,5 @@
 """What a finished run found, as JSON: one document, one entry a model."""
 
-import json
 import math
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +13,8 @@ from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.build import abstract
 from diffeqformer.model.count import count, parameters
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import read_sealed, write_sealed
+from diffeqformer.training.depths import compute_of
 from diffeqformer.training.optimizer import split_trained
 
 NAMES = {
@@ -30,6 +30,7 @@ NAMES = {
     ("gpt", "layer", "rk4"): ("ode-transformer-rk4", "ODE Transformer, RK4"),
     ("gpt", "time", "reversible"): ("reversible", "DiffEqFormer, reversible"),
 }
+ELASTIC = "Elastic DiffEqFormer"
 CURVE_POINTS = 2000
 
 
@@ -48,14 +49,17 @@ def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write the document, whole or not at all."""
-    write_whole(path, json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_sealed(path, results)
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
-    """The document of a finished run; `None` if there is none that can be read."""
+    """The document of a finished run; `None` if there is none.
+
+    **Raises:** `Damaged` if it is not what was written.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_sealed(path)
+    except FileNotFoundError:
         return None
 
 
@@ -82,6 +86,7 @@ def model_entry(
         "parameters": {**parameters(config.model)._asdict(), "trained": count(trained)},
         "updates": updates,
         "tokens": updates * config.trainer.batch_size * config.model.context,
+        "compute": compute_of(config),
         "seconds": seconds,
         "tokens_per_second": tokens_per_second,
         "validation": measured(evaluation),
@@ -101,10 +106,18 @@ def measured(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def name_of_run(config: Config) -> tuple[str, str]:
-    """The same as `name_of` for a run; of a fine-tuned one, what it was and what was done with it."""
+    """The same as `name_of` for a run; of a fine-tuned one, what it was and what was done with it.
+
+    One whose depth is drawn is called elastic.
+    """
     method, m = config.base.method, config.model
     if method is None:
-        return name_of(m)
+        key, name = name_of(m)
+        if not config.depth.depths:
+            return key, name
+        return (
+            ("elastic", ELASTIC) if (m.family, m.weights) == ("gpt", "time") else (f"elastic-{key}", f"Elastic {name}")
+        )
     what = {"lora": f"LoRA of rank {m.lora.rank}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 

@@ -48,6 +48,7 @@ def continue_text_with_drafts(
     *,
     draft_steps: int,
     draft_length: int = 4,
+    steps: int | None = None,
     new_tokens: int | None = None,
     count: int = 1,
     seed: int = 0,
@@ -55,14 +56,17 @@ def continue_text_with_drafts(
 ) -> tuple[list[str], Speculation]:
     """The same by self-speculative decoding: drafts at `draft_steps`, and how often they were right.
 
-    **Arguments:** `sampling`, `steps`, `temperature`, `top_k` and `top_p`; the others as for `continue_text` and
-    `speculate`.
+    **Arguments:** `steps`, depth of the text; `sampling`, `temperature`, `top_k` and `top_p`; the others as for
+    `continue_text` and `speculate`.
 
-    **Raises:** `BadInput` as both.
+    **Raises:** `BadInput` as both, and for a draft that is no shallower.
     """
+    deep, shallow = model.depth(steps), model.depth(draft_steps)
+    if shallow >= deep:
+        raise BadInput(f"the draft has {shallow} steps, but must have fewer than the {deep} steps that check it.")
     prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)
-    drafts = {"draft_steps": draft_steps, "draft_length": draft_length}
-    found = speculate(model, prompts, new, key=key, **drafts, **sampling)
+    readings = model.populate(deep), model.populate(shallow)
+    found = speculate(*readings, prompts, new, key=key, draft_length=draft_length, **sampling)
     return _texts(tokenizer, found.tokens), found
 
 
