@@ -9,7 +9,7 @@ import re
 import pytest
 
 from diffeqformer.cli import VERBS
-from diffeqformer.cli.parse import config_from, parse, shipped_configs
+from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
 from diffeqformer.config import Config, from_dict, read_yaml
 from diffeqformer.validation import validate
 from tests.blocks import ROOT, blocks_of
@@ -66,17 +66,17 @@ def test_every_verb_is_shown_and_exists():
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_command_parses(words):
     verb, *rest = words
-    if verb == "analyze":
+    if verb in (parts := {"analyze": "analyses", "reproduce": "experiments"}):
         if not rest:
             return  # lists what there is
-        verb, *rest = "analyses." + rest[0], *rest[1:]
+        verb, rest = f"{parts[verb]}.{rest[0]}", rest[1:]
     module = importlib.import_module(f"diffeqformer.cli.{verb}")
     if hasattr(module, "Arguments"):
         parse(module.Arguments, rest, verb)
     elif verb == "info" and rest[0].startswith("runs/"):
         assert rest[1:] == []  # a run has its settings
     elif rest[0] in shipped_configs():
-        config_from(rest, verb)
+        validate(arguments_from(rest, verb, getattr(module, f"{verb.title()}Arguments")).settings)
     else:  # a file that only the reader has
         assert rest[0].endswith(".yaml")
         validate(parse(Config, rest[1:], verb, default=Config()))

@@ -30,7 +30,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"horizon": float("inf")}, "model.horizon is inf, but must be a positive number."),
     ({"first_step": 1}, "model.first_step is 1.0, but must be between 0 and 1: a fraction of depth."),
     ({"first_step": 0}, "model.first_step is 0.0, but must be between 0 and 1: a fraction of depth."),
-    ({"first_step": 0.3, "tolerance": {"rtol": 1e-3}}, "model.first_step is 0.3, but "),
     ({"horizon": "long"}, "model.horizon is 'long', but must be one of 'unit', 'steps' or a number."),
     ({"horizon": True}, "model.horizon is True, but must be one of 'unit', 'steps' or a number."),
     ({"tied": "yes"}, "model.tied is 'yes', but must be true or false."),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from diffeqformer.config import BaseConfig as BaseConfig
     from diffeqformer.config import Config as Config
     from diffeqformer.config import DataConfig as DataConfig
+    from diffeqformer.config import DepthConfig as DepthConfig
     from diffeqformer.config import DropoutConfig as DropoutConfig
     from diffeqformer.config import LoRAConfig as LoRAConfig
     from diffeqformer.config import ModelConfig as ModelConfig
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from diffeqformer.model.generate import generate as generate
     from diffeqformer.model.loss import next_token_loss as next_token_loss
     from diffeqformer.model.solving import with_scheme as with_scheme
+    from diffeqformer.model.speculate import speculate as speculate
     from diffeqformer.model.transformer import Transformer as Transformer
+    from diffeqformer.ode.early_exit import EarlyExit as EarlyExit
     from diffeqformer.ode.schemes import SCHEMES as SCHEMES
     from diffeqformer.ode.schemes import Scheme as Scheme
     from diffeqformer.ode.schemes import scheme_of as scheme_of
@@ -84,6 +87,7 @@ _MODULES = {
         "BaseConfig",
         "Config",
         "DataConfig",
+        "DepthConfig",
         "DropoutConfig",
         "LoRAConfig",
         "ModelConfig",
@@ -128,7 +132,9 @@ _MODULES = {
     "model.generate": ("generate",),
     "model.loss": ("next_token_loss",),
     "model.solving": ("with_scheme",),
+    "model.speculate": ("speculate",),
     "model.transformer": ("Transformer",),
+    "ode.early_exit": ("EarlyExit",),
     "ode.schemes": (
         "SCHEMES",
         "Scheme",
@@ -170,8 +176,10 @@ __all__ = [
     "BaseConfig",
     "Config",
     "DataConfig",
+    "DepthConfig",
     "DiffEqFormerError",
     "DropoutConfig",
+    "EarlyExit",
     "Evaluation",
     "LayerWeights",
     "LieTrotter",
@@ -223,6 +231,7 @@ __all__ = [
     "simulate",
     "solve",
     "spectra",
+    "speculate",
     "train",
     "validate",
     "vanilla_twin",

@@ -6,7 +6,10 @@ names the key, its value and what would be right. The resolved config is written
 
 import dataclasses
 import difflib
+import math
+import reprlib
 import types
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +18,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from diffeqformer.errors import BadInput
+
+MOST_STEPS = 1 << 14
+"""Of depth; times and weights of all steps are computed at once."""
+MOST_BYTES = 1 << 20
+"""Of a config file."""
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 
@@ -229,6 +239,8 @@ class TrainerConfig:
     """Positions whose logits exist at one time in the loss."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where `metrics.jsonl` is shown besides: TensorBoard, Weights & Biases, Trackio (extras of the same names)."""
+    profile: int = 0
+    """Updates to trace for XProf or TensorBoard, into the run's folder, after the first three; 0 for none."""
     tracker_project: str = "diffeqformer"
     """The project that Weights & Biases and Trackio keep the run in."""
 
@@ -255,10 +267,12 @@ class DepthConfig:
         """
         if not isinstance(self.sample, str):
             return self.sample
-        first, _, last = self.sample.partition("-")
-        if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            raise BadInput(f"depth.sample is {self.sample!r}, but must be numbers of steps or a range such as '4-9'.")
-        return tuple(range(int(first), int(last) + 1))
+        ends = [int(end) for end in self.sample[:99].split("-") if end.isdecimal()]
+        if len(ends) != 2 or not ends[0] < ends[1] or self.sample.count("-") != 1:
+            raise BadInput(
+                f"depth.sample is {shown(self.sample)}, but must be numbers of steps or a range such as '4-9'."
+            )
+        return tuple(range(ends[0], min(ends[1], MOST_STEPS + 1) + 1))  # one too many is refused by `validate`
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -337,16 +351,25 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
     **Raises:** `BadInput` for an unknown key (with the nearest known one), a wrong type or a value outside its choices.
     """
     if not isinstance(values, dict):
-        raise BadInput(f"{where or 'the config'} is {values!r}, but must be a table of settings.")
+        raise BadInput(f"{where or 'the config'} is {shown(values)}, but must be a table of settings.")
     hints, kwargs = get_type_hints(cls), {}
     for key, value in values.items():
-        path = f"{where}.{key}" if where else str(key)
+        name = key if isinstance(key, str) else shown(key)
+        path = f"{where}.{name}" if where else name
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
+            near = difflib.get_close_matches(name[:80], hints, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(hints)}."
-            raise BadInput(f"unknown key {path!r}: {advice}")
+            raise BadInput(f"unknown key {shown(path)}: {advice}")
         kwargs[key] = _convert(hints[key], value, path)
     return cls(**kwargs)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: cut if it is long, since a few lines of YAML can stand for one without end."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a number of thousands of digits"
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
@@ -355,7 +378,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return from_dict(hint, value, path)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
         if value not in args or isinstance(value, bool):
-            raise BadInput(f"{path} is {value!r}, but must be one of {', '.join(map(repr, args))}.")
+            raise BadInput(f"{path} is {shown(value)}, but must be one of {', '.join(map(repr, args))}.")
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -366,10 +389,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
                 return _convert(choice, value, path)
             except BadInput as complaint:
                 complaints.append(str(complaint).partition("must be ")[2].rstrip("."))
-        raise BadInput(f"{path} is {value!r}, but must be {' or '.join(complaints)}.") from None
+        raise BadInput(f"{path} is {shown(value)}, but must be {' or '.join(complaints)}.") from None
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise BadInput(f"{path} is {value!r}, but must be a list.")
+            raise BadInput(f"{path} is {shown(value)}, but must be a list.")
         return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         try:
@@ -377,21 +400,28 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         except ValueError:
             pass
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 1 << 1000 else math.inf
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        raise BadInput(f"{path} is {value!r}, but must be {names[hint]}.")
+        raise BadInput(f"{path} is {shown(value)}, but must be {names[hint]}.")
+    if hint is int and not -(1 << 63) <= value < 1 << 63:
+        raise BadInput(f"{path} is {shown(value)}, but must be a whole number of less than 64 bits.")
     return value
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, refusing a key that is given twice."""
+    """YAML's safe loader, refusing a key that is given twice, and merges, which can grow without end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        refused, seen = yaml.constructor.ConstructorError, set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise refused(None, None, "the merge key << is not read", key_node.start_mark)
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise refused(None, None, f"the key {shown(key)} is given twice", key_node.start_mark)
+                seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -408,15 +438,24 @@ def read_yaml(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
     except FileNotFoundError:
         raise BadInput(f"config file {str(path)!r} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadInput(f"config file {str(path)!r} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
         raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
+    if len(content) > MOST_BYTES:
+        raise BadInput(f"config file {str(path)!r} has more than {MOST_BYTES:,} bytes, which no config needs.")
     try:
         values = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
-        raise BadInput(f"config file {str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise BadInput(f"config file {str(path)!r} is nested too deeply to be a config.") from None
+    except Exception as error:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
+        what = " ".join(str(error).split())[:300].rstrip(".")
+        raise BadInput(f"config file {str(path)!r} is not YAML: {what}.") from None
     config = from_dict(Config, {} if values is None else values)
     if "run" not in (values or {}):
         config = dataclasses.replace(config, run=f"runs/{path.stem}")

@@ -19,6 +19,10 @@ class RunFailed(DiffEqFormerError):
     exit_code = 1
 
 
+class Damaged(RunFailed):
+    """A file is not what was written: names it."""
+
+
 class Interrupted(DiffEqFormerError):
     """Ctrl-C or SIGTERM was answered: the work so far is saved and a line has said so; nothing is left to say."""
 

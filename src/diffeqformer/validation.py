@@ -4,8 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from diffeqformer.config import BaseConfig, Config, DepthConfig, ModelConfig
+from diffeqformer.config import MOST_STEPS, BaseConfig, Config, DepthConfig, ModelConfig
 from diffeqformer.errors import BadInput
+
+SIZES, _INT32 = 1 << 20, 2**31 - 1
+"""The most of whatever is an axis of an array, and of whatever is counted in 32 bits."""
 
 
 def validate(config: Config) -> Config:
@@ -14,6 +17,15 @@ def validate(config: Config) -> Config:
     **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
     """
     d, o, t = config.data, config.optimizer, config.trainer
+    _require_most(
+        ("trainer.updates", t.updates, _INT32), ("trainer.batch_size", t.batch_size, SIZES),
+        ("trainer.accumulation", t.accumulation, SIZES),
+        ("trainer.log_every", t.log_every, _INT32), ("trainer.evaluate_every", t.evaluate_every, _INT32),
+        ("trainer.evaluate_batches", t.evaluate_batches, _INT32), ("trainer.loss_block", t.loss_block, _INT32),
+        ("trainer.checkpoint_every", t.checkpoint_every, _INT32), ("trainer.keep_last", t.keep_last, SIZES),
+        ("trainer.keep_best", t.keep_best, SIZES), ("trainer.seed", t.seed, 2 * _INT32 + 1),
+        ("data.tokenizer_vocabulary", d.tokenizer_vocabulary, SIZES), ("data.split_seed", d.split_seed, 2**63 - 1),
+    )  # fmt: skip
     _require_least(
         ("data.tokenizer_vocabulary", d.tokenizer_vocabulary, 257),
         ("trainer.updates", t.updates, 1), ("trainer.batch_size", t.batch_size, 1),
@@ -21,7 +33,7 @@ def validate(config: Config) -> Config:
         ("trainer.evaluate_every", t.evaluate_every, 1), ("trainer.evaluate_batches", t.evaluate_batches, 0),
         ("trainer.checkpoint_every", t.checkpoint_every, 0), ("trainer.keep_last", t.keep_last, 1),
         ("trainer.keep_best", t.keep_best, 0), ("trainer.loss_block", t.loss_block, 1), ("trainer.seed", t.seed, 0),
-        ("data.split_seed", d.split_seed, 0),
+        ("trainer.profile", t.profile, 0), ("data.split_seed", d.split_seed, 0),
     )  # fmt: skip
     _require_positive(
         ("optimizer.learning_rate", o.learning_rate), ("optimizer.epsilon", o.epsilon),
@@ -37,6 +49,11 @@ def validate(config: Config) -> Config:
         raise BadInput(f"optimizer.weight_decay is {o.weight_decay}, but must not be negative.")
     if not 0 <= t.checkpoint_minutes < float("inf"):
         raise BadInput(f"trainer.checkpoint_minutes is {t.checkpoint_minutes}, but must not be negative.")
+    if t.batch_size * config.model.context > _INT32:
+        raise BadInput(
+            f"trainer.batch_size x model.context is {t.batch_size} x {config.model.context} tokens, but must be at "
+            f"most {_INT32}."
+        )
     if t.batch_size % t.accumulation:
         raise BadInput(
             f"trainer.batch_size is {t.batch_size}, but must be divisible by trainer.accumulation, "
@@ -54,6 +71,14 @@ def validate(config: Config) -> Config:
         raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
     if d.source == "huggingface" and not d.dataset:
         raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
+    mesh = vars(config.mesh)
+    for name, size in mesh.items():
+        if size < 1 and size != -1:
+            raise BadInput(f"mesh.{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
+    if list(mesh.values()).count(-1) > 1:
+        raise BadInput(
+            f"mesh.{' and mesh.'.join(name for name in mesh if mesh[name] == -1)} are -1, but only one can be."
+        )
     for name, value in () if config.base.run else _changed(config.base, BaseConfig(), vars(config.base), "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     _validate_depth(config.depth, config.model)
@@ -75,6 +100,7 @@ def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
     if not 0 <= d.jitter <= 1:
         raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
     _require_least(*(("depth.sample", depth, 1) for depth in d.depths))
+    _require_most(*(("depth.sample", depth, MOST_STEPS) for depth in d.depths))
     if len(set(d.depths)) < len(d.depths):
         raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
     for name, value in () if d.depths else _changed(d, DepthConfig(), ("weights", "shallow_fraction"), "depth."):
@@ -94,6 +120,14 @@ def validate_model(m: ModelConfig) -> ModelConfig:
 
     **Raises:** `BadInput` as `validate`.
     """
+    _require_most(
+        ("model.steps", m.steps, MOST_STEPS), ("model.width", m.width, SIZES), ("model.heads", m.heads, SIZES),
+        ("model.context", m.context, SIZES), ("model.time.d_emb", m.time.d_emb, SIZES),
+        ("model.time.frequencies", m.time.frequencies, MOST_STEPS), ("model.checkpoints", m.checkpoints, SIZES),
+        ("model.tolerance.max_steps", m.tolerance.max_steps, _INT32), ("model.hidden", m.hidden, SIZES),
+        ("model.kv_heads", m.kv_heads, SIZES), ("model.vocabulary", m.vocabulary, 16 * SIZES),
+        ("model.lora.rank", m.lora.rank, SIZES),
+    )  # fmt: skip
     _require_least(
         ("model.steps", m.steps, 1), ("model.width", m.width, 1), ("model.heads", m.heads, 1),
         ("model.context", m.context, 1), ("model.time.d_emb", m.time.d_emb, 1),
@@ -123,6 +157,12 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     _validate_lora(m)
     _refuse_unread(m)
     return m
+
+
+def _require_most(*settings: tuple[str, int | None, int]) -> None:
+    for name, value, most in settings:
+        if value is not None and value > most:
+            raise BadInput(f"{name} is {value}, but must be at most {most}.")
 
 
 def _require_least(*settings: tuple[str, int | None, int]) -> None:
@@ -197,10 +237,6 @@ def _validate_scheme(m: ModelConfig) -> None:
         )
     if m.first_step is not None and not 0 < m.first_step < 1:
         raise BadInput(f"model.first_step is {m.first_step}, but must be between 0 and 1: a fraction of depth.")
-    if m.first_step is not None and m.adaptive:
-        raise BadInput(
-            f"model.first_step is {m.first_step}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps."
-        )
     if m.adaptive:
         if m.weights == "layer":
             raise BadInput(

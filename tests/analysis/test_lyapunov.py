@@ -249,7 +249,7 @@ def test_error_estimate_of_the_probing():
     [
         (pairwise, [7], {}, "output token 7 does not exist: the text has 7 tokens"),
         (end_to_end, [-1], {}, "output token -1 does not exist"),
-        (pairwise, [], {}, "no output tokens"),
+        (pairwise, [], {}, "outputs is empty"),
         (pairwise, [0], {"tangents": 17}, "tangents is 17"),
         (end_to_end, [0], {"probes": 1}, "probes is 1"),
     ],

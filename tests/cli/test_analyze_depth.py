@@ -43,6 +43,17 @@ def test_a_run_beside_a_tuned_and_a_vanilla_one(place, call, tmp_path):
     assert (tmp_path / "a" / "perplexity-steps.png").is_file() and told["page"] == str(tmp_path / "a" / "index.html")
 
 
+def test_early_exit_is_drawn_at_its_mean_number_of_steps(place, call, tmp_path):
+    words = (place.run("time"), "--steps", "2,5", "--early-exit", "1e9,1e-9", "--to", tmp_path / "a", "--json")
+    found = call("analyze", "depth", *words)
+    assert found.status == 0, found.err
+    early = json.loads(found.out)["early_exit"]
+    assert [(row["threshold"], row["grid"], row["mean_steps"]) for row in early] == [(1e-9, 5, 5.0), (1e9, 5, 2.0)]
+    arrays = np.load(tmp_path / "a" / "depth.npz")
+    assert arrays["early_exit_threshold"].tolist() == [1e-9, 1e9] and arrays["early_exit_steps"].tolist() == [5.0, 2.0]
+    assert "Early exit from 5 steps" in (tmp_path / "a" / "index.html").read_text(encoding="utf-8")
+
+
 def test_another_text_is_evaluated_when_it_is_named(place, call, tmp_path):
     text = write_text(tmp_path / "other.txt", lines=40, seed=5)
     found = call("analyze", "depth", place.run("layer"), "--steps", "2", "--data", text, "--to", tmp_path / "a")

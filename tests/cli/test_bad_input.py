@@ -62,6 +62,25 @@ BAD_WORDS = {
     "bench: rounds": ("bench train --rounds 3", "--rounds is 3, but must be at least 7"),
     "bench: rounds of schemes": ("bench schemes --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: rounds of generate": ("bench generate --rounds 6", "--rounds is 6, but must be at least 7"),
+    "bench: drafts of nothing": ("bench drafts", "`bench drafts` needs a trained run: name its folder with --run."),
+    "bench: drafts at two depths": (
+        "bench drafts --run nowhere --steps 6,12",
+        "--steps is '6,12', but `bench drafts` reads",
+    ),
+    "sample: nothing is drafted": (
+        "sample nowhere --prompt x --draft-length 3",
+        "--draft-length is 3, but without --draft-steps",
+    ),
+    "train: no range": ("train quickstart-elastic --depth.sample 9-4", "depth.sample is '9-4', but must be numbers of"),
+    "train: depths of a table": (
+        "train quickstart-gpt --depth.sample 2 3",
+        "depth.sample is (2, 3), but model.weights is 'layer': a table of layers has one depth",
+    ),
+    "train: jitter": ("train quickstart-elastic --depth.jitter 2", "depth.jitter is 2.0, but must be between 0 and 1."),
+    "train: first step": (
+        "train quickstart-elastic --model.first-step 1",
+        "model.first_step is 1.0, but must be between 0 and 1: a fraction of depth.",
+    ),
     "bench: no such thing": ("bench speed", "'speed', but must be one of 'train', 'finetune', 'generate',"),
     "bench: not of memory": ("bench memory --rounds 9", "--rounds is given, but `bench memory` does not read it."),
     "bench: not of train": ("bench train --figure x.png", "--figure is given, but `bench train` does not read it."),

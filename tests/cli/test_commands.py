@@ -210,6 +210,39 @@ def test_samples(call, place):
     assert call(*words, "--scheme", "strang").status == 0
 
 
+def test_drafts_leave_greedy_text_as_it_is(call, place):
+    words = [
+        "sample",
+        place.run("time"),
+        "--prompt",
+        "the cat",
+        "--tokens",
+        6,
+        "--steps",
+        4,
+        "--temperature",
+        0,
+        "--json",
+    ]
+    plain = strict_json(call(*words).out)
+    called = call(*words, "--draft-steps", 2, "--draft-length", 3)
+    document = strict_json(called.out)
+    assert document["continuations"] == plain["continuations"]
+    assert 0 <= document["drafts"]["acceptance"] <= 1 and 1 <= document["drafts"]["tokens_per_deep_reading"] <= 4
+    assert "of the tokens drafted at 2 steps" in called.err and "a reading at 4 steps" in called.err
+
+
+def test_early_exit_takes_fewer_steps_the_larger_its_threshold(call, place):
+    words = ["eval", place.run("time"), "--steps", 6, "--early-exit", "1e-9,1e9", "--json"]
+    whole, none, most = strict_json(call(*words).out)["evaluations"]
+    assert [row["early_exit"] for row in (whole, none, most)] == [None, 1e-9, 1e9]
+    assert whole["attention_evaluations"] == none["attention_evaluations"] == 6 > most["attention_evaluations"] == 2
+    assert none["loss"] == pytest.approx(whole["loss"], rel=1e-5) and most["loss"] != pytest.approx(
+        whole["loss"], rel=1e-5
+    )
+    assert "6 at most (settled within 1e+09)" in call(*words[:-1]).out
+
+
 @pytest.mark.parametrize("kind", ["time", "layer"])
 def test_info_of_a_run_counts_its_parameters(call, place, kind):
     run = load_run(place.run(kind))

@@ -132,8 +132,8 @@ def flip(path):
         ("tokenizer.json", flip, "tokenizer.json does not match its digest"),
         ("validation.bin", lambda p: os.truncate(p, 4), "validation.bin has 4 bytes instead of {size}"),
         ("validation.bin", os.remove, "validation.bin is missing"),
-        ("meta.json", os.remove, "meta.json is missing or unreadable"),
-        ("meta.json", lambda p: os.truncate(p, 9), "meta.json is missing or unreadable"),
+        ("meta.json", os.remove, "meta.json is missing or not what was written"),
+        ("meta.json", lambda p: os.truncate(p, 9), "meta.json is missing or not what was written"),
         (
             "meta.json",
             lambda p: p.write_text('{"dtype": "<u2", "files": {}, "statistics": {}}'),
@@ -186,7 +186,7 @@ def test_losing_a_race_at_the_rename_uses_the_other_processs_cache(tmp_path, fil
     assert np.array_equal(cache.train, other.train) and names(tmp_path / "cache") == [other.fingerprint]
 
 
-@pytest.mark.parametrize("stop", ["_write", "_pack", "_signature", "_sync_folder"])
+@pytest.mark.parametrize("stop", ["_write", "_pack", "_signature", "sync_folder"])
 def test_an_interrupted_build_leaves_nothing(tmp_path, files_config, progress, monkeypatch, stop):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -152,7 +152,8 @@ def test_end_of_text_has_several_names(name):
 
 def test_a_tokenizer_without_end_of_text_is_refused():
     sentence = (
-        "the tokenizer has no token that ends a document; known are <|endoftext|>, <|end_of_text|>, </s>, <eos>, [EOS]."
+        "the tokenizer has no token that ends a document; "
+        "it needs one of <|endoftext|>, <|end_of_text|>, </s>, <eos>, [EOS]."
     )
     with pytest.raises(BadInput, match=f"^{re.escape(sentence)}$"):
         end_of_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))

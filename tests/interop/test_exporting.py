@@ -30,7 +30,10 @@ from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import TINY
 
 TENSORS, CODE = "model.safetensors", "modeling_diffeqformer.py"
-ALWAYS = {TENSORS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
+ALWAYS = {
+    *(TENSORS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"),
+    "SHA256SUMS",
+}
 
 
 def read(folder: Path, name: str = "config.json") -> dict:

@@ -172,9 +172,9 @@ def test_a_write_killed_at_any_stage_leaves_the_checkpoint_before(tmp_path, monk
         raise Killed
 
     where = {
-        "mkdir": (checkpoint, "_write"),
+        "mkdir": (checkpoint, "_write_arrays"),
         "orbax": (checkpoint.ocp.Checkpointer, "save"),
-        "digest": (checkpoint, "_digest"),
+        "digest": (checkpoint, "_digest_of_new"),
         "manifest": (checkpoint, "write_whole"),
         "commit": (checkpoint.os, "rename"),
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_run import changed, write_text
 
-from diffeqformer.config import LoRAConfig, ModelConfig, TimeConfig
+from diffeqformer.config import Config, DataConfig, LoRAConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
 from diffeqformer.data.loader import evaluation_batches
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
@@ -17,7 +17,7 @@ from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.training import trainer
-from diffeqformer.training.finetune import finetune_config
+from diffeqformer.training.finetune import finetune_config, usual_settings
 from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.run import load_run
 from diffeqformer.training.trainer import train
@@ -30,8 +30,6 @@ LORA = LoRAConfig(2, targets=("attention.*",))
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory, text, cache):
     """A trained continuous run, and a vanilla one."""
-    from diffeqformer.config import Config, DataConfig, OptimizerConfig, TrainerConfig
-
     folder = tmp_path_factory.mktemp("bases")
     kinds = {
         "continuous": {"weights": "time", "time": TimeConfig(d_emb=4, frequencies=3)},
@@ -63,6 +61,21 @@ def tuned(base, folder, text=None, **settings):
     config = finetune_config(load_run(base), str(folder), **settings)
     config = changed(config, trainer__updates=6, trainer__evaluate_every=3, trainer__checkpoint_every=2)
     return config if text is None else changed(config, data__train=(str(text),))
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "rate"),
+    [
+        (2e-4, "lora", 2e-3),
+        (1e-3, "lora", 1e-2),
+        (3e-3, "lora", 1e-2),
+        (3e-3, "full", 3e-3),
+        (3e-3, "continuous", 3e-3),
+    ],
+)
+def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, method, rate):
+    optimizer, _ = usual_settings(Config(optimizer=OptimizerConfig(learning_rate=base)), method)
+    assert optimizer.learning_rate == pytest.approx(rate)
 
 
 written_out = eqx.filter_jit(lambda model, steps: model.populate(steps))  # compiled, as where training starts
@@ -217,7 +230,8 @@ def test_what_trains_nothing_is_refused(bases, tmp_path):
 
 def test_a_base_of_other_shapes_is_refused_before_anything_is_written(bases, tmp_path):
     config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__hidden=48)
-    with pytest.raises(BadInput, match="weights of other shapes than the config asks for"):
+    sentence = r"does not fit the config: weights\.layers\.\S+ is \(2, 16, 32\) there, but must be \(2, 16, 48\)\."
+    with pytest.raises(BadInput, match=sentence):
         train(config, Silent())
     assert not (tmp_path / "run").exists()
 

@@ -162,9 +162,9 @@ def poison(monkeypatch, at: int, value: float, gradient: bool = False) -> None:
     def make_update(config):
         update = original(config)
 
-        def poisoned(state, ids):
+        def poisoned(state, ids, steps):
             step = int(state.step)
-            state, measured = update(state, ids)
+            state, measured = update(state, ids, steps)
             if step + 1 == at:
                 bad = jnp.float32(value)
                 measured = measured._replace(gradient_norm=bad) if gradient else measured._replace(loss=bad)
@@ -200,8 +200,8 @@ def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(config, 
     def make_update(config):
         update = original(config)
 
-        def overflow(state, ids):
-            state, measured = update(state, ids)
+        def overflow(state, ids, steps):
+            state, measured = update(state, ids, steps)
             broken = jax.tree.map(lambda x: x * jnp.float32(math.inf), state.model)
             return (state._replace(model=broken) if int(state.step) == 4 else state), measured
 

@@ -46,7 +46,7 @@ def test_logits_against_the_cache_equal_those_of_hugging_face(golden, golden_mod
     model, ids = golden_model(), jnp.asarray(golden["ids"])
     decode = eqx.filter_jit(lambda model, *rest: model.decode(*rest))
     cache = model.empty_cache(*ids.shape)
-    assert cache.keys.shape[-2:] == (2, 4)
+    assert cache.keys.shape[-3:] == (2, ids.shape[1], 4)
     logits, start = [], 0
     for length in [5] + [1] * 7:
         new, cache = decode(model, ids[:, start : start + length], cache, jnp.int32(start))

@@ -20,7 +20,7 @@ from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, orthon
 from diffeqformer.analysis.tables import html_scores
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.attention import KeyValueCache, attend, attention_weights
+from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField, Window, field_of
@@ -84,7 +84,7 @@ def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
     if positions < 1:
         raise BadInput("the text is empty, but must have at least one token.")
     if not outputs:
-        raise BadInput("there are no output tokens to analyse, but must be at least one.")
+        raise BadInput(f"outputs is empty, but must name at least one of the text's tokens, 0 to {positions - 1}.")
     for output in outputs:
         if not 0 <= output < positions:
             raise BadInput(
@@ -230,9 +230,9 @@ def _attention_in_blocks(
     blocks = -(-positions // QUERIES)
     padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # behind the text: no token sees them
     kv_heads = (weights.attention.query_key_value.weight.shape[-1] // head_width - field.heads) // 2
-    zeros = jnp.zeros((1, padded.shape[1], kv_heads, head_width), x.dtype)
+    zeros = jnp.zeros((1, kv_heads, padded.shape[1], head_width), x.dtype)
 
-    def block(cache: KeyValueCache, now: tuple[Array, Array]) -> tuple[KeyValueCache, Array]:
+    def block(cache: Slot, now: tuple[Array, Array]) -> tuple[Slot, Array]:
         start, x = now
         mask = jnp.arange(padded.shape[1])[None, :] <= start + jnp.arange(QUERIES)[:, None]
         y, filled = field.attention(weights, x[None], cache=cache, window=Window(start, mask))
@@ -240,7 +240,7 @@ def _attention_in_blocks(
         return filled, y[0]
 
     starts = QUERIES * jnp.arange(blocks)
-    _, found = jax.lax.scan(block, KeyValueCache(zeros, zeros), (starts, padded.reshape(blocks, QUERIES, -1)))
+    _, found = jax.lax.scan(block, Slot(KeyValueCache(zeros, zeros), ()), (starts, padded.reshape(blocks, QUERIES, -1)))
     return found.reshape(1, -1, x.shape[2])[:, :positions]
 
 

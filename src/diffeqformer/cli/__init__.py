@@ -134,8 +134,10 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
         raise BadInput(f"unknown verb {verb!r}: {advice}")
     module = importlib.import_module(f"diffeqformer.cli.{verb}")
     if own_process:
+        from diffeqformer.cli.accelerators import use_recommended_flags
         from diffeqformer.cli.memory import restart_with_kept_memory
 
+        use_recommended_flags()
         restart_with_kept_memory()
     module.run(rest, as_json)
     return 0

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from diffeqformer.cli.distributed import Distributed, join, shown
 from diffeqformer.cli.parse import parse
 from diffeqformer.cli.train import show
-from diffeqformer.config import Config, DataConfig, DropoutConfig, LoRAConfig, OptimizerConfig, TrainerConfig
+from diffeqformer.config import (
+    Config,
+    DataConfig,
+    DropoutConfig,
+    LoRAConfig,
+    MeshConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
 from diffeqformer.errors import BadInput
-from diffeqformer.progress import Terminal
 
 if TYPE_CHECKING:
     from diffeqformer.training.run import Run
@@ -33,6 +41,7 @@ class Settings:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Arguments:
     """Fine-tune a trained model on other text, at any depth; the same command again continues a run that was stopped.
 
     A continuous model is written out as a table of layers first. Settings that are not given are the base run's, but
-    500 updates, and for LoRA ten times the learning rate.
+    500 updates, and for LoRA ten times the learning rate, at most 0.01.
 
     Example: diffeqformer finetune runs/quickstart/diffeqformer --steps 4 --method lora --data notes.txt
     """
@@ -70,18 +79,20 @@ class Arguments:
     train_embeddings: bool = True
     """Train the embeddings too, as the paper does with LoRA."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    distributed: Distributed = field(default_factory=Distributed)
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
     asked = parse(Arguments, words, PROG)
+    join(asked.distributed)
     lora = _lora(asked)
     from diffeqformer.training.finetune import finetune_config
     from diffeqformer.training.run import load_run
     from diffeqformer.training.trainer import train
     from diffeqformer.validation import validate
 
-    progress = Terminal()
+    progress = shown()
     base = load_run(asked.run, asked.checkpoint, progress)
     settings = parse(Arguments, words, PROG, default=replace(asked, settings=_usual(base, asked))).settings
     _require_text(base, asked, settings.data)
@@ -98,7 +109,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         optimizer=settings.optimizer,
         trainer=settings.trainer,
     )
-    config = validate(replace(config, model=replace(config.model, dropout=settings.model.dropout)))
+    config = replace(config, model=replace(config.model, dropout=settings.model.dropout), mesh=settings.mesh)
+    config = validate(config)
     progress.say(_about(config))
     show(train(config, progress, base), progress, as_json)
 

@@ -1,16 +1,29 @@
 """`diffeqformer info CONFIG|RUN`"""
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffeqformer.cli.output import human, print_json, print_table
-from diffeqformer.cli.parse import config_from
+from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import Config
+from diffeqformer.devices import DEVICES, USABLE
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.validation import validate
 
 D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
+
+
+@dataclass(frozen=True)
+class InfoArguments(ConfigArguments):
+    """A config, its settings, and what it would be trained on; --mesh.data, .fsdp and .tensor say on how many."""
+
+    card: str = ""
+    """Say whether the update fits each device of this kind, such as h100 or a100-40gb."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -18,7 +31,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
     words = list(words)
     if words and (Path(words[0]) / "config.yaml").is_file():
         words[0] = str(Path(words[0]) / "config.yaml")
-    config = _with_vocabulary(config_from(words, "info"))
+    asked = arguments_from(words, "info", InfoArguments)
+    if asked.card and asked.card not in DEVICES:
+        raise BadInput(f"--card is {asked.card!r}, but must be one of {', '.join(DEVICES)}.")
+    config = _with_vocabulary(validate(asked.settings))
     from diffeqformer.model.count import vanilla_twin
 
     progress = Terminal()
@@ -29,9 +45,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
             columns[name] = _measure(one)
             stage.advance(1, name)
     choices = _d_emb_choices(config) if config.model.time_dependent else []
+    fits = {name: _fits(cell, asked.card) for name, cell in columns.items()} if asked.card else None
     if as_json:
-        return print_json({"models": columns, "d_emb": choices})
+        return print_json({"models": columns, "d_emb": choices, **({"fits": fits} if fits else {})})
     _print(config, columns)
+    if fits:
+        usable = human(USABLE * DEVICES[asked.card].memory, "B")
+        verdict = ", ".join(f"{name} {'fits' if fit else 'does not fit'}" for name, fit in fits.items())
+        print(f"{asked.card}: {usable} of its memory can be used; {verdict}.")
     if choices:
         _print_d_emb(config, choices)
 
@@ -59,8 +80,13 @@ def _measure(config: Config) -> dict[str, Any]:
         "parameters": parameters(config.model)._asdict(),
         "evaluations": scheme_of(config.model).evaluations.times(config.model.steps)._asdict(),
         "flops": operations._asdict() | {"generating_weights_per_token": operations.generating_weights / tokens},
-        "memory_bytes": memory._asdict(),
+        "memory_bytes": memory._asdict() | {"rest": memory.rest, "total": memory.total},
     }
+
+
+def _fits(cell: dict[str, Any], card: str) -> bool:
+    """Whether what a model needs of a device is there."""
+    return cell["memory_bytes"]["total"] <= USABLE * DEVICES[card].memory
 
 
 def _d_emb_choices(config: Config) -> list[dict[str, Any]]:
@@ -95,13 +121,29 @@ def _print(config: Config, columns: dict[str, dict[str, Any]]) -> None:
             row("training, a token", "FLOP", "flops", "training_per_token"),
             row("  and generating weights, a token", "FLOP", "flops", "generating_weights_per_token"),
             row("memory: weights", "B", "memory_bytes", "weights"),
-            row("memory: optimiser", "B", "memory_bytes", "optimizer"),
-            row("memory: gradients, activations, workspace", "B", "memory_bytes", "temporary"),
+            row("  optimiser", "B", "memory_bytes", "optimizer"),
+            row("  gradients", "B", "memory_bytes", "gradients"),
+            row("  generated weights", "B", "memory_bytes", "generated"),
+            row("  activations, workspace", "B", "memory_bytes", "rest"),
+            row("  all of it", "B", "memory_bytes", "total"),
         ],
     )
-    print("The last row is the compiled update's peak of temporaries on this machine's kind of device.")
+    print(_about_memory(config))
     if m.adaptive:
         print(f"Evaluations and operations are those of {m.steps} fixed steps; the tolerance will choose its own.")
+
+
+def _about_memory(config: Config) -> str:
+    """Of which device the memory is, and where its numbers come from."""
+    import jax
+
+    mesh = dataclasses.asdict(config.mesh)
+    devices = math.prod(mesh.values())
+    here = devices <= len(jax.devices())
+    kind = jax.devices()[0].platform.upper() if here else "CPU"
+    words = ", ".join(f"{axis} {size}" for axis, size in mesh.items())
+    each = f" of each of {devices} devices ({words})" if devices > 1 else ""
+    return f"Memory{each} as the compiled update plans it for {kind}s, at its peak."
 
 
 def _print_d_emb(config: Config, choices: list[dict[str, Any]]) -> None:

@@ -41,6 +41,9 @@ class ConfigArguments:
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
+C = TypeVar("C", bound=ConfigArguments)
+
+
 def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None, about: str = "") -> T:
     """Fill the dataclass `cls` from command-line words; `--help` prints and exits.
 
@@ -183,6 +186,14 @@ def find_config(name: str) -> Path:
 
 
 def config_from(words: Sequence[str], verb: str) -> Config:
+    """The config that `arguments_from` reads, once its settings agree.
+
+    **Raises:** `BadInput` as that, and as `validate`.
+    """
+    return validate(arguments_from(words, verb, ConfigArguments).settings)
+
+
+def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     """`CONFIG --key value ...`: a file or shipped config, then overrides by dotted key, in any order.
 
     **Raises:** `BadInput` for a missing or unreadable config, an unknown key, or a value that does not fit.
@@ -197,6 +208,6 @@ def config_from(words: Sequence[str], verb: str) -> Config:
         raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
     name = words[0]
     if name.startswith("-"):  # the config stands behind options, or help is asked for
-        name = parse(ConfigArguments, words, prog, about=about).config
-    default = ConfigArguments(name, read_yaml(find_config(name)))
-    return validate(parse(ConfigArguments, words, prog, default=default, about=about).settings)
+        name = parse(cls, words, prog, about=about).config
+    default = cls(name, read_yaml(find_config(name)))
+    return parse(cls, words, prog, default=default, about=about)

@@ -1,27 +1,43 @@
 """`diffeqformer train CONFIG [--key value ...]`"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from diffeqformer.cli.distributed import Distributed, join, shown
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import config_from
-from diffeqformer.progress import Progress, Terminal
+from diffeqformer.cli.parse import ConfigArguments, arguments_from
+from diffeqformer.progress import Progress
+from diffeqformer.validation import validate
 
 if TYPE_CHECKING:
     from diffeqformer.training.trainer import TrainResult
 
 
+@dataclass(frozen=True)
+class TrainArguments(ConfigArguments):
+    """A config, its settings, and other processes."""
+
+    distributed: Distributed = field(default_factory=Distributed)
+
+
 def run(words: Sequence[str], as_json: bool) -> None:
     """Train the model of a config, or continue its run; write the run's report."""
-    config = config_from(words, "train")
+    asked = arguments_from(words, "train", TrainArguments)
+    join(asked.distributed)
+    config = validate(asked.settings)
     from diffeqformer.training.trainer import train
 
-    progress = Terminal()
+    progress = shown()
     show(train(config, progress), progress, as_json)
 
 
 def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
-    """Write a finished run's report, and print what it found."""
+    """Write a finished run's report, and print what it found; of several processes the first does."""
+    from diffeqformer.training.distributed import is_first
+
+    if not is_first():
+        return
     from diffeqformer.report.html import write_report
     from diffeqformer.report.text import evaluations
     from diffeqformer.training.folder import RESULTS

@@ -22,8 +22,9 @@ from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, Part, open_corpus
 from diffeqformer.data.files import Reader, find_files
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
-from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.progress import Progress
+from diffeqformer.storage import file_digest, read_sealed, sealed, sync_folder
 
 PACKING_VERSION = 1
 """Part of every fingerprint; raised whenever the same text would be packed into other files."""
@@ -150,8 +151,8 @@ def _build(
         "statistics": statistics,
         "files": {file: _signature(folder / file) for file in files},
     }
-    _write(folder / "meta.json", json.dumps(meta, indent=2).encode())
-    _sync_folder(folder)
+    _write(folder / "meta.json", json.dumps(sealed(meta), indent=2).encode())
+    sync_folder(folder)
 
 
 def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
@@ -308,19 +309,19 @@ def _move(building: Path, folder: Path, progress: Progress) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
 def _damage(folder: Path, progress: Progress) -> str | None:
     """What is wrong with a cache, or `None` if all its files are as they were written."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta = read_sealed(folder / "meta.json")
         files = {name: (entry["bytes"], entry["blake2b"]) for name, entry in meta["files"].items()}
         complete = {f"{split}.bin" for split in SPLITS} <= set(files) and "validation_bytes" in meta["statistics"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, Damaged, KeyError, TypeError, AttributeError):
         complete = False
     if not complete:
-        return "meta.json is missing or unreadable"
+        return "meta.json is missing or not what was written"
     with progress.stage("Checking the token cache", len(files)) as stage:
         for name, (size, digest) in files.items():
             path = folder / name
@@ -335,7 +336,7 @@ def _damage(folder: Path, progress: Progress) -> str | None:
 
 
 def _open(folder: Path) -> TokenCache:
-    meta = json.loads((folder / "meta.json").read_bytes())
+    meta = read_sealed(folder / "meta.json")
     statistics = meta["statistics"]
     train, validation = (np.memmap(folder / f"{s}.bin", dtype=np.dtype(meta["dtype"]), mode="r") for s in SPLITS)
     return TokenCache(
@@ -351,8 +352,7 @@ def _open(folder: Path) -> TokenCache:
 
 
 def _signature(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "blake2b": hashlib.file_digest(file, "blake2b").hexdigest()}
+    return {"bytes": path.stat().st_size, "blake2b": file_digest(path, 64)}
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -364,11 +364,3 @@ def _write(path: Path, content: bytes) -> None:
 def _sync(file: Any) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

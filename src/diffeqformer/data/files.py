@@ -25,6 +25,8 @@ OF_DOCUMENTS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".raw")
 SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 BLOCK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 28
+"""Bytes; a small compressed file can hold a line of any length."""
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -108,7 +110,7 @@ class Reader:
 
     def _plain(self, file: TextFile) -> Iterator[str]:
         decoder, offset = _Decoder(file.path, self.strict), 0
-        for raw in _whole_lines(_blocks(file)):
+        for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
             text = decoder.decode(raw, offset)
             yield text if offset else text.removeprefix("\ufeff")
             offset += len(raw)
@@ -128,7 +130,7 @@ class Reader:
 
     def _lines(self, file: TextFile) -> Iterator[str]:
         decoder, offset, number = _Decoder(file.path, self.strict), 0, 0
-        for raw in _whole_lines(_blocks(file)):
+        for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
             for raw_line in io.BytesIO(raw):
                 number += 1
                 where = f"line {number} of {str(file.path)!r}"
@@ -265,11 +267,15 @@ def _zstandard_blocks(stream: BinaryIO) -> Iterator[bytes]:
         raise EOFError("the compressed file ends before its end-of-stream marker was reached")
 
 
-def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def _whole_lines(blocks: Iterable[bytes], where: str) -> Iterator[bytes]:
     """The same bytes in blocks that end at a line's end, so that no character is cut in two."""
     rest: list[bytes] = []
+    length = 0
     for block in blocks:
         end = block.rfind(b"\n") + 1
+        length = len(block) - end if end else length + len(block)
+        if length > LONGEST_LINE:
+            raise BadInput(f"{where} has a line of more than {LONGEST_LINE:,} bytes, which cannot be read at one time.")
         if end:
             yield b"".join((*rest, block[:end]))
             rest = []

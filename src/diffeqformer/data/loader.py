@@ -48,7 +48,7 @@ class Loader:
             )
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
-        self._batches = grain.MapDataset.source(self._windows).seed(seed).shuffle().repeat().batch(batch_size)
+        self._order = grain.MapDataset.source(self._windows).seed(seed).shuffle().repeat()
 
     def __len__(self) -> int:
         """Batches an epoch, rounded up: so many show every window at least once."""
@@ -59,9 +59,16 @@ class Loader:
 
         **Raises:** `IndexError` for a negative `k`.
         """
+        return self.rows(k, 0, self.batch_size)
+
+    def rows(self, k: int, start: int, stop: int) -> Int32[np.ndarray, "row window"]:
+        """Rows `start` to `stop - 1` of batch `k`; no others are read.
+
+        **Raises:** `IndexError` for a negative `k`.
+        """
         if k < 0:
             raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
-        return np.asarray(self._batches[k])
+        return np.stack([self._order[k * self.batch_size + row] for row in range(start, stop)])
 
 
 class EvaluationBatches:

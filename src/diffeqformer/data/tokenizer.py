@@ -68,7 +68,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     ids = (tokenizer.token_to_id(name) for name in ENDS_OF_TEXT)
     found = next((i for i in ids if i is not None), None)
     if found is None:
-        raise BadInput(f"the tokenizer has no token that ends a document; known are {', '.join(ENDS_OF_TEXT)}.")
+        raise BadInput(f"the tokenizer has no token that ends a document; it needs one of {', '.join(ENDS_OF_TEXT)}.")
     return found
 
 

@@ -14,6 +14,7 @@ from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.sharding import shared_batch
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def evaluate_in_turns(
     with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
             for tally in tallies:
-                tally.add(jax.numpy.asarray(ids), jax.numpy.asarray(mask, bool), number > 0 or len(batches) == 1)
+                tally.add(shared_batch(ids), shared_batch(np.asarray(mask, bool)), number > 0 or len(batches) == 1)
                 stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 else "")
     return [tally.evaluation(len(batches), bytes_) for tally in tallies]
 

@@ -1,6 +1,5 @@
 """Two runs side by side: what their folders say about training, and item by item about tasks evaluated in both."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffeqformer.config import Config, read_yaml
+from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.paired import Difference, holm, paired_difference
 from diffeqformer.interop.tasks import FOLDER, summary
 from diffeqformer.model.count import parameters
-from diffeqformer.training.folder import CONFIG, DATA, RESULTS
+from diffeqformer.storage import read_sealed
+from diffeqformer.training.folder import RESULTS, open_config, text_of
 from diffeqformer.training.results import name_of_run, read_results
 
 ACCURACIES = ("acc", "acc_norm", "acc_bytes", "exact_match", "em")
@@ -119,15 +119,9 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
 
 def _open(folder: str | Path) -> Side:
     folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
-    if not (folder / CONFIG).is_file():
-        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
-    config, results = read_yaml(folder / CONFIG), read_results(folder / RESULTS)
-    data = folder / DATA
-    text = json.loads(data.read_text(encoding="utf-8"))["content"] if data.is_file() else None
+    config, results = open_config(folder), read_results(folder / RESULTS)
     entry = results["models"][0] if results else None
-    return Side(folder, name_of_run(config)[1], config, entry, text, _tasks(folder, config))
+    return Side(folder, name_of_run(config)[1], config, entry, text_of(folder), _tasks(folder, config))
 
 
 def _renamed(side: Side) -> Side:
@@ -141,13 +135,13 @@ def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
     order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_sealed(path)
             shots = document["num_fewshot"].get(document["task"])
             shots = max(document["num_fewshot"].values(), default=None) if shots is None else shots
             key = (document["task"], shots, document["limit"], document["gen_kwargs"])
             if key not in found or order(found[key]) < order(document):
                 found[key] = document
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"file {str(path)!r} is not an evaluation as `eval --tasks` writes it: {error!r}.") from None
     return found
 

@@ -4,6 +4,7 @@ model.safetensors, config.json, generation_config.json     the model; several fi
 modeling_diffeqformer.py                                   its class, unless it is a stock GPT-2 or Llama
 tokenizer.json, tokenizer_config.json                      the tokenizer
 README.md                                                  the model card
+SHA256SUMS                                                 their digests
 adapter/                                                   LoRA, in PEFT's format, if it was asked for apart
 """
 
@@ -20,12 +21,12 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN
-from diffeqformer.interop.folders import becoming, require_free, require_space
+from diffeqformer.interop.folders import becoming, require_free, require_space, write_sums
 from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import write_whole
 from diffeqformer.training.folder import TOKENIZER
 from diffeqformer.training.run import Run
 
@@ -89,6 +90,7 @@ def export(
         if adapter:
             save_adapter(run.model, aside / ADAPTER, base=str(to))
         write_whole(aside / "README.md", model_card(run, made, adapter))
+        write_sums(aside)
     return made
 
 

@@ -206,10 +206,6 @@ def own_config(values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-MIDDLE = "-middle"
-"""Ends the names of schemes that differ from others only in when they take weights, which are written out by then."""
-
-
 def own_values(m: ModelConfig) -> dict[str, Any]:
     """What `own_config` reads, of a populated model.
 
@@ -223,7 +219,7 @@ def own_values(m: ModelConfig) -> dict[str, Any]:
         raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {known}.")
     settings = OwnSettings(
         family=m.family,
-        scheme=m.scheme.removesuffix(MIDDLE),
+        scheme=m.scheme,
         horizon=m.interval,
         first_step=m.first_step,
         steps=m.steps,
@@ -236,7 +232,7 @@ def own_values(m: ModelConfig) -> dict[str, Any]:
         norm_epsilon=m.norm_epsilon,
         tie_word_embeddings=bool(m.tied),
         layer_rows=m.layer_rows,
-        reversible_base=m.reversible.base.removesuffix(MIDDLE),
+        reversible_base=m.reversible.base,
         reversible_coupling=m.reversible.coupling,
         nested_norm=m.nested_norm,
         rope_theta=m.rope_theta,
@@ -388,7 +384,7 @@ def _settings(cls: type, values: Mapping[str, Any]) -> Any:
     known = {key: value for key, value in values.items() if key in get_type_hints(cls) and value is not None}
     for field in fields(cls):
         if field.default is MISSING and field.name not in known:
-            raise BadInput(f"{field.name} is not given, but the model's numbers depend on it.")
+            raise BadInput(f"{field.name} is not given, but must be: the model's numbers depend on it.")
     return from_dict(cls, known)
 
 

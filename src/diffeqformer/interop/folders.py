@@ -1,16 +1,19 @@
 """A folder that is whole or not there: written beside its place under a lock, then renamed."""
 
+import hashlib
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from diffeqformer.errors import BadInput
-from diffeqformer.training.files import sync_folder
+from diffeqformer.storage import sync_folder, write_whole
 from diffeqformer.training.lock import RunLock
 
-LOCK = ".lock"
+LOCK, SUMS = ".lock", "SHA256SUMS"
 
 
 def require_free(folder: Path) -> None:
@@ -67,6 +70,39 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
         sync_folder(folder.parent)
     except OSError as error:
         raise BadInput(f"{what} {str(folder)!r} cannot be written: {error.strerror}.") from error
+
+
+def write_sums(folder: Path) -> None:
+    """List the digests of a folder's own files in `SHA256SUMS`, which `sha256sum --check` reads too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, SUMS))
+    write_whole(folder / SUMS, "".join(f"{_sha256(path)}  {path.name}\n" for path in files))
+
+
+def require_sums(folder: Path, names: Sequence[str]) -> None:
+    """Check those files of a folder that `SHA256SUMS` lists, if it has one: published models have none.
+
+    **Arguments:** `names`, or patterns, of the files that are going to be read; the others may have been edited.
+
+    **Raises:** `BadInput` naming the first that is not what was written.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        found = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)", line)
+        if found is None:
+            raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")
+        path = folder / found[2]
+        wanted = any(fnmatch(path.name, name) for name in names)
+        if wanted and path.is_file() and _sha256(path) != found[1]:
+            raise BadInput(
+                f"file {str(path)!r} is damaged, or was edited: it does not match {SUMS}; put it back, or delete "
+                f"{SUMS} if it was edited on purpose."
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _clear(aside: Path) -> None:

@@ -17,14 +17,15 @@ import numpy as np
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
-from diffeqformer.interop.tensors import Stored, find_tensors, read_json
+from diffeqformer.interop.folders import require_sums
+from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.training.checkpoint import by_path
 from diffeqformer.validation import validate
 
-CONFIG, TABLE = "config.json", "weights.layers."
+CONFIG, TOKENIZER, TABLE = "config.json", "tokenizer.json", "weights.layers."
 
 
 class Place(NamedTuple):
@@ -114,6 +115,7 @@ def open_huggingface(folder: str | Path) -> Published:
         raise BadInput(
             f"folder {str(folder)!r} does not exist; `hf download MODEL --local-dir FOLDER` fetches a published model."
         )
+    require_sums(folder, (CONFIG, TOKENIZER, INDEX, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
     if kind not in tuple(FAMILIES):  # whatever type it has
@@ -121,7 +123,9 @@ def open_huggingface(folder: str | Path) -> Published:
     family = FAMILIES[kind]
     try:
         if values.get("quantization_config"):
-            raise BadInput("quantization_config is given, but quantised models cannot be imported.")
+            raise BadInput(
+                "quantization_config is given, but quantised models cannot be imported; take it unquantised."
+            )
         config = validate(Config(model=family.config(values))).model
     except BadInput as error:
         raise BadInput(f"file {str(folder / CONFIG)!r}: {error}") from None

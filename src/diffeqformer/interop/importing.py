@@ -13,9 +13,9 @@ from diffeqformer.interop.huggingface import Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.storage import write_whole
 from diffeqformer.training import folder as files
 from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.files import write_whole
 from diffeqformer.training.run import Run
 
 SENTENCEPIECE = "tokenizer.model"
@@ -46,11 +46,11 @@ def import_huggingface(
         model = model if adapter is None else load_adapter(model, adapter)
         config = Config(run=str(run), model=model.config, data=data, optimizer=OptimizerConfig(LEARNING_RATE))
         with progress.stage("Writing the run", 1) as stage:
-            Checkpoints(aside / files.CHECKPOINTS).save(0, {"model": model}, {})
             origin = {"folder": str(published.folder), "model_type": published.model_type}
             origin |= {} if adapter is None else {"adapter": str(adapter)}
             write_whole(aside / files.TOKENIZER, tokenizer.to_str(pretty=True))
             write_whole(aside / files.IMPORTED, json.dumps(origin, indent=1) + "\n")
+            Checkpoints(aside / files.CHECKPOINTS).save(0, {"model": model}, files.remember(config, aside))
             write_whole(aside / files.CONFIG, dump_yaml(config))
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0)
@@ -69,6 +69,7 @@ def _tokenizer_of(published: Published) -> Tokenizer:
     entries, vocabulary = vocabulary_size(tokenizer), published.config.vocabulary or 0
     if entries > vocabulary:
         raise BadInput(
-            f"the tokenizer in {str(folder)!r} has {entries} entries, but the model's embedding only {vocabulary}."
+            f"the tokenizer in {str(folder)!r} has {entries} entries, but the model's embedding only {vocabulary}; "
+            "put the tokenizer there that the model was trained with."
         )
     return tokenizer

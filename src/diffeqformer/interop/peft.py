@@ -19,13 +19,14 @@ import numpy as np
 from diffeqformer.config import LoRAConfig, from_dict
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, Family, kind_of
+from diffeqformer.interop.folders import require_sums, write_sums
 from diffeqformer.interop.huggingface import TABLE, Place, places
 from diffeqformer.interop.tensors import Stored, read_json, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights import LayerWeights
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import write_whole
 from diffeqformer.validation import validate_model
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -44,7 +45,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     """
     lora, folder = model.config.lora, Path(folder)
     if not model.config.adapted or not isinstance(model.weights, LayerWeights):
-        raise BadInput("the model has no low-rank adapters that could be saved.")
+        raise BadInput("the model has no low-rank adapters that could be saved; model.lora.rank must be at least 1.")
     config = eqx.filter_eval_shape(lambda m: m.without_adapters().populate(), model).config
     kind = kind_of(config)
     family, tensors = FAMILIES[kind], {}
@@ -73,6 +74,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save(tensors, folder / WEIGHTS)
     write_whole(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+    write_sums(folder)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,10 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
         )
     if not folder.is_dir():
         raise BadInput(f"adapter folder {str(folder)!r} does not exist; `export --adapter` and PEFT make such folders.")
+    require_sums(folder, (WEIGHTS, CONFIG))
     settings = _read_settings(folder / CONFIG)
     if not (folder / WEIGHTS).is_file():
-        raise BadInput(f"adapter folder {str(folder)!r} has no {WEIGHTS}; other formats are not read.")
+        raise BadInput(f"adapter folder {str(folder)!r} has no {WEIGHTS}; other formats than PEFT's are not read.")
     family = FAMILIES[kind_of(model.config)]
     modules = {
         name.removeprefix(TABLE).removesuffix(".weight"): at for name, at in places(family, model.config).items()

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import json
 import math
 import re
 import sys
@@ -17,7 +16,7 @@ import jax
 
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import write_sealed
 from diffeqformer.training.results import name_of_run
 from diffeqformer.training.run import Run
 
@@ -203,6 +202,6 @@ def _file_name(document: dict[str, Any], num_fewshot: int | None) -> str:
 def _write(path: Path, document: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        write_sealed(path, document)
     except OSError as error:
         raise RunFailed(f"evaluation {str(path)!r} cannot be written: {error.strerror}.") from error

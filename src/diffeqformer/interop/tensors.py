@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import write_whole
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -144,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"file {str(path)!r} cannot be read as JSON: {error}.") from None
     if not isinstance(values, dict):
         raise BadInput(f"file {str(path)!r} is no table of settings, but must be a JSON object.")

@@ -1,6 +1,6 @@
 """Causal multi-head self-attention, with dropout and with a key-value cache."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,18 +28,47 @@ class AttentionWeights(eqx.Module, Generic[L, N]):
 
 
 class KeyValueCache(eqx.Module):
-    """Keys and values of all positions so far; positions not reached yet hold zeros and are masked."""
+    """Keys and values of all positions so far; positions not reached yet hold zeros and are masked.
 
-    keys: Float[Array, "*layers batch position kv_heads head_width"]
-    values: Float[Array, "*layers batch position kv_heads head_width"]
+    Positions stand behind heads, as they are multiplied: else each new token would turn the whole cache around.
+    """
 
-    def put(self, keys: Array, values: Array, start: Int[Array, ""]) -> "KeyValueCache":
-        """The cache with new keys and values written from position `start` on."""
-        at = (0, start, 0, 0)
-        return KeyValueCache(
-            jax.lax.dynamic_update_slice(self.keys, keys, at),
-            jax.lax.dynamic_update_slice(self.values, values, at),
-        )
+    keys: Float[Array, "*slots batch kv_heads position head_width"]
+    values: Float[Array, "*slots batch kv_heads position head_width"]
+
+
+class Slot(eqx.Module):
+    """One attention evaluation's part of a cache.
+
+    It is written before it is read, and inside the whole: so a loop over steps that carries the cache writes in place.
+    """
+
+    cache: KeyValueCache
+    at: tuple[Any, ...]
+    """Its place on the cache's leading axes."""
+
+    def put(
+        self,
+        keys: Float[Array, "batch position kv_heads head_width"],
+        values: Float[Array, "batch position kv_heads head_width"],
+        start: Int[Array, ""],
+    ) -> "Slot":
+        """The same with new keys and values written from position `start` on."""
+
+        def written(whole: Array, new: Array) -> Array:
+            new = jnp.expand_dims(jnp.swapaxes(new, 1, 2), tuple(range(len(self.at))))
+            return jax.lax.dynamic_update_slice(whole, new, (*self.at, 0, 0, start, 0))
+
+        return Slot(KeyValueCache(written(self.cache.keys, keys), written(self.cache.values, values)), self.at)
+
+    def attend(
+        self, query: Float[Array, "batch query heads head_width"], mask: Bool[Array, "query position"]
+    ) -> Float[Array, "batch query heads head_width"]:
+        """`attend` over the slot's keys and values that `mask` allows."""
+        keys, values = self.cache.keys, self.cache.values
+        for place in self.at:
+            keys, values = (jax.lax.dynamic_index_in_dim(part, place, keepdims=False) for part in (keys, values))
+        return _mean(_weights(query, keys, mask).astype(values.dtype), values)
 
 
 def split_heads(
@@ -78,9 +107,7 @@ def attend(
         with jax.numpy_dtype_promotion("standard"):  # JAX's own function mixes precisions
             return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
     weights = attention_weights(query, keys, mask=mask)
-    weights = dropout(weights, dropout_rate, key).astype(values.dtype)
-    values = jnp.repeat(values, query.shape[2] // values.shape[2], axis=2)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
+    return _mean(dropout(weights, dropout_rate, key).astype(values.dtype), jnp.swapaxes(values, 1, 2))
 
 
 def attention_weights(
@@ -95,7 +122,22 @@ def attention_weights(
     """
     if mask is None:
         mask = jnp.tril(jnp.ones((query.shape[1], keys.shape[1]), bool))
-    keys = jnp.repeat(keys, query.shape[2] // keys.shape[2], axis=2)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
+    return _weights(query, jnp.swapaxes(keys, 1, 2), mask)
+
+
+def _weights(
+    query: Float[Array, "batch query heads head_width"],
+    keys: Float[Array, "batch kv_heads position head_width"],
+    mask: Bool[Array, "query position"],
+) -> Float[Array, "batch heads query position"]:
+    keys = jnp.repeat(keys, query.shape[2] // keys.shape[1], axis=1)
+    scores = jnp.einsum("bqhd,bhkd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
     scores = scores / query.shape[-1] ** 0.5
     return jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
+
+
+def _mean(
+    weights: Float[Array, "batch heads query position"], values: Float[Array, "batch kv_heads position head_width"]
+) -> Float[Array, "batch query heads head_width"]:
+    values = jnp.repeat(values, weights.shape[1] // values.shape[1], axis=1)
+    return jnp.einsum("bhqk,bhkd->bqhd", weights, values)

@@ -4,6 +4,8 @@ import equinox as eqx
 from jax import Array
 from jaxtyping import Float, Int
 
+from diffeqformer.sharding import constrain
+
 
 class Embedding(eqx.Module):
     """Sum of a token's vector and, where the family has them, its position's learned vector."""
@@ -15,5 +17,5 @@ class Embedding(eqx.Module):
         self, ids: Int[Array, "batch position"], at: Int[Array, " position"]
     ) -> Float[Array, "batch position width"]:
         """Vectors of `ids` that stand at the positions `at`."""
-        x = self.tokens[ids]
-        return x if self.positions is None else x + self.positions[at][None]
+        x = constrain(self.tokens, "tensor")[ids]
+        return x if self.positions is None else x + constrain(self.positions)[at][None]

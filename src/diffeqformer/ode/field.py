@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.config import ModelConfig
-from diffeqformer.nn.attention import AttentionWeights, KeyValueCache, attend, attention_weights, split_heads
+from diffeqformer.nn.attention import AttentionWeights, Slot, attend, attention_weights, split_heads
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
 from diffeqformer.nn.linear import AdaptedLinear, Linear, LinearShape, Norm, NormShape, normalise
@@ -60,9 +60,9 @@ class Field(Protocol):
         x: Float[Array, "batch position width"],
         *,
         key: Key[Array, ""] | None = None,
-        cache: KeyValueCache | None = None,
+        cache: Slot | None = None,
         window: Window | None = None,
-    ) -> tuple[Float[Array, "batch position width"], KeyValueCache | None]:
+    ) -> tuple[Float[Array, "batch position width"], Slot | None]:
         """`A(x)`, and the cache with the new keys and values if one was given."""
         ...
 
@@ -122,23 +122,17 @@ class TransformerField(eqx.Module):
         x: Float[Array, "batch position width"],
         *,
         key: Key[Array, ""] | None = None,
-        cache: KeyValueCache | None = None,
+        cache: Slot | None = None,
         window: Window | None = None,
-    ) -> tuple[Float[Array, "batch position width"], KeyValueCache | None]:
+    ) -> tuple[Float[Array, "batch position width"], Slot | None]:
         """`A(x)`, and the cache with the new keys and values if one was given."""
         attention_key, residual_key, input_key, output_key = _split(key, 4)
         query, keys, values = self.projections(weights, x, 0 if window is None else window.start, input_key)
         if cache is not None and window is not None:
             cache = cache.put(keys, values, window.start)
-            keys, values = cache.keys, cache.values
-        mixed = attend(
-            query,
-            keys,
-            values,
-            mask=None if window is None else window.mask,
-            dropout_rate=self.attention_dropout,
-            key=attention_key,
-        )
+            mixed = cache.attend(query, window.mask)
+        else:
+            mixed = attend(query, keys, values, dropout_rate=self.attention_dropout, key=attention_key)
         mixed = constrain(weights.attention.output(mixed.reshape(x.shape), key=output_key), BATCH)
         return dropout(mixed, self.residual_dropout, residual_key), cache
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float, Int, Key
 
-from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.nn.attention import KeyValueCache, Slot
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.schemes import Evaluations, Half, Reversible, Scheme, SplitField
@@ -76,16 +76,17 @@ def solve(
             carry = _recursive_scan(step, table, given, carry, steps, checkpoints)
         return Solution(scheme.state(carry).astype(x.dtype), evaluations)
 
-    def body(carry: Any, now: tuple) -> tuple[Any, tuple]:
-        row, (step_keys, own), step_cache = now
-        recorder = None if step_cache is None else _Recorder(step_cache)
+    def body(carry: Any, now: tuple) -> tuple[Any, Any]:
+        (carry, cache), (row, (step_keys, own), step) = carry, now
+        recorder = None if cache is None else _Recorder(cache, step)
         halves = split(field, scheme, with_nodes(first if constant else row), step_keys, recorder, window)
         carry = scheme.step(halves, carry, length(own))
         kept = scheme.state(carry).astype(x.dtype) if keep_states else None
-        return carry, (kept, None if recorder is None else recorder.stacked())
+        return (carry, None if recorder is None else recorder.cache), kept
 
     body = body if gradient == "plain" else jax.checkpoint(body, prevent_cse=False)
-    carry, (states, cache) = jax.lax.scan(body, carry, (None if constant else table, given, cache), steps)
+    rows = None if constant else table, given, None if cache is None else jnp.arange(steps)
+    (carry, cache), states = jax.lax.scan(body, (carry, cache), rows, steps)
     return Solution(scheme.state(carry).astype(x.dtype), evaluations, states, cache)
 
 
@@ -100,25 +101,22 @@ def _without_single_nodes(table: BlockWeights) -> tuple[BlockWeights, Callable[[
 
 
 class _Recorder:
-    """The key-value caches of one step, handed out and taken back in the order of its attention evaluations.
+    """The key-value cache in one step: its slots are handed out and taken back in the order of attention evaluations.
 
     A step is traced once, so this is a record of the program, not run-time state.
     """
 
-    def __init__(self, caches: KeyValueCache) -> None:
-        self._caches, self._new = caches, []
+    def __init__(self, cache: KeyValueCache, step: Int[Array, ""]) -> None:
+        self.cache, self._step, self._taken = cache, step, 0
 
-    def next(self) -> KeyValueCache:
-        """The cache of the next attention evaluation."""
-        return jax.tree.map(lambda leaf: leaf[len(self._new)], self._caches)
+    def next(self) -> Slot:
+        """The slot of the next attention evaluation."""
+        return Slot(self.cache, (self._step, self._taken))
 
-    def keep(self, cache: KeyValueCache | None) -> None:
-        """Take the cache of that evaluation back."""
-        self._new.append(cache)
-
-    def stacked(self) -> KeyValueCache:
-        """All of them."""
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._new)
+    def keep(self, slot: Slot | None) -> None:
+        """Take that slot back, written."""
+        assert slot is not None
+        self.cache, self._taken = slot.cache, self._taken + 1
 
 
 def split(

@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.sharding import is_divided
 
 
 class TimeNetwork(eqx.Module):
@@ -65,9 +66,11 @@ class TimeLinear(eqx.Module):
 
     def of(self, h: Float[Array, "time d_emb"]) -> Linear:
         """The maps at all times at once: one matrix product, so that P is read once whatever the number of steps."""
-        # As two matrices: for `einsum("td,iod->tio", ...)` XLA writes a transposed copy of P first.
-        flat = h @ self.projection.reshape(-1, h.shape[-1]).T
-        weight = flat.reshape(-1, *self.constant.shape) + self.constant[None]
+        if is_divided():  # axes that are one cannot be cut each in its way: P would be put together on every device
+            weight = jnp.einsum("td,iod->tio", h, self.projection)
+        else:  # as two matrices: for the einsum XLA writes a transposed copy of P first
+            weight = (h @ self.projection.reshape(-1, h.shape[-1]).T).reshape(-1, *self.constant.shape)
+        weight = weight + self.constant[None]
         return Linear(weight, None if self.bias_projection is None else h @ self.bias_projection.T)
 
 

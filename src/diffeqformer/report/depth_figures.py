@@ -163,5 +163,5 @@ def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
         names.append(group_name(tuned, group))
     if curve.exits:
         handles.append(Line2D([], [], **_exit_look(curve)))
-        names.append(f"early exit from {max(curve.points)} steps, at its mean number of steps")
+        names.append(f"early exit from {max(curve.points)} steps (mean taken)")
     legend(figure, handles, names, width)

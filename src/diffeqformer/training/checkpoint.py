@@ -10,13 +10,12 @@ count, and a reader that verifies before it trusts:
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from diffeqformer.errors import BadInput, RunFailed
-from diffeqformer.training.files import sync_folder, write_whole
+from diffeqformer.storage import file_digest, json_digest, sync_folder, write_whole
+from diffeqformer.training.distributed import ToldElsewhere, by_first
 
 MANIFEST = "manifest.json"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,25 @@ class Checkpoints:
         **Raises:** `RunFailed` if it could not be written, for example on a full disk; earlier checkpoints are intact.
         """
         aside = self.folder / f"writing-{step}"
-        try:
+        arrays = {item: by_path(tree) for item, tree in items.items()}
+
+        def begin() -> None:
             self.clean()
             aside.mkdir(parents=True)
-            _write(aside, step, items, metadata, metric)
+
+        def end() -> None:
+            _describe(aside, step, arrays, metadata, metric)
             self._remove(step)
             os.rename(aside, self.folder / str(step))
             sync_folder(self.folder)
             self._rotate()
+
+        try:
+            by_first(begin)
+            _write_arrays(aside, arrays)
+            by_first(end)
+        except ToldElsewhere:
+            raise
         except Exception as error:  # Orbax and TensorStore report a full disk as errors of several types
             shutil.rmtree(aside, ignore_errors=True)
             last = max((s for s in self.steps() if s != step), default=None)
@@ -98,11 +108,18 @@ class Checkpoints:
 
         **Raises:** `RunFailed` if there are checkpoints but none is sound; `BadInput` if one does not fit `like`.
         """
-        return self._first_sound(self.steps()[::-1], like, say)
+        return self._first_sound(lambda: self.steps()[::-1], like, say)
 
     def best(self, like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
         """The same as `latest` for the sound checkpoint of lowest metric; `None` if none has one."""
-        return self._first_sound(self._by_metric(), like, say)
+        return self._first_sound(self._by_metric, like, say)
+
+    def metadata(self) -> tuple[int, dict[str, Any]]:
+        """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
+        for step in self.steps()[::-1]:
+            with suppress(_Damaged):
+                return step, _read_manifest(self.folder / str(step))["metadata"]
+        return 0, {}
 
     def clean(self, after: int | None = None) -> None:
         """Remove what killed writes and removals left, and checkpoints of updates later than `after`, if given.
@@ -117,18 +134,37 @@ class Checkpoints:
                 if entry.name.startswith(("writing-", "removing-")):
                     shutil.rmtree(entry)
 
-    def _first_sound(self, order: list[int], like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
-        damage = ""
-        for step in order:
+    def _first_sound(
+        self, order: Callable[[], list[int]], like: Mapping[str, Any], say: Callable[[str], None]
+    ) -> Restored | None:
+        """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
+
+        def first_sound() -> tuple[int, dict[str, Any]] | None:
+            damage, seen = "", set()
+            while (step := next((step for step in order() if step not in seen), None)) is not None:
+                seen.add(step)
+                if damage:
+                    say(f"{damage}; using the one at update {step}.")
+                try:
+                    return step, _verified(self.folder / str(step), step, like)
+                except _Damaged as reason:
+                    if self._lies(step):
+                        damage = f"checkpoint at update {step} is damaged ({reason})"
             if damage:
-                say(f"{damage}; using the one at update {step}.")
+                raise RunFailed(f"{damage}, and no other in {str(self.folder)!r} is sound.")
+            return None
+
+        while found := by_first(first_sound):
+            step, metadata = found
             try:
-                return _read(self.folder / str(step), step, like)
-            except _Damaged as reason:
-                damage = f"checkpoint at update {step} is damaged ({reason})"
-        if damage:
-            raise RunFailed(f"{damage}, and no other in {str(self.folder)!r} is sound.")
+                return Restored(step, _restored(self.folder / str(step), like), metadata)
+            except Exception:  # of Orbax and TensorStore, of several types
+                if self._lies(step):
+                    raise
         return None
+
+    def _lies(self, step: int) -> bool:
+        return (self.folder / str(step)).is_dir()
 
     def _by_metric(self) -> list[int]:
         metrics: list[tuple[float, int]] = []
@@ -155,22 +191,29 @@ class Checkpoints:
             shutil.rmtree(aside)
 
 
-def _write(folder: Path, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None) -> None:
-    arrays = {item: by_path(tree) for item, tree in items.items()}
+def _write_arrays(folder: Path, arrays: Mapping[str, dict[str, Any]]) -> None:
+    """Write the arrays of all items; of several processes each writes the parts that its devices hold."""
     for item, leaves in arrays.items():
         with _orbax() as checkpointer:
             checkpointer.save(folder / item, args=ocp.args.StandardSave(leaves))
+
+
+def _describe(
+    folder: Path, step: int, arrays: Mapping[str, dict[str, Any]], metadata: dict[str, Any], metric: float | None
+) -> None:
+    """Write the manifest of a checkpoint whose arrays are there."""
     content = {
         "step": step,
         "metric": metric,
         "metadata": metadata,
         "arrays": {item: {name: _kind(x) for name, x in leaves.items()} for item, leaves in arrays.items()},
-        "files": {name: _digest(folder / name, sync=True) for name in _files(folder)},
+        "files": {name: _digest_of_new(folder / name) for name in _files(folder)},
     }
-    write_whole(folder / MANIFEST, json.dumps({"digest": _digest_json(content), "content": content}, allow_nan=False))
+    write_whole(folder / MANIFEST, json.dumps({"digest": json_digest(content), "content": content}, allow_nan=False))
 
 
-def _read(folder: Path, step: int, like: Mapping[str, Any]) -> Restored:
+def _verified(folder: Path, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a checkpoint that is sound and has the arrays of `like`."""
     content = _read_manifest(folder)
     if content["step"] != step:
         raise _Damaged(f"{MANIFEST}: written at update {content['step']}")
@@ -179,13 +222,17 @@ def _read(folder: Path, step: int, like: Mapping[str, Any]) -> Restored:
     for name, digest in content["files"].items():
         if name.split("/")[0] in like:
             _verify(folder, name, digest)
+    return content["metadata"]
+
+
+def _restored(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     items = {}
     for item, tree in like.items():
         with _orbax() as checkpointer:
             targets = {name: _target(leaf) for name, leaf in by_path(tree).items()}
             leaves = checkpointer.restore(folder / item, args=ocp.args.StandardRestore(targets))
         items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
-    return Restored(step, items, content["metadata"])
+    return items
 
 
 @contextmanager
@@ -209,14 +256,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise _Damaged(f"{MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise _Damaged(f"{MANIFEST} cannot be read") from None
-    if digest != _digest_json(content):
+    if digest != json_digest(content):
         raise _Damaged(f"{MANIFEST}: digest differs")
     return content
 
 
 def _verify(folder: Path, name: str, digest: str) -> None:
     try:
-        found = _digest(folder / name)
+        found = file_digest(folder / name)
     except FileNotFoundError:
         raise _Damaged(f"{name} is missing") from None
     except OSError as error:
@@ -250,7 +297,7 @@ def _kind(leaf: Any) -> str:
 
 def _target(leaf: Any) -> jax.ShapeDtypeStruct:
     """Where a restored array goes: never to the devices that wrote it, which may not exist here."""
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
@@ -258,18 +305,11 @@ def _files(folder: Path) -> Iterable[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def _digest(path: Path, sync: bool = False) -> str:
-    digest = hashlib.blake2b(digest_size=32)
+def _digest_of_new(path: Path) -> str:
+    """The digest of a file that is flushed to the disk first."""
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-        if sync:
-            os.fsync(file.fileno())
-    return digest.hexdigest()
-
-
-def _digest_json(content: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
+        os.fsync(file.fileno())
+    return file_digest(path)
 
 
 def _reason(error: Exception) -> str:

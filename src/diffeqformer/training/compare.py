@@ -22,7 +22,13 @@ SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
 
 
 def compare(
-    configs: Sequence[Config], folder: Path, title: str, prompt: str, depths: Sequence[int], progress: Progress
+    configs: Sequence[Config],
+    folder: Path,
+    title: str,
+    prompt: str,
+    depths: Sequence[int],
+    progress: Progress,
+    part: float = 1.0,
 ) -> dict[str, Any]:
     """Train every config and write `results.json` and `metrics.jsonl` over all of them into `folder`.
 
@@ -30,7 +36,8 @@ def compare(
     order, some of them more.
 
     **Arguments:** `configs`, each with a run folder of its own; `prompt`, text that every model continues; `depths`,
-    numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning.
+    numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning; `part`, as
+    for `at_depths_of`.
 
     **Returns:** the document, as `results.document` describes it.
 
@@ -49,7 +56,7 @@ def compare(
         corpus = result.tokens.statistics
         entry = {**result.entry, "sample": _sample(result, prompt)}
         if config.model.time_dependent and not config.model.adaptive:
-            entry["depth"] = at_depths_of(result, depths, progress)
+            entry["depth"] = at_depths_of(result, depths, progress, part)
         entries.append(entry)
         records = read_metrics(result.folder / files.METRICS)
         metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
@@ -59,25 +66,31 @@ def compare(
     return found
 
 
-def at_depths_of(result: TrainResult, depths: Sequence[int], progress: Progress) -> list[dict[str, float | int | None]]:
-    """The loss of a trained model at several depths, on its whole validation split: the `depth` of its entry.
+def at_depths_of(
+    result: TrainResult, depths: Sequence[int], progress: Progress, part: float = 1.0
+) -> list[dict[str, float | int | None]]:
+    """The loss of a trained model at several depths: the `depth` of its entry.
+
+    **Arguments:** `part` of the batches of its validation split, evenly spread; all by default.
 
     **Returns:** for each depth, in order, `steps`, `loss` (nats), `perplexity` and `bits_per_byte`.
 
     **Raises:** `BadInput` if the model cannot run at one of them.
     """
-    own = result.config.model.steps
-    others = [steps for steps in depths if steps != own]
+    m, tokens = result.config.model, result.tokens
+    batches = evaluation_batches(tokens.validation, m.context, result.config.trainer.batch_size)
+    whole = part >= 1.0
+    asked = [steps for steps in depths if not whole or steps != m.steps]  # the whole split has been read at its own
     found = at_depths(
         result.model,
-        evaluation_batches(result.tokens.validation, result.config.model.context, result.config.trainer.batch_size),
-        others,
-        bytes_=result.tokens.validation_bytes,
+        batches if whole else batches.spread(max(1, round(part * len(batches)))),
+        asked,
+        bytes_=tokens.validation_bytes if whole else None,
         block=result.config.trainer.loss_block,
         progress=progress,
     )
     # At a depth that was never trained a state may overflow.
-    losses = {own: result.entry["validation"], **dict(zip(others, map(measured, found), strict=True))}
+    losses = {m.steps: result.entry["validation"], **dict(zip(asked, map(measured, found), strict=True))}
     return [{"steps": steps, **losses[steps]} for steps in depths]
 
 

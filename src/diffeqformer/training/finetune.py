@@ -30,15 +30,20 @@ ROLES: dict[Method, tuple[Role, ...]] = {
 """What each method trains, besides embeddings."""
 RANK = 8
 UPDATES, EVALUATE_EVERY = 500, 50
-ADAPTER_RATE = 10.0
-"""LoRA's learning rate over that of training all weights (Schulman & Thinking Machines 2025, "LoRA Without Regret")."""
+ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
+"""LoRA's learning rate over that of training all weights (Schulman & Thinking Machines 2025, "LoRA Without Regret"),
+and where that stops: higher ones harm narrow models."""
 
 
 def usual_settings(base: Config, method: Method) -> tuple[OptimizerConfig, TrainerConfig]:
-    """The base's own settings, but `UPDATES` updates, and for LoRA `ADAPTER_RATE` times the learning rate."""
-    factor = ADAPTER_RATE if method == "lora" else 1.0
-    optimizer = replace(base.optimizer, learning_rate=factor * base.optimizer.learning_rate)
-    return optimizer, replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
+    """The base's own settings, but `UPDATES` updates, and for LoRA a learning rate of adapters.
+
+    That is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
+    """
+    rate = base.optimizer.learning_rate
+    rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if method == "lora" else rate
+    trainer = replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
+    return replace(base.optimizer, learning_rate=rate), trainer
 
 
 def finetune_config(
@@ -90,7 +95,8 @@ def open_base(base: BaseConfig, progress: Progress) -> Run:
     found = load_run(base.run, base.checkpoint, progress)
     if base.update not in (None, found.step):
         raise BadInput(
-            f"base.update is {base.update}, but the {base.checkpoint} checkpoint of {base.run!r} is at {found.step}."
+            f"base.update is {base.update}, but the {base.checkpoint} checkpoint of {base.run!r} is at {found.step}: "
+            "the base has been trained further; start another run from it with --to."
         )
     return found
 

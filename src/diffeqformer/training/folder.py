@@ -8,7 +8,6 @@ checkpoints/     metrics.jsonl     results.json
 """
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,17 +17,21 @@ from typing import Any
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.tokenizer import vocabulary_size
-from diffeqformer.errors import BadInput
-from diffeqformer.training.files import write_whole
+from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.storage import file_digest, read_sealed, write_sealed, write_whole
+from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.lock import RunLock
 
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
 CHECKPOINTS, METRICS, RESULTS = "checkpoints", "metrics.jsonl", "results.json"
 
 MAY_CHANGE = frozenset(
-    ["run", "data.cache"]
+    ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
     + [f"trainer.{name}" for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best")]
-    + [f"trainer.{name}" for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project")]
+    + [
+        f"trainer.{name}"
+        for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project", "profile")
+    ]
 )
 """Settings that a run may be continued with other values of, because no update's numbers depend on them."""
 
@@ -36,6 +39,58 @@ MAY_CHANGE = frozenset(
 def run_folder(config: Config) -> Path:
     """Where the run lies."""
     return Path(config.run).expanduser()
+
+
+def open_config(folder: Path) -> Config:
+    """The config of a run, once it and the tokenizer are found to be those that its checkpoints were written with.
+
+    **Raises:** `BadInput` if there is no run; `Damaged` naming the file that is not what it was.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
+    config = read_yaml(folder / CONFIG)
+    step, remembered = _remembered(folder)
+    found, written = _counting(config), remembered.get("config", {})
+    for name in found.keys() & written.keys():
+        if found[name] != written[name]:
+            raise Damaged(
+                f"file {str(folder / CONFIG)!r} is damaged, or was edited: {name} is {found[name]!r}, but the "
+                f"checkpoint at update {step} was written with {written[name]!r}; put that back."
+            )
+    _require_tokenizer(folder, config, remembered)
+    if config.data.tokenizer == str(run_folder(config) / TOKENIZER):  # the run may have been moved since
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(folder / TOKENIZER)))
+    return config
+
+
+def remember(config: Config, folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of the run's other files, so that damage to them is seen.
+
+    **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
+    """
+    return {"config": _counting(config), "tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
+
+
+def _remembered(folder: Path) -> tuple[int, dict[str, Any]]:
+    return Checkpoints(folder / CHECKPOINTS).metadata()
+
+
+def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any]) -> None:
+    path = folder / TOKENIZER
+    if "tokenizer" in remembered and (not path.is_file() or file_digest(path) != remembered["tokenizer"]):
+        advice = "`diffeqformer train` with the run's config writes it again"
+        if config.base.run:
+            advice = f"copy that of its base, {config.base.run!r}"
+        elif (folder / IMPORTED).is_file():
+            advice = "import the model again"
+        raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest; {advice}.")
+
+
+def _counting(config: Config) -> dict[str, Any]:
+    """The settings that numbers depend on."""
+    return {name: value for name, value in _dotted(to_dict(config)).items() if name not in MAY_CHANGE}
 
 
 def readable_data(config: Config) -> DataConfig:
@@ -51,7 +106,8 @@ def require_own_folder(config: Config) -> None:
 
     A vocabulary size that `config` does not give (the tokenizer decides it) differs from none.
 
-    **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run.
+    **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run;
+    `Damaged` for a tokenizer that is not what it was.
     """
     folder = run_folder(config)
     try:
@@ -64,7 +120,12 @@ def require_own_folder(config: Config) -> None:
         return
     if IMPORTED in names:
         raise BadInput(f"run folder {str(folder)!r} holds an imported model; choose another folder with --run.")
-    theirs, ours = _dotted(to_dict(read_yaml(folder / CONFIG))), _dotted(to_dict(config))
+    _, remembered = _remembered(folder)
+    if Path(config.data.tokenizer).expanduser() == folder / TOKENIZER:  # else it is written again
+        _require_tokenizer(folder, config, remembered)
+    # What a checkpoint remembers is verified; without one there is the file.
+    theirs, ours = remembered.get("config") or _dotted(to_dict(read_yaml(folder / CONFIG))), _dotted(to_dict(config))
+    theirs = _dotted(to_dict(Config())) | theirs  # of earlier versions, which had not all settings
     for name, value in ours.items():
         if name in MAY_CHANGE or theirs[name] == value or (name == "model.vocabulary" and value is None):
             continue
@@ -129,7 +190,21 @@ def own_folder(config: Config, tokens: TokenCache) -> Iterator[Path]:
 def _describe(folder: Path, config: Config, tokens: TokenCache) -> None:
     write_whole(folder / CONFIG, dump_yaml(config))
     write_whole(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
-    write_whole(folder / DATA, json.dumps({"content": tokens.content, **tokens.statistics}, indent=1) + "\n")
+    write_sealed(folder / DATA, {"content": tokens.content, **tokens.statistics})
+
+
+def text_of(folder: Path) -> str | None:
+    """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
+
+    **Raises:** `Damaged` if no checkpoint remembers it, and its file is not what was written.
+    """
+    _, remembered = _remembered(folder)
+    if "text" in remembered:
+        return remembered["text"]
+    try:
+        return read_sealed(folder / DATA)["content"]
+    except FileNotFoundError:
+        return None
 
 
 def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
@@ -137,8 +212,7 @@ def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
 
     **Raises:** `BadInput` that ends with `advice`.
     """
-    path = folder / DATA
-    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["content"] != tokens.content:
+    if text_of(folder) not in (None, tokens.content):
         raise BadInput(
             f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; {advice}."
         )

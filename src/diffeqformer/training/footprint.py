@@ -1,13 +1,24 @@
-"""Memory of a training update, as the compiler plans it."""
+"""Memory of a training update, as the compiler plans it, on this machine or for devices that are not here."""
 
-from typing import NamedTuple
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from diffeqformer.config import Config
-from diffeqformer.model.count import count
+from diffeqformer.config import Config, from_dict, to_dict
+from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.model.build import abstract
+from diffeqformer.sharding import AXES, BATCH, laid_out, mesh_of, with_shardings
+from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
 
 
@@ -20,17 +31,92 @@ class Footprint(NamedTuple):
     """Moments of AdamW."""
     temporary: int
     """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries."""
+    gradients: int
+    """Of these, the gradients of all trained parameters."""
+    generated: int
+    """And the weights of the whole grid, if time networks generate them, in the precision of computation."""
+
+    @property
+    def rest(self) -> int:
+        """Activations and workspace."""
+        return max(self.temporary - self.gradients - self.generated, 0)
+
+    @property
+    def total(self) -> int:
+        """All that an update needs at one time."""
+        return self.weights + self.optimizer + self.temporary
 
 
 def update_footprint(config: Config) -> Footprint:
-    """Compile the training update of `config` for this machine without running it, and read its memory plan.
+    """Compile the training update of `config` without running it, and read its memory plan.
 
-    `config.model.vocabulary` must be set. Nothing of the model's size is allocated.
+    Compiled for this machine's kind of device, or, if `config.mesh` asks for more devices than there are, for as many
+    virtual CPUs, in a process of its own. `config.model.vocabulary` must be set. Nothing of the model's size is
+    allocated.
+
+    **Raises:** `BadInput` if the mesh does not fit the model, or is left open by -1.
     """
-    state = jax.eval_shape(lambda: initial_state(config))
-    ids = jax.ShapeDtypeStruct((config.trainer.batch_size, config.model.context + 1), np.int32)
-    compiled = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile()
-    plan = compiled.memory_analysis()
-    size = jnp.dtype(jnp.float32).itemsize
-    temporary = int(plan.temp_size_in_bytes) if plan is not None else 0
-    return Footprint(size * count(state.model), size * count(state.optimizer), temporary)
+    sizes = dataclasses.astuple(config.mesh)
+    if -1 in sizes:
+        raise BadInput(f"mesh.{AXES[sizes.index(-1)]} is -1, but what is not here cannot be counted; give a number.")
+    if math.prod(sizes) > len(jax.devices()):
+        return _on_virtual_devices(config, math.prod(sizes))
+    mesh = mesh_of(config)
+    with laid_out(mesh):
+        state = with_shardings(jax.eval_shape(lambda: initial_state(config)))
+        parts, context = config.trainer.accumulation, config.model.context
+        shape = (parts, config.trainer.batch_size // parts, context + 1)
+        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
+        ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+        plan = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile().memory_analysis()
+        trained = split_trained(state.model, config.optimizer)[0]
+        generated = with_shardings(_generated(config))
+    # What the update returns and does not write over what it was given lives beside the temporaries.
+    beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
+    temporary = 0 if plan is None else plan.temp_size_in_bytes + beside
+    return Footprint(_bytes(state.model), _bytes(state.optimizer), temporary, _bytes(trained), _bytes(generated))
+
+
+def _generated(config: Config) -> Any:
+    """Shapes of the weights of the whole grid as they meet activations; none if nothing generates them."""
+    if not config.model.time_dependent or config.model.adaptive:
+        return None
+    narrow = lambda x: jnp.zeros(x.shape, config.model.compute_dtype)
+    layers = lambda model: jax.tree.map(narrow, model.populate().weights)
+    return eqx.filter_eval_shape(layers, abstract(config.model))
+
+
+def _bytes(tree: Any) -> int:
+    """Of a tree's arrays on one device; shapes are enough."""
+
+    def of(x: Any) -> int:
+        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+        return math.prod(shape) * x.dtype.itemsize
+
+    return sum(map(of, jax.tree.leaves(tree)))
+
+
+def _on_virtual_devices(config: Config, devices: int) -> Footprint:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    found = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(to_dict(config)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+    )
+    lines = found.stderr.strip().splitlines() or ["no reason given"]
+    if found.returncode == BadInput.exit_code:
+        raise BadInput(lines[-1])
+    if found.returncode:
+        raise RunFailed(f"the update could not be compiled for {devices} devices: {lines[-1][:200]}")
+    return Footprint(**json.loads(found.stdout))
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(update_footprint(from_dict(Config, json.load(sys.stdin)))._asdict()))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

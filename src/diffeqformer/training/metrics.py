@@ -5,38 +5,49 @@ Every line has `kind` and `step` (updates done):
 - `update`: `loss` (nats), `gradient_norm` (before clipping), `learning_rate`, and `steps` if depth is drawn; exactly
   one for every update;
 - `validation`: `loss` (nats) of an evaluation on the way;
-- `timing`: `seconds` and `tokens_per_second`, and if depth is drawn `depths`: the updates at each and their seconds.
-  The only kind that two equal runs disagree about.
+- `timing`: `seconds` and `tokens_per_second`; on accelerators whose peak is known `utilization`, a fraction of it; if
+  depth is drawn `depths`: the updates at each and their seconds. The only kind that two equal runs disagree about.
 """
 
 import json
 import os
 from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from diffeqformer.errors import RunFailed
-from diffeqformer.training.files import write_whole
+from diffeqformer.errors import Damaged
+from diffeqformer.storage import write_whole
 
 
 class Metrics:
     """Appends to `metrics.jsonl`; opened by the one process that holds the run's lock.
 
     **Arguments:** `path`, the file; `step`, the update that the run continues from. Lines of later updates, and a
-    last line that a crash tore, are removed first (written aside and renamed), because those updates will be repeated.
+    last line that a crash tore, are removed first (written aside and renamed), because those updates will be repeated;
+    at 0, all lines are.
     """
 
     def __init__(self, path: Path, step: int = 0):
+        before = _lines(path, step)
         if path.exists():
-            write_whole(path, "".join(_line(record) for record in read_metrics(path) if record["step"] <= step))
+            write_whole(path, before)
+        self._hash = blake2b(before.encode(), digest_size=32)
         self.file = path.open("a", encoding="utf-8")
+
+    @property
+    def digest(self) -> str:
+        """Of all lines so far, for `require_lines`."""
+        return self._hash.hexdigest()
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
         """Append `records` and flush them to the disk, so that no checkpoint is ever ahead of its metrics.
 
         **Raises:** `ValueError` for a number that JSON does not have (NaN, infinity); `OSError` if the disk is full.
         """
-        self.file.write("".join(map(_line, records)))
+        lines = "".join(map(_line, records))
+        self.file.write(lines)
+        self._hash.update(lines.encode())
         self.file.flush()
         os.fsync(self.file.fileno())
 
@@ -47,6 +58,26 @@ class Metrics:
         self.file.close()
 
 
+def require_lines(path: Path, step: int, digest: str | None) -> None:
+    """Check that the lines up to update `step` are those that `Metrics.digest` was taken of; a missing file passes.
+
+    **Raises:** `Damaged` if they are not.
+    """
+    if (
+        digest is not None
+        and path.exists()
+        and blake2b(_lines(path, step).encode(), digest_size=32).hexdigest() != digest
+    ):
+        raise Damaged(
+            f"file {str(path)!r} is damaged, or was edited: its lines are not those that the checkpoint at update "
+            f"{step} was written with; put it back from a copy, or delete it to go on without the curve so far."
+        )
+
+
+def _lines(path: Path, step: int) -> str:
+    return "".join(_line(record) for record in read_metrics(path) if record["step"] <= step) if step else ""
+
+
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
@@ -54,7 +85,7 @@ def _line(record: dict[str, Any]) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a metrics file, in order; a torn last line is left out, and so is a missing file.
 
-    **Raises:** `RunFailed` naming the first line, other than a torn last one, that cannot be read.
+    **Raises:** `Damaged` naming the first line, other than a torn last one, that cannot be read.
     """
     if not path.exists():
         return []
@@ -67,6 +98,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             valid = False
         if not valid:
-            raise RunFailed(f"line {number} of {str(path)!r} is not a record of metrics: {line[:60]!r}.")
+            raise Damaged(f"line {number} of {str(path)!r} is not a record of metrics: {line[:60]!r}.")
         records.append(record)
     return records

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from diffeqformer.config import Config, read_yaml
+from diffeqformer.config import Config
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
@@ -33,14 +33,11 @@ def load_run(folder: str | Path, which: Literal["latest", "best"] = "latest", pr
 
     Works while the run is being trained, and on any device. Damaged checkpoints are told to `progress` and passed over.
 
-    **Raises:** `BadInput` if there is no run, or no such checkpoint in it yet; `RunFailed` if all are damaged.
+    **Raises:** `BadInput` if there is no run, or no such checkpoint in it yet; `RunFailed` if all are damaged, or
+    another file that the model needs is.
     """
     folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
-    if not (folder / files.CONFIG).is_file():
-        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {files.CONFIG}.")
-    config = read_yaml(folder / files.CONFIG)
+    config = files.open_config(folder)
     checkpoints = Checkpoints(folder / files.CHECKPOINTS)
     open_one = checkpoints.best if which == "best" else checkpoints.latest
     restored = open_one({"model": abstract(config.model)}, (progress or Silent()).say)

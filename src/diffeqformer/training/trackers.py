@@ -5,7 +5,6 @@ These are an extra: a tracker that fails is left out with one warning, and the t
 """
 
 import contextlib
-import json
 import math
 import re
 import secrets
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from diffeqformer.config import Config, dump_yaml, to_dict
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.progress import Progress
-from diffeqformer.training.files import write_whole
+from diffeqformer.storage import read_sealed, write_sealed
 from diffeqformer.training.folder import METRICS, run_folder
 from diffeqformer.training.metrics import Metrics, read_metrics
 
@@ -180,16 +179,21 @@ class RunLog:
     def __init__(self, config: Config, folder: Path, step: int, progress: Progress):
         self.progress, self.trackers = progress, {}
         names = dict.fromkeys(config.trainer.trackers)
-        state = _read_state(folder / STATE) if names else {}
+        state = self._state(folder / STATE) if names else {}
         before = [record["step"] for record in read_metrics(folder / METRICS)] if state else []
         self.sent = max([state.get("sent", -1), *before])
         self.metrics = Metrics(folder / METRICS, step)
         if names:
             opening = Opening(config, folder, state.get("id") or secrets.token_hex(4), bool(state))
-            write_whole(folder / STATE, json.dumps({"id": opening.id, "sent": self.sent}) + "\n")
+            write_sealed(folder / STATE, {"id": opening.id, "sent": self.sent})
             for name in names:
                 if (tracker := self._try(name, KINDS[name].open, opening)) is not None:
                     self.trackers[name] = tracker
+
+    @property
+    def digest(self) -> str:
+        """Of the lines of metrics so far."""
+        return self.metrics.digest
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
         """Take records of `metrics.jsonl`; see `Metrics.write`."""
@@ -202,6 +206,16 @@ class RunLog:
         found = {**entry["validation"], **{name: entry[name] for name in ("tokens", "seconds", "tokens_per_second")}}
         found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
         self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if _is_number(v)})])
+
+    def _state(self, path: Path) -> dict[str, Any]:
+        """What an earlier sitting left; nothing if there was none."""
+        try:
+            return read_sealed(path)
+        except FileNotFoundError:
+            return {}
+        except Damaged as error:
+            self.progress.say(f"{error} Trackers will show the run as a new one.")
+            return {}
 
     def _send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
         for name in list(self.trackers) if rows else ():
@@ -229,6 +243,24 @@ class RunLog:
             self._try(name, self.trackers[name].close, kind is not None)
 
 
+class NoLog:
+    """What stands for a `RunLog` on processes other than the first."""
+
+    digest: str | None = None
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def results(self, entry: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> "NoLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _send(tracker: Tracker, rows: list[tuple[int, dict[str, float]]]) -> None:
     for step, numbers in rows:
         tracker.write(step, numbers)
@@ -247,11 +279,3 @@ def _is_number(value: Any) -> bool:
 
 def _name(run: Opening) -> str:
     return re.sub(r"[^\w.-]+", "-", run_folder(run.config).absolute().name)
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    """What an earlier sitting left; nothing if there was none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

@@ -8,6 +8,7 @@ after update k - 1, and batch k, which is computed from k.
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,28 @@ import jax
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import EvaluationBatches, Loader, evaluation_batches
-from diffeqformer.errors import BadInput, Interrupted, RunFailed
-from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.errors import BadInput, Damaged, Interrupted, RunFailed
+from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.progress import Progress, Stage
+from diffeqformer.progress import Progress, Silent, Stage
+from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed, with_shardings
 from diffeqformer.training import folder as files
 from diffeqformer.training import results
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.depths import depth_of_update
+from diffeqformer.training.distributed import Agreement, by_first, first_in_turn, is_first, require_same
 from diffeqformer.training.finetune import open_base, require_same_tokenizer
-from diffeqformer.training.metrics import read_metrics
+from diffeqformer.training.metrics import read_metrics, require_lines
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.run import Run
 from diffeqformer.training.signals import stop_requests
-from diffeqformer.training.trackers import RunLog, require_trackers
+from diffeqformer.training.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.training.update import Measured, State, all_finite, initial_state, make_update
+from diffeqformer.training.utilization import Trace, utilization
 from diffeqformer.validation import validate
+
+PROFILE = "profile"
+"""In the run's folder: traces, if `trainer.profile` asks for them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Past:
     clock: Clock
     best: float = math.inf
     """Lowest loss of the evaluations so far."""
+    metrics: str | None = None
+    """Digest of the lines of metrics."""
 
 
 def train(config: Config, progress: Progress, base: Run | None = None) -> TrainResult:
@@ -77,11 +86,33 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
     **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already. It is needed until the
     run has a checkpoint of its own.
 
+    On several devices the model is laid out over `config.mesh`; of several processes (`distributed.join`) each makes
+    the same call, and the first alone writes and tells `progress`.
+
     **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
-    being finite, the disk is full or no checkpoint is sound; `Interrupted` after Ctrl-C or SIGTERM, saved.
+    being finite, the disk is full, no checkpoint is sound or another process is lost; `Interrupted` after Ctrl-C or
+    SIGTERM, saved.
     """
-    files.require_own_folder(validate(config))
-    require_trackers(config)
+    mesh, progress = mesh_of(validate(config)), progress if is_first() else Silent()
+    left = len(jax.devices()) - (1 if mesh is None else mesh.size)
+    if left:
+        progress.say(f"{left} of {len(jax.devices())} devices are not used; --mesh.data -1 takes all.")
+    try:
+        with laid_out(mesh):
+            return _train(config, progress, base)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        what = " ".join(str(error).split())[:120]
+        raise RunFailed(
+            f"process {jax.process_index()} of {jax.process_count()} has lost another one ({what}); start all of them "
+            f"again, and the run goes on from its last checkpoint."
+        ) from error
+
+
+def _train(config: Config, progress: Progress, base: Run | None) -> TrainResult:
+    by_first(lambda: files.require_own_folder(config))
+    by_first(lambda: require_trackers(config))
     if config.base.run and base is None and not Checkpoints(files.run_folder(config) / files.CHECKPOINTS).steps():
         base = open_base(config.base, progress)
 
@@ -91,21 +122,29 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
         _loader(config, tokens)
         _validation(config, tokens)
 
-    tokens = prepare(files.readable_data(config), progress, fits)
+    tokens = first_in_turn(lambda: prepare(files.readable_data(config), progress, fits))
+    require_same("text", tokens.content)
     config, loader = files.resolve(config, tokens), _loader(config, tokens)
-    blank = jax.eval_shape(lambda: initial_state(config, base.model if base else None))
+    start = placed(base.model) if base else None
+    blank = with_shardings(jax.eval_shape(lambda: initial_state(config, start)))
     if not jax.tree.leaves(split_trained(blank.model, config.optimizer)[0]):
         roles = ", ".join(config.optimizer.train_roles) or "empty"
         raise BadInput(f"optimizer.train_roles is {roles}, but no parameter of this model has such a role.")
-    files.require_space(config, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank)))
-    with files.own_folder(config, tokens) as folder:
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank))
+    by_first(lambda: files.require_space(config, size))
+    with ExitStack() as stack:
+        folder = Path(by_first(lambda: str(stack.enter_context(files.own_folder(config, tokens)))))
         checkpoints = Checkpoints(folder / files.CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)
-        state, past = _open(checkpoints, config, blank, base, progress)
-        finished = results.read_results(folder / files.RESULTS) if int(state.step) == config.trainer.updates else None
+        state, past = _open(checkpoints, config, blank, start, progress)
+        step = int(state.step)
+        by_first(lambda: require_lines(folder / files.METRICS, step, past.metrics))
+        finished = by_first(
+            lambda: _results(folder / files.RESULTS, progress) if step == config.trainer.updates else None
+        )
         if finished is not None:
             return TrainResult(folder, config, state.model, tokens, finished["models"][0])
         try:
-            with RunLog(config, folder, int(state.step), progress) as log:
+            with RunLog(config, folder, step, progress) if is_first() else NoLog() as log:
                 sitting = Sitting(config, tokens, loader, log, checkpoints, state, past, progress)
                 state = sitting.train()
                 entry = _finish(config, tokens, folder, state.model, past.clock, progress)
@@ -118,25 +157,29 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
 
 
 def _open(
-    checkpoints: Checkpoints, config: Config, like: State, base: Run | None, progress: Progress
+    checkpoints: Checkpoints, config: Config, like: State, base: Transformer | None, progress: Progress
 ) -> tuple[State, Past]:
-    """The newest sound checkpoint's state, or a fresh one; `like` has its shapes."""
+    """The newest sound checkpoint's state, or a fresh one, on its devices; `like` has its shapes."""
     restored = checkpoints.latest({"model": like.model, "optimizer": like.optimizer}, progress.say)
     if restored is None:
-        return _placed(initial_state(config, base.model if base else None)), Past(Clock())
-    checkpoints.clean(after=restored.step)
+        return placed(initial_state(config, base)), Past(Clock())
+    by_first(lambda: checkpoints.clean(after=restored.step))
     state = State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
-    return _placed(state), _past_of(restored.metadata)
-
-
-def _placed(state: State) -> State:
-    """The state on the device, by name: fresh and restored states then share one compiled update."""
-    return jax.device_put(state, jax.devices()[0])
+    return placed(state), _past_of(restored.metadata)
 
 
 def _past_of(metadata: dict[str, Any]) -> Past:
     best = metadata["best"]
-    return Past(Clock(**metadata["clock"]), math.inf if best is None else best)
+    return Past(Clock(**metadata["clock"]), math.inf if best is None else best, metadata.get("metrics"))
+
+
+def _results(path: Path, progress: Progress) -> dict[str, Any] | None:
+    """The results of a finished run; `None` if they are still to be measured."""
+    try:
+        return results.read_results(path)
+    except Damaged as error:
+        progress.say(f"{error} It is written again.")
+        return None
 
 
 def _finish(
@@ -153,6 +196,12 @@ def _finish(
     )
     if not math.isfinite(evaluation.loss):
         raise RunFailed(f"the validation loss is {evaluation.loss} after the last update.")
+    return by_first(lambda: _write_results(config, tokens, folder, evaluation, clock))
+
+
+def _write_results(
+    config: Config, tokens: TokenCache, folder: Path, evaluation: Evaluation, clock: Clock
+) -> dict[str, Any]:
     speed = clock.updates * _tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
     records = read_metrics(folder / files.METRICS)
     entry = results.model_entry(config, evaluation, records, clock.seconds, speed)
@@ -173,7 +222,7 @@ class Sitting:
         config: Config,
         tokens: TokenCache,
         loader: Loader,
-        metrics: RunLog,
+        metrics: RunLog | NoLog,
         checkpoints: Checkpoints,
         state: State,
         past: Past,
@@ -189,6 +238,7 @@ class Sitting:
         """Depths whose update has been compiled."""
         self.ends: list[float] = []
         """When what is measured was ready."""
+        self.files = files.remember(config, files.run_folder(config))
         self.note: dict[str, str] = {}
         self.began = self.mark = self.saved_at = time.perf_counter()
 
@@ -197,21 +247,24 @@ class Sitting:
 
         **Raises:** `RunFailed` if a number stops being finite; `Interrupted` if asked to stop, after saving.
         """
-        updates = self.settings.updates
+        updates, stop, agreement = self.settings.updates, False, Agreement()
         update = make_update(self.config)
-        with stop_requests() as asked_to_stop, self.progress.stage("Training", updates, self.step) as stage:
+        trace = Trace(files.run_folder(self.config) / PROFILE, self.settings.profile if is_first() else 0)
+        with stop_requests() as asked_to_stop, trace, self.progress.stage("Training", updates, self.step) as stage:
             if self.step == 0 and self.config.base.run:
                 self._evaluate()  # what there is to improve on
             while self.step < updates:
+                trace.before_update(self._wait)
                 self._update(update, stage)
                 if len(self.measured) == self.settings.log_every:
                     self._collect()
                 metric = self._evaluate() if self._every(self.settings.evaluate_every) else None
-                if self._is_time_to_save(metric) or asked_to_stop():
+                stop, is_late = agreement.any(asked_to_stop(), is_first() and self._is_late())
+                if stop or is_late or self._is_worth_saving(metric):
                     self._save(metric)
-                if asked_to_stop():
+                if stop:
                     break
-        if asked_to_stop():
+        if stop:
             self.progress.say(
                 f"stopped at update {self.step} of {updates}; saved; run the same command again to go on."
             )
@@ -221,18 +274,21 @@ class Sitting:
     def _every(self, interval: int) -> bool:
         return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
 
-    def _is_time_to_save(self, metric: float | None) -> bool:
-        minutes = (time.perf_counter() - self.saved_at) / 60
-        by_time = 0 < self.settings.checkpoint_minutes <= minutes
+    def _is_late(self) -> bool:
+        """Whether the last checkpoint is older than it may be."""
+        return 0 < self.settings.checkpoint_minutes <= (time.perf_counter() - self.saved_at) / 60
+
+    def _is_worth_saving(self, metric: float | None) -> bool:
         is_best = metric is not None and metric < self.past.best and self.settings.keep_best > 0
-        return self._every(self.settings.checkpoint_every) or by_time or is_best
+        return self._every(self.settings.checkpoint_every) or is_best
 
     def _update(self, update: Callable[..., tuple[State, Measured]], stage: Stage) -> None:
         steps = self.depth_of(self.step)
         first = steps not in self.compiled
         if first:
             self._collect()  # so that compiling is not taken for the time of the update before
-        self.state, measured = update(self.state, self.loader[self.step], steps)
+        with jax.profiler.StepTraceAnnotation("update", step_num=self.step):
+            self.state, measured = update(self.state, self._batch(), steps)
         # One update is on its way while the next batch is made: the device never idles, and no queue builds up
         # that a request to stop would have to wait for.
         self._wait()
@@ -243,6 +299,14 @@ class Sitting:
             self.compiled.add(steps)
         order = ("loss", "validation", "speed")
         stage.advance(1, " · ".join(self.note[name] for name in order if name in self.note))
+
+    def _batch(self) -> Any:
+        """The next batch; of several processes each reads the rows of its own devices."""
+        if not is_divided():
+            return self.loader[self.step]
+        parts = self.settings.accumulation
+        shape = (parts, self.settings.batch_size // parts, self.config.model.context + 1)
+        return divided_batch(lambda start, stop: self.loader.rows(self.step, start, stop), shape)
 
     def _collect(self) -> None:
         """Fetch what the updates measured, refuse what is not finite, write the rest."""
@@ -284,11 +348,15 @@ class Sitting:
                 depths[str(steps)] = [counted[0] + 1, counted[1] + end - begin]
         seconds = self.ends[-1] - self.mark
         speed = len(self.ends) * _tokens_per_update(self.config) / seconds
+        used = utilization(self.config, [steps for steps, _ in self.measured], seconds)
         if depths:
-            self.note["speed"] = f"{speed:,.0f} tok/s"
+            of_peak = "" if used is None else f", {100 * used:.0f} % of peak"
+            self.note["speed"] = f"{speed:,.0f} tok/s{of_peak}"
         self._restart_timing()
-        by_depth = {"depths": depths} if self.config.depth.depths else {}
-        return {"kind": "timing", "step": self.step, "seconds": seconds, "tokens_per_second": speed, **by_depth}
+        found: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed}
+        found |= {} if used is None else {"utilization": used}
+        found |= {"depths": depths} if self.config.depth.depths else {}
+        return {"kind": "timing", "step": self.step, **found}
 
     def _restart_timing(self) -> None:
         now = time.perf_counter()
@@ -318,7 +386,8 @@ class Sitting:
         self.past.best = min(self.past.best, math.inf if metric is None else metric)
         best = self.past.best if math.isfinite(self.past.best) else None
         items = {"model": self.state.model, "optimizer": self.state.optimizer}
-        self.checkpoints.save(self.step, items, {"clock": asdict(self.clock), "best": best}, metric)
+        metadata = {"clock": asdict(self.clock), "best": best, "metrics": self.metrics.digest, **self.files}
+        self.checkpoints.save(self.step, items, metadata, metric)
         self.saved, self.saved_at = self.step, time.perf_counter()
         self._restart_timing()
 

@@ -63,9 +63,9 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
 def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     """The compiled update `(state, ids, steps) -> (state, measured)`; the memory of the state passed in is reused.
 
-    `ids` is int32 (trainer.batch_size, context + 1), or cut into the parts below already; `steps` the depth, as the model's config has it if not given, each
-    of which compiles once. With `trainer.accumulation` A the batch is A parts of equal size, one after the other, and
-    the gradient is the mean of theirs, which equals the whole batch's.
+    `ids` is int32 (trainer.batch_size, context + 1), or cut into the parts below already; `steps` the depth, as the
+    model's config has it if not given, each of which compiles once. With `trainer.accumulation` A the batch is A parts
+    of equal size, one after the other, and the gradient is the mean of theirs, which equals the whole batch's.
     """
     parts = config.trainer.accumulation
     drops = any((*dataclasses.astuple(config.model.dropout), config.model.lora.dropout))

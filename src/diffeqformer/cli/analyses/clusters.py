@@ -71,8 +71,9 @@ def _check(arguments: Arguments) -> None:
     for name in ("dt", "share", *(() if arguments.unit is None else ("unit",))):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise BadInput(f"--{name} is {getattr(arguments, name):g}, but must be more than 0.")
-    if not arguments.variants or not arguments.orders:
-        raise BadInput("--variants and --orders need at least one each.")
+    for name in ("variants", "orders"):
+        if not getattr(arguments, name):
+            raise BadInput(f"--{name} is empty, but must name at least one.")
     if len({*arguments.variants}) < len(arguments.variants):
         raise BadInput(f"--variants are {' '.join(arguments.variants)}, but each must be named once.")
     if not all(0 <= order <= 9 for order in arguments.orders) or len({*arguments.orders}) < len(arguments.orders):

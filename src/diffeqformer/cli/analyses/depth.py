@@ -1,6 +1,5 @@
 """`diffeqformer analyze depth RUN [--steps 3,4,6,8,12] [--against RUN ...] [--data FILES]`"""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -159,12 +158,11 @@ def _owner_of_text(opened: Any, others: Sequence[Any]) -> Any:
 
     **Raises:** `BadInput` if the others were validated on different texts.
     """
-    from diffeqformer.training.folder import DATA
+    from diffeqformer.training.folder import text_of
 
     owners: dict[str, Any] = {}
     for other in others:
-        if (other.folder / DATA).is_file():  # an imported model has no text
-            content = json.loads((other.folder / DATA).read_text(encoding="utf-8"))["content"]
+        if (content := text_of(other.folder)) is not None:  # an imported model has no text
             owners.setdefault(content, other)
     if len(owners) > 1:
         first, second, *_ = (str(owner.folder) for owner in owners.values())

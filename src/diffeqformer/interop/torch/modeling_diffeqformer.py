@@ -109,7 +109,9 @@ def runge_kutta(stages, weights, nodes) -> OneStep:
 
 SCHEMES = {
     "euler": runge_kutta([()], [1.0], [1.0]),  # weights at the end of the step; parallel blocks at dt = 1
+    "euler-middle": runge_kutta([()], [1.0], [0.5]),
     "lie-trotter": OneStep((1.0,), (1.0,), 1, lie_trotter),  # attention, then feed-forward on its result
+    "lie-trotter-middle": OneStep((0.5,), (0.5,), 1, lie_trotter),
     "macaron": OneStep((0.5,), (0.25, 0.75), 1, macaron),
     "strang": OneStep((0.5,), (0.5,), 2, strang),
     "midpoint": runge_kutta([(), (0.5,)], [0.0, 1.0], [0.0, 0.5]),

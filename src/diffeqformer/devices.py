@@ -1,0 +1,53 @@
+"""Accelerators: how fast they can be at most, and how much they hold.
+
+Peaks are those of dense matrix products in bfloat16 (float16 where there is none), without sparsity, as the makers'
+data sheets give them: NVIDIA's of each card, for TPUs the pages "TPU v2" to "TPU v6e" of Google Cloud's documentation.
+A device is what JAX counts as one: a core of a TPU v2 or v3, a chip of later ones.
+"""
+
+import re
+from typing import NamedTuple
+
+GIB = 1 << 30
+USABLE = 0.92
+"""Of a device's memory; the rest goes to its driver, to the runtime and to fragments."""
+
+
+class Device(NamedTuple):
+    """One kind of accelerator."""
+
+    kind: str
+    """What its name in JAX (`device_kind`) matches, without regard to case."""
+    peak: float
+    """Floating-point operations a second."""
+    memory: float
+    """Bytes."""
+
+
+DEVICES = {
+    "v100-16gb": Device(r"v100.*16gb", 125e12, 16 * GIB),
+    "v100-32gb": Device(r"v100.*32gb", 125e12, 32 * GIB),
+    "t4": Device(r"tesla t4", 65e12, 16 * GIB),
+    "a10": Device(r"nvidia a10$", 125e12, 24 * GIB),
+    "l4": Device(r"nvidia l4$", 121e12, 24 * GIB),
+    "l40s": Device(r"l40s", 362e12, 48 * GIB),
+    "rtx-4090": Device(r"rtx 4090", 165e12, 24 * GIB),
+    "a100-40gb": Device(r"a100.*40gb", 312e12, 40 * GIB),
+    "a100-80gb": Device(r"a100.*80gb", 312e12, 80 * GIB),
+    "h100-pcie": Device(r"h100 pcie", 756e12, 80 * GIB),
+    "h100": Device(r"h100", 989e12, 80 * GIB),
+    "h200": Device(r"h200", 989e12, 141e9),
+    "b200": Device(r"b200", 2250e12, 180e9),
+    "tpu-v2": Device(r"tpu v2", 23e12, 8 * GIB),
+    "tpu-v3": Device(r"tpu v3", 61.5e12, 16 * GIB),
+    "tpu-v4": Device(r"tpu v4", 275e12, 32 * GIB),
+    "tpu-v5e": Device(r"tpu v5( lite|e)", 197e12, 16 * GIB),
+    "tpu-v5p": Device(r"tpu v5p?$", 459e12, 95 * GIB),
+    "tpu-v6e": Device(r"tpu v6( lite|e)", 918e12, 32 * GIB),
+}
+"""By the names that `info --card` takes; the first that matches counts."""
+
+
+def device_of(kind: str) -> Device | None:
+    """The device that JAX calls `kind`; none if it is not in the table."""
+    return next((device for device in DEVICES.values() if re.search(device.kind, kind, re.IGNORECASE)), None)

@@ -1,0 +1,240 @@
+"""How a model is laid out over several devices: the mesh, and one table of rules.
+
+JAX compiles one program for all devices and inserts what they have to tell each other. It is told here which axis of an
+array is cut over which axis of the mesh:
+
+- `data`: each part has other sequences of the batch, and all weights;
+- `fsdp`: the same, but weights, their gradients and the optimiser's moments are cut too, and put together when used;
+- `tensor`: heads, hidden units and vocabulary are cut, and with them what is computed.
+
+Without a mesh in force (one device) every function here returns what it is given.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from diffeqformer.config import Config
+from diffeqformer.errors import BadInput
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")
+"""Axes that sequences are divided over."""
+
+RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
+    # The end of a weight's path, and how its last axes are cut: the first layout whose axes can be divided.
+    # vocabulary, width
+    (r"embedding\.tokens|head", (P("tensor", "fsdp"), P(None, ("fsdp", "tensor")))),
+    # position, width
+    (r"embedding\.positions", (P(None, "fsdp"),)),
+    # Heads and hidden units are outputs of the first maps of a block and inputs of the last. Time networks are cut as
+    # the matrices that they generate: P (inputs, outputs, d_emb) along its output, C (inputs, outputs), B (outputs,
+    # d_emb).
+    (r"(query_key_value|up|gate)(\.base)?\.(weight|constant)", (P("fsdp", "tensor"),)),
+    (r"(query_key_value|up|gate)\.projection", (P("fsdp", "tensor", None),)),
+    (r"(query_key_value|up|gate)(\.base)?\.bias", (P("tensor"),)),
+    (r"(query_key_value|up|gate)\.bias_projection", (P("tensor", None),)),
+    (r"(output|down)(\.base)?\.(weight|constant)", (P("tensor", "fsdp"),)),
+    (r"(output|down)\.projection", (P("tensor", "fsdp", None),)),
+    # Low-rank factors: A (inputs, rank), B (rank, outputs).
+    (r"(query_key_value|up|gate)\.adapter\.b", (P(None, "tensor"),)),
+    (r"(output|down)\.adapter\.a", (P("tensor", None),)),
+    # Norms, other biases, and the small networks h(t): whole on every device.
+    (r".*", (P(),)),
+)
+"""Which axes of which weights are cut. Optimiser moments and generated weights have the paths of their parameters."""
+
+
+def mesh_of(config: Config) -> Mesh | None:
+    """The mesh that a config asks for, over the devices of all processes; none for one device.
+
+    **Raises:** `BadInput` if there are not so many devices, or the batch or the model cannot be divided so.
+    """
+    sizes, devices = _sizes(config), len(jax.devices())
+    asked, words = math.prod(sizes), _words(sizes)
+    if asked > devices:
+        raise BadInput(f"mesh is {words}, which needs {asked} devices, but JAX has {devices}.")
+    if asked < devices and jax.process_count() > 1:
+        raise BadInput(
+            f"mesh is {words}, {asked} devices, but the {jax.process_count()} processes have {devices}; "
+            "--mesh.data -1 takes all that are left."
+        )
+    require_divisible(config, sizes)
+    return None if asked == 1 else jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _sizes(config: Config) -> tuple[int, ...]:
+    """Sizes of the axes, -1 replaced by what the devices leave."""
+    given = tuple(getattr(config.mesh, axis) for axis in AXES)
+    known, devices = -math.prod(given), len(jax.devices())
+    if -1 not in given:
+        return given
+    if devices % known:
+        raise BadInput(
+            f"mesh is {_words(given)}, but {devices} devices cannot be divided by {known}; "
+            "choose sizes whose product divides them."
+        )
+    return tuple(devices // known if size == -1 else size for size in given)
+
+
+def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
+    """Check that batch and model can be cut into equal parts.
+
+    **Raises:** `BadInput` naming the first size that cannot.
+    """
+    m, t, (data, fsdp, tensor) = config.model, config.trainer, sizes
+    sequences = f"trainer.batch_size / trainer.accumulation is {t.batch_size // t.accumulation}"
+    both = f"mesh.data x mesh.fsdp, which is {data} x {fsdp}"
+    for name, size, parts, setting in [
+        (sequences, t.batch_size // t.accumulation, data * fsdp, both),
+        (f"model.width is {m.width}", m.width, fsdp, f"mesh.fsdp, which is {fsdp}"),
+        (f"model.heads is {m.heads}", m.heads, tensor, f"mesh.tensor, which is {tensor}"),
+        (f"model.kv_heads is {m.kv_heads}", m.kv_heads or m.heads, tensor, f"mesh.tensor, which is {tensor}"),
+        (f"model.hidden is {m.hidden}", m.hidden or 4 * m.width, tensor, f"mesh.tensor, which is {tensor}"),
+    ]:
+        if size % parts:
+            raise BadInput(f"{name}, but must be divisible by {setting}.")
+
+
+def _words(sizes: tuple[int, ...]) -> str:
+    """`data 2, tensor 4`; axes of one device are left out."""
+    return ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=False) if size != 1) or "one device"
+
+
+@contextmanager
+def laid_out(mesh: Mesh | None) -> Iterator[None]:
+    """Inside the `with` block, models are laid out over `mesh`; as without the block if it is none."""
+    if mesh is None:
+        yield
+    else:
+        with jax.set_mesh(mesh):
+            yield
+
+
+def is_divided() -> bool:
+    """Whether a mesh is in force."""
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+def constrain(x: Array, *axes: Any) -> Array:
+    """`x`, its first axes cut over these axes of the mesh in force, the others whole; one that cannot be divided too.
+
+    **Arguments:** `x`; `axes`, names, tuples of names, or none.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    fitting = (axis if size % _parts(axis, mesh) == 0 else None for axis, size in zip(axes, x.shape, strict=False))
+    return jax.lax.with_sharding_constraint(x, P(*fitting))
+
+
+def constrain_weights(tree: Any) -> Any:
+    """A tree of weights, or of what has their paths, cut as the table says; for use inside compiled functions."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+    cut = lambda path, x: jax.lax.with_sharding_constraint(x, _layout(path, x.shape, mesh))
+    return jax.tree_util.tree_map_with_path(cut, tree)
+
+
+def placed(tree: Any) -> Any:
+    """A tree of weights, wherever they are, on its devices: as the table says, or on this process's first device.
+
+    Fresh and restored states so share one compiled update.
+    """
+    if (mesh := _mesh()) is None:
+        return jax.device_put(tree, jax.local_devices()[0])
+
+    def place(path: Any, x: Any) -> Array:
+        sharding = NamedSharding(mesh, _layout(path, x.shape, mesh))
+        if isinstance(x, Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return jax.device_put(x, sharding)  # nothing moves; equal layouts then have equal names
+        host = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def with_shardings(tree: Any) -> Any:
+    """Shapes of weights, each with where its parts belong: what a checkpoint is read into."""
+    if (mesh := _mesh()) is None:
+        return tree
+    put = lambda path, x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=NamedSharding(mesh, _layout(path, x.shape, mesh))
+    )
+    return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def batch_parts() -> int:
+    """Into how many parts the sequences of a batch are divided."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else _parts(BATCH, mesh)
+
+
+def shared_batch(rows: np.ndarray) -> Array:
+    """A batch that every process has whole, its rows over the devices."""
+    if (mesh := _mesh()) is None:
+        return jax.numpy.asarray(rows)
+    layout = P(BATCH) if len(rows) % batch_parts() == 0 else P()
+    return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, layout), lambda index: rows[index])
+
+
+def divided_batch(read: Callable[[int, int], np.ndarray], shape: tuple[int, int, int]) -> Array:
+    """A batch over the devices, of which each process reads its own rows alone.
+
+    **Arguments:** `read`, rows `start` to `stop - 1` of the batch; `shape`, (part, row, token): parts are trained on
+    one after the other, each on all devices.
+    """
+    (parts, rows, _), mesh = shape, _mesh()
+    assert mesh is not None
+    known: dict[tuple[int, int], np.ndarray] = {}
+
+    def of_device(index: Any) -> np.ndarray:
+        start, stop, _ = index[1].indices(rows)
+        if (start, stop) not in known:
+            known[start, stop] = np.stack([read(i * rows + start, i * rows + stop) for i in range(parts)])
+        return known[start, stop]
+
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, P(None, BATCH)), of_device)
+
+
+def _mesh() -> Mesh | None:
+    """The mesh in force; none inside compiled functions, which know its shape alone."""
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
+
+
+def _layout(path: Any, shape: tuple[int, ...], mesh: Any) -> P:
+    """The layout of the weight at a path."""
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    layouts = next(layouts for end, layouts in RULES if re.search(rf"(^|\.)({end})$", name))
+    whole = (None,) * len(shape)
+    for layout in layouts:
+        axes = (*whole, *layout)[-len(shape) :] if shape else ()
+        if all(size % _parts(axis, mesh) == 0 for axis, size in zip(axes, shape, strict=True)):
+            return _shortest(axes, mesh)
+    return P()
+
+
+def _shortest(axes: Iterable[Any], mesh: Any) -> P:
+    """A layout as compiled functions name it, so that their results are taken for what they are: without axes of one
+    device, and none at the end.
+    """
+    axes = [axis if _parts(axis, mesh) > 1 else None for axis in axes]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
+
+
+def _parts(axis: Any, mesh: Any) -> int:
+    """Into how many parts an axis of an array is cut."""
+    names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return math.prod(mesh.shape[name] for name in names)

@@ -1,0 +1,97 @@
+"""Memory on paper is the memory that an update takes."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.model.count import count
+from diffeqformer.training.footprint import update_footprint
+from diffeqformer.training.update import initial_state
+
+MODEL = ModelConfig(width=256, heads=8, steps=4, context=128, vocabulary=2048, time=TimeConfig(d_emb=16, frequencies=8))
+PROGRAM = """
+import dataclasses, json, re, sys, jax, numpy as np
+from diffeqformer import sharding
+from diffeqformer.config import Config, from_dict
+from diffeqformer.training.footprint import update_footprint
+from diffeqformer.training.update import initial_state, make_update
+from pathlib import Path
+
+def resident(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+config = from_dict(Config, json.load(sys.stdin))
+rows, window = config.trainer.batch_size, config.model.context + 1
+ids = np.zeros((rows, window), np.int32)
+with sharding.laid_out(sharding.mesh_of(config)):
+    state, update = sharding.placed(initial_state(config)), make_update(config)
+    batch = lambda: sharding.divided_batch(lambda a, z: ids[a:z], (1, rows, window)) if sharding.is_divided() else ids
+    held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+    found = {"weights": held(state.model), "optimizer": held(state.optimizer)}
+    state, measured = update(state, batch())
+    jax.block_until_ready(state)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    state, measured = update(state, batch())
+    jax.block_until_ready(state)
+    found["temporary"] = resident("VmHWM") - before
+print(json.dumps(found))
+"""
+
+
+def really(config: Config, devices: int) -> dict[str, int]:
+    """What one device holds between updates, and by how much all memory grows during one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(dataclasses.asdict(config)),
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_memory_on_paper_is_what_an_update_takes():
+    config = Config(model=MODEL, trainer=TrainerConfig(batch_size=32))
+    planned, found = update_footprint(config), really(config, 1)
+    print(planned, found)
+    assert (planned.weights, planned.optimizer) == (found["weights"], found["optimizer"])
+    assert planned.temporary == pytest.approx(found["temporary"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_memory_of_devices_that_are_not_here():
+    config = Config(model=MODEL, trainer=TrainerConfig(batch_size=32), mesh=MeshConfig(fsdp=4))
+    planned, found = update_footprint(config), really(config, 4)
+    print(planned, found)
+    assert (planned.weights, planned.optimizer) == (found["weights"], found["optimizer"])
+    alone = update_footprint(dataclasses.replace(config, mesh=MeshConfig()))
+    assert planned.weights < 0.27 * alone.weights and planned.gradients < 0.27 * alone.gradients
+    assert planned.generated < 0.27 * alone.generated and planned.temporary < 0.4 * alone.temporary
+
+
+def test_parts_of_the_footprint():
+    model = dataclasses.replace(MODEL, width=16, heads=2, vocabulary=40, context=16, gradient="plain")
+    config = Config(model=model, trainer=TrainerConfig(batch_size=2))
+    state, planned = initial_state(config), update_footprint(config)
+    assert planned.weights == planned.gradients == 4 * count(state.model)
+    assert planned.optimizer == 4 * count(state.optimizer)
+    assert planned.generated == 4 * model.steps * (12 * 16 * 16 + 9 * 16 + 4 * 16)  # matrices, biases, norms
+    assert planned.total == planned.weights + planned.optimizer + planned.temporary
+    with pytest.raises(BadInput) as told:
+        update_footprint(dataclasses.replace(config, mesh=MeshConfig(fsdp=-1)))
+    assert str(told.value) == "mesh.fsdp is -1, but what is not here cannot be counted; give a number."
