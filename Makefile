@@ -18,7 +18,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth test test-full test-slow test-browser test-trackers wheel-check docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth test test-full test-slow test-faults test-browser test-trackers wheel-check docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -92,8 +92,11 @@ test-full: install-torch ## Those, the comparisons with torch and transformers, 
 test-slow: install-torch ## The long tests alone
 	$(PYTEST) -m slow $(ARGS)
 
+test-faults: install ## Kills, full disks (as root), damaged files, malformed and hostile input, for an hour
+	$(PYTEST) -m "not torch and not harness and not trackers and not browser" tests/faults $(ARGS)
+
 test-browser: install ## Pages of analyses in a headless Chromium (CHROMIUM=/path/to/it if it is not on the PATH)
-	$(PYTEST) -m browser tests/browser $(ARGS)
+	$(PYTEST) -m browser tests/browser tests/faults $(ARGS)
 
 test-trackers: install ## Weights & Biases and Trackio themselves, which are installed into .venv for it
 	@$(PIP) install "wandb>=0.20" "trackio>=0.20"

@@ -9,11 +9,12 @@ import pytest
 
 from diffeqformer.config import Config, dump_yaml, from_dict, read_yaml, to_dict
 from tests.cli.conftest import write_text
+from tests.training.tiny_run import forget
 
 
 def rewritten(from_: Path, to: Path, **base: str) -> Path:
     """A copy of a run that says that it was fine-tuned."""
-    shutil.copytree(from_, to)
+    forget(shutil.copytree(from_, to))
     config = to_dict(read_yaml(to / "config.yaml"))
     config["base"] |= base
     (to / "config.yaml").write_text(dump_yaml(from_dict(Config, config)))

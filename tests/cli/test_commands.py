@@ -15,6 +15,7 @@ from diffeqformer.training import trainer
 from diffeqformer.training.run import load_run
 from diffeqformer.validation import validate
 from tests.cli.conftest import write_config, write_text
+from tests.training.tiny_run import forget
 
 CONFIGS = parse.shipped_configs()
 
@@ -144,7 +145,7 @@ def test_evaluates_by_other_schemes_and_with_adaptive_steps(call, place):
 @pytest.fixture
 def adaptive_run(place, tmp_path) -> Path:
     """The run `time` with a tolerance in its config."""
-    run = shutil.copytree(place.run("time"), tmp_path / "run")
+    run = forget(shutil.copytree(place.run("time"), tmp_path / "run"))
     config = read_yaml(run / "config.yaml")
     tolerance = dataclasses.replace(config.model.tolerance, rtol=0.1)
     model = dataclasses.replace(config.model, scheme="diffrax:Bosh3", tolerance=tolerance)

@@ -116,7 +116,7 @@ def survives(place: Path, disk: Path, after: int, leave: int) -> str:
 def test_a_disk_that_fills_up_while_training(place, disk, after, leave):
     said = survives(place, disk, after, leave)
     safe = "the last good (one|checkpoint) is at update 4" if after == 5 else "there is no (earlier one|checkpoint yet)"
-    assert re.search(rf"'{disk}.* could not be written.*\(No space left on device\); {safe}\.$", said)
+    assert re.search(rf"could not be written.*\(No space left on device\); {safe}\.$", said) and str(disk) in said
 
 
 @pytest.mark.slow
@@ -127,14 +127,14 @@ def test_a_disk_that_fills_up_at_many_points(place, disk):
         assert "No space left on device" in said and "\n" not in said
 
 
-@pytest.mark.parametrize("leave", [0, 8 << 10, 20 << 10])
+@pytest.mark.parametrize("leave", [0, 4 << 10, 12 << 10])
 def test_a_disk_that_fills_up_while_text_is_packed(place, disk, leave):
     config = replace(settings(place, disk, "none").data, cache=str(disk / f"cache-{leave}"))
     filler = fill(disk, leave)
     try:
         with pytest.raises(RunFailed, match="the disk that holds the token cache '.*' is full: nothing was kept; free"):
             prepare(config, Lines())
-        assert not list(disk.glob("cache-*/*"))
+        assert not list(disk.glob(f"cache-{leave}/*"))
     finally:
         filler.unlink()
     assert len(prepare(config, Lines()).train) > 1000

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pickle
+import re
 import subprocess
 from collections import Counter
 from html.parser import HTMLParser
@@ -104,7 +105,9 @@ def test_names_and_texts_are_text(tmp_path, monkeypatch, tame, capfd, name):
     compared = {part for key in structure((tmp_path / "compared" / "index.html").read_text()) for part in key}
     assert "table" in compared and not compared & {"img", "b", "onerror", "onclick", "script"}
     assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 0
-    card = (tmp_path / "out" / "README.md").read_text()
+    card = re.sub(
+        r"^(```+).*?^\1$|\\.", "", (tmp_path / "out" / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
     assert "<img" not in card and "<script" not in card and "\x1b" not in card
     assert {entry.name for entry in tmp_path.iterdir()} == {"in", "compared", "out"}
     assert {entry.name for entry in (tmp_path / "in").iterdir()} == {f"{name}.jsonl", "c.yaml", "cache", name, "page"}

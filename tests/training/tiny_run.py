@@ -1,11 +1,13 @@
 """What the tests of training share."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 from diffeqformer.config import Config
+from diffeqformer.storage import json_digest
 
 
 def write_text(path: Path, lines: int = 400) -> Path:
@@ -14,6 +16,15 @@ def write_text(path: Path, lines: int = 400) -> Path:
     words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
     path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
     return path
+
+
+def forget(run: Path) -> Path:
+    """Make the checkpoints of a run forget what its config, tokenizer and text were, so that a test may edit these."""
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        content = json.loads(manifest.read_text())["content"]
+        content["metadata"] = {k: v for k, v in content["metadata"].items() if k not in ("config", "tokenizer", "text")}
+        manifest.write_text(json.dumps({"digest": json_digest(content), "content": content}))
+    return run
 
 
 def changed(config: Config, **settings: Any) -> Config:
