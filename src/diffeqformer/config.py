@@ -404,7 +404,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         raise BadInput(f"{path} is {shown(value)}, but must be {names[hint]}.")
-    if hint is int and not -(1 << 63) <= value < 1 << 63:
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise BadInput(f"{path} is {shown(value)}, but must be a whole number of less than 64 bits.")
     return value
 

@@ -88,7 +88,10 @@ def test_two_processes_stop_together_go_on_and_speak_with_one_voice(tmp_path):
         (Distributed("nowhere", 2, 0), "--distributed.coordinator is 'nowhere', but must be HOST:PORT or 'auto'."),
         (Distributed("a:1", 2, 2), "--distributed.process is 2, but must be from 0 to 1."),
         (Distributed("auto", 2), "--distributed.processes is 2, but 'auto' finds it."),
-        (Distributed("", 2), "--distributed.processes is 2, but --distributed.coordinator is missing."),
+        (
+            Distributed("", 2),
+            "--distributed.processes is 2, but --distributed.coordinator, which it needs, is missing.",
+        ),
     ],
 )
 def test_what_does_not_agree_is_named(asked, words, monkeypatch):

@@ -68,7 +68,7 @@ class Loader:
         """
         if k < 0:
             raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
-        return np.stack([self._order[k * self.batch_size + row] for row in range(start, stop)])
+        return np.stack([np.asarray(self._order[k * self.batch_size + row]) for row in range(start, stop)])
 
 
 class EvaluationBatches:

@@ -17,7 +17,7 @@ KINDS = {
     "elastic": "one elastic checkpoint, read at every depth",
     "dedicated": "DiffEqFormer, trained at that depth alone",
     "vanilla": "GPT of that depth",
-    "fixed": "the DiffEqFormer of the middle depth, read elsewhere",
+    "fixed": "DiffEqFormer of one depth, read elsewhere",
 }
 """The kinds of records, in order, and how they are written."""
 MOST = 3
