@@ -67,7 +67,8 @@ def test_into_an_empty_folder(published, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     made = import_huggingface(published, tmp_path / "link")
-    assert load_run(tmp_path / "empty").config == made.config
+    assert load_run(tmp_path / "link").config == made.config
+    assert load_run(tmp_path / "empty").config.model == made.config.model
 
 
 def test_gpt2s_own_tokenizer_files(tmp_path):
