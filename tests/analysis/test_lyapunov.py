@@ -199,8 +199,9 @@ def test_pairwise_at_another_depth():
 
 
 def test_memory_is_linear_in_tokens_and_lapack_is_called_once_at_a_time():
-    """As compiled: twice the additional tokens take about twice the additional memory, not four times, and the two calls
-    of the one QR wait for each other. (XLA runs independent calls at the same time, and on two cores LAPACK's can wait for ever.)"""
+    """As compiled: twice the additional tokens take about twice the additional memory, not four times, and the two
+    calls of the one QR wait for each other. (XLA runs independent calls at the same time, and on two cores LAPACK's can
+    wait for ever.)"""
     config = dataclasses.replace(TINY, context=1024, width=64)
     model = populated(model_of(config))
     first = first_tangents(64, 1, jax.random.key(0), jnp.float32)
