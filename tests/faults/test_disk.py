@@ -25,6 +25,8 @@ from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 from tests.faults.test_kill import final_state, lasting
 
+pytestmark = pytest.mark.slow  # processes of their own, one after the other
+
 UPDATES = 8
 
 
@@ -119,7 +121,6 @@ def test_a_disk_that_fills_up_while_training(place, disk, after, leave):
     assert re.search(rf"could not be written.*\(No space left on device\); {safe}\.$", said) and str(disk) in said
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up_at_many_points(place, disk):
     draw = random.Random(0)
     for _ in range(30):

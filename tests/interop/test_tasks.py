@@ -23,6 +23,7 @@ from lm_eval.api.instance import Instance
 from diffeqformer.cli import main
 from diffeqformer.interop import harness
 from diffeqformer.interop.tasks import Tasks, evaluate_tasks, summary
+from diffeqformer.storage import read_sealed
 
 PAPER = ["arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa"]
 PAPER += ["sciq", "winogrande", "wsc273"]
@@ -89,7 +90,7 @@ def test_command_prints_and_writes(folder, tasks, capsys):
     assert main([*words, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     written = [
-        json.loads((folder / f"evaluations/{document['task']}-3-steps-lie-trotter.json").read_text())
+        read_sealed(folder / f"evaluations/{document['task']}-3-steps-lie-trotter.json")
         for document in printed["evaluations"]
     ]
     assert printed["evaluations"] == written

@@ -54,7 +54,10 @@ def sampled(sampling: dict, rows: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     return counts, np.einsum("a,ab,abc->bc", start, one, two)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 12}, {"top_p": 0.6}])
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ({"temperature": 1.0}, {"top_p": 0.6})]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 12}, *SLOW])
 def test_sampled_text_has_the_distribution_of_plain_decoding(sampling):
     """Pearson's chi-squared over the second and third token, against probabilities computed without drafts."""
     counts, expected = sampled(sampling)

@@ -50,7 +50,10 @@ def open_config(folder: Path) -> Config:
         raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
     if not (folder / CONFIG).is_file():
         raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
-    config = read_yaml(folder / CONFIG)
+    try:
+        config = read_yaml(folder / CONFIG)
+    except BadInput as error:
+        raise Damaged(f"file {str(folder / CONFIG)!r} is damaged, or was edited: {error}") from None
     step, remembered = _remembered(folder)
     found, written = _counting(config), remembered.get("config", {})
     for name in found.keys() & written.keys():
