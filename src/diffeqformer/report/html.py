@@ -140,7 +140,7 @@ def _depth(models: Sequence[Model], vocabulary: int | None) -> dict[str, Any] | 
     label = f"Validation loss against the number of steps run. {findings}"
     tables = []
     for index, model in run:
-        trained = model["validation"]["loss"]
+        trained = next(p["loss"] for p in text.depth_points(model) if p["steps"] == model["steps"])
         rows = [
             {
                 "steps": text.number(p["steps"]),

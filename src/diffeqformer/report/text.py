@@ -167,9 +167,10 @@ def depth_finding(model: dict[str, Any]) -> str:
 
     trained = nats(next(p["loss"] for p in depth_points(model) if p["steps"] == model["steps"]))
     drawn = [point["steps"] for point in model.get("drawn", [])]
-    depths = f"many depths, {min(drawn)} to {max(drawn)} steps" if drawn else f"{model['steps']} steps only"
-    where = f"at {model['steps']}" if drawn else "where"
-    start = f"{model['name']} was trained at {depths}; {where} its loss is {trained} nats."
+    depths = f"{model['steps']} steps only, where"
+    if drawn:
+        depths = f"many depths, {min(drawn)} to {max(drawn)} steps; at {model['steps']}"
+    start = f"{model['name']} was trained at {depths} its loss is {trained} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
     return f"{start} Run at other depths without fine-tuning, its loss lies between {at(near)} and {at(far)}."
