@@ -18,7 +18,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth test test-full test-slow test-faults test-browser test-trackers wheel-check docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-full test-slow test-faults test-browser test-trackers wheel-check docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -82,6 +82,16 @@ repro-adapt: install ## The paper's figure 5 at small scale (TEXTS='a=a.jsonl b=
 
 repro-depth: install ## One checkpoint for every depth, beside models of one depth each (ARGS='--seeds 0 1 2'; an hour a seed)
 	@$(BIN)/diffeqformer reproduce elastic $(ARGS)
+
+BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov start
+RUN ?=
+
+bench: install ## Measure this machine and write docs/benchmarks.md (RUN=runs/quickstart/elastic adds its drafts)
+	@for name in $(BENCHMARKS); do \
+		$(BIN)/diffeqformer bench $$name --to benchmarks/$$name.json || exit; \
+	done
+	@if [ -n "$(RUN)" ]; then $(BIN)/diffeqformer bench drafts --run "$(RUN)" --to benchmarks/drafts.json; fi
+	@$(BIN)/diffeqformer bench page --folder benchmarks --to docs/benchmarks.md
 
 test: install ## The tests that need no torch and take no more than seconds each
 	$(PYTEST) $(ARGS)

@@ -37,10 +37,16 @@ class TimeConfig:
     """Width of the time networks, the paper's d_emb."""
     frequencies: int = 32
     """K: sines and cosines of K frequencies, so 2K+1 features."""
-    highest_frequency: float = 1000.0
-    """Radians per unit of depth of the fastest feature (the paper's s); pi * steps is the grid's Nyquist limit."""
+    highest_frequency: float | None = None
+    """Radians per unit of depth of the fastest feature. By default the paper's s, 1000; where depths are drawn, twice
+    `model.steps`, so that weights between the trained times are smooth (docs/elastic-depth.md)."""
     lowest_frequency: float = 0.1
     """Where the geometric series of frequencies would end (it stops one ratio before): the paper's s / 10000."""
+
+    @property
+    def fastest(self) -> float:
+        """`highest_frequency`, or the paper's."""
+        return 1000.0 if self.highest_frequency is None else self.highest_frequency
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Whether the settings of a run agree with each other."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from diffeqformer.config import MOST_STEPS, BaseConfig, Config, DepthConfig, ModelConfig
@@ -12,7 +12,7 @@ SIZES, _INT32 = 1 << 20, 2**31 - 1
 
 
 def validate(config: Config) -> Config:
-    """Return `config` unchanged if its settings agree with each other.
+    """Return `config` if its settings agree with each other, with the time features' band filled in.
 
     **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
     """
@@ -83,7 +83,10 @@ def validate(config: Config) -> Config:
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     _validate_depth(config.depth, config.model)
     validate_model(config.model)
-    return config
+    drawn = config.depth.depths and config.model.time_dependent and config.model.time.highest_frequency is None
+    fastest = 2.0 * config.model.steps if drawn else config.model.time.fastest
+    time = replace(config.model.time, highest_frequency=fastest)
+    return replace(config, model=replace(config.model, time=time))
 
 
 def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
@@ -140,17 +143,17 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         ("model.norm_epsilon", m.norm_epsilon), ("model.init_std", m.init_std), ("model.horizon", m.interval),
         ("model.rope_theta", m.rope_theta), ("model.tolerance.rtol", m.tolerance.rtol),
         ("model.tolerance.atol", m.tolerance.atol), ("model.reversible.coupling", m.reversible.coupling),
-        ("model.lora.alpha", m.lora.alpha), ("model.time.highest_frequency", m.time.highest_frequency),
+        ("model.lora.alpha", m.lora.alpha), ("model.time.highest_frequency", m.time.fastest),
         ("model.time.lowest_frequency", m.time.lowest_frequency),
     )  # fmt: skip
     _require_fractions(
         ("model.dropout.embedding", m.dropout.embedding), ("model.dropout.attention", m.dropout.attention),
         ("model.dropout.residual", m.dropout.residual), ("model.lora.dropout", m.lora.dropout),
     )  # fmt: skip
-    if m.time.lowest_frequency > m.time.highest_frequency:
+    if m.time.lowest_frequency > m.time.fastest:
         raise BadInput(
             f"model.time.lowest_frequency is {m.time.lowest_frequency}, but must not exceed "
-            f"model.time.highest_frequency, which is {m.time.highest_frequency}."
+            f"model.time.highest_frequency, which is {m.time.fastest}."
         )
     _validate_heads(m)
     _validate_scheme(m)
@@ -196,6 +199,8 @@ def _refuse_unread(m: ModelConfig) -> None:
         (m.adapted, ("lora",), "a model without model.lora.rank", "one with it does"),
     ]
     plain = ModelConfig()
+    if m.time.highest_frequency is not None:
+        plain = replace(plain, time=replace(plain.time, highest_frequency=plain.time.fastest))  # as it is filled in
     for read, names, obstacle, reader in groups:
         for name, value in () if read else _changed(m, plain, names, "model."):
             raise BadInput(f"{name} is {value!r}, but {obstacle} does not read it; {reader}.")

@@ -54,7 +54,10 @@ def test_memory_on_the_command_line(rows, tmp_path, monkeypatch, capsys):
     words = ["bench", "memory", "--weights", "shared", "--steps", "96,12", "--figure"]
     assert main([*words, str(tmp_path / "memory.png"), "--json"]) == 0
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads(capsys.readouterr().out) == {"rows": rows}
+    document = json.loads(capsys.readouterr().out)
+    assert (
+        document["rows"] == rows and document["command"] == "diffeqformer bench memory --weights shared --steps 96,12"
+    )
     assert asked[0][0].weights == "shared" and asked[0][2] == [12, 96]
     assert main([*words, str(tmp_path / "memory.svg")]) == 0
     drawn = (tmp_path / "memory.svg").read_text()

@@ -84,6 +84,14 @@ def test_training_again_returns_the_same_results(call, place, monkeypatch):
     assert entry["evaluations"] == {"attention": 2, "feed_forward": 2}
 
 
+def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
+    called = call("train", place.time, "--run", tmp_path / "run", "--depth.sample", "2", "3", "--trainer.updates", "6")
+    assert called.status == 0, called.err
+    _, table = called.out.split("in training, by depth")
+    rows = [line.split() for line in table.strip().splitlines()]
+    assert [row[0] for row in rows[1:]] == ["2", "3"] and sum(int(row[1]) for row in rows[1:]) == 6
+
+
 @pytest.mark.parametrize(("word", "tied"), [("true", True), ("False", False), ("null", None), ("None", None)])
 def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
     for words in (["--model.tied", word], [f"--model.tied={word}"]):

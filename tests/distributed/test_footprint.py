@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from diffeqformer.cli import info, main
 from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
@@ -95,3 +96,13 @@ def test_parts_of_the_footprint():
     with pytest.raises(BadInput) as told:
         update_footprint(dataclasses.replace(config, mesh=MeshConfig(fsdp=-1)))
     assert str(told.value) == "mesh.fsdp is -1, but what is not here cannot be counted; give a number."
+
+
+@pytest.mark.parametrize(
+    "name, columns", [("llama-1b", ["this model"]), ("diffeqformer-llama-1b", ["this model", "vanilla twin"])]
+)
+def test_a_vanilla_model_has_no_twin_beside_it(name, columns, monkeypatch, capsys):
+    monkeypatch.setattr(info, "_measure", lambda config: {"weights": config.model.weights})
+    assert main(["info", name, "--json"]) == 0
+    kinds = dict(zip(columns, ["layer"] if len(columns) == 1 else ["time", "layer"], strict=True))
+    assert json.loads(capsys.readouterr().out)["models"] == {name: {"weights": kinds[name]} for name in columns}

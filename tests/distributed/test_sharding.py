@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from diffeqformer import sharding
-from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig, to_dict
 from diffeqformer.errors import BadInput
+from diffeqformer.training import results
 from diffeqformer.training.update import initial_state
 from diffeqformer.validation import validate
 
@@ -123,6 +124,7 @@ PROGRAM = """
 import json, sys, jax, numpy as np
 from diffeqformer.config import *
 from diffeqformer import sharding
+from diffeqformer.training import results
 from diffeqformer.training.update import initial_state, make_update
 model = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, gradient="plain",
                     time=TimeConfig(d_emb=6, frequencies=4))
@@ -154,3 +156,13 @@ def test_eight_devices_train_as_one():
     np.testing.assert_allclose(one, mixed, rtol=1e-6)
     assert compiled == 1, "the update was compiled again for the layout that it returns itself"
     assert whole == [16, 64, 6] and part == [8, 32, 6]
+
+
+@pytest.mark.parametrize(
+    "meshes, used", [([{}], 1), ([{"data": 2, "fsdp": 2}], 4), ([{}, {"tensor": 2}], 2), ([{"data": -1, "fsdp": 2}], 8)]
+)
+def test_results_tell_how_many_devices_the_meshes_took(meshes, used, monkeypatch):
+    device = jax.devices()[0]
+    monkeypatch.setattr(jax, "devices", lambda: 8 * [device])
+    entries = [{"config": to_dict(Config(mesh=MeshConfig(**mesh)))} for mesh in meshes]
+    assert results.document("", {}, entries)["device"] == f"{used} x {device.device_kind} ({device.platform})"

@@ -1,7 +1,8 @@
 """Small runs, each in a process of its own that can be killed at any moment.
 
-`python -m tests.faults.small_run` imports everything once, then forks a child for each line on its standard input, a
-JSON list of a run's settings; it prints the child's number at once, and the child's exit status in the end.
+`python -m tests.faults.small_run` imports everything once, then forks a child for each line on its standard input: JSON
+with the `settings` of a run, the child's `log`, and how it is `joined` with others, if it is. It prints the child's
+number at once, and the child's exit status in the end.
 """
 
 import json
@@ -9,9 +10,12 @@ import os
 import sys
 from dataclasses import replace
 
-from diffeqformer.config import Config, DataConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
+import jax
+
+from diffeqformer.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
 from diffeqformer.errors import DiffEqFormerError
 from diffeqformer.progress import Silent
+from diffeqformer.training.distributed import join
 from diffeqformer.training.finetune import finetune_config
 from diffeqformer.training.run import load_run
 from diffeqformer.training.trainer import train
@@ -24,10 +28,10 @@ class Printed(Silent):
         print(line, flush=True)
 
 
-def config(updates: int, run: str, text: str, cache: str, base: str | None = None) -> Config:
+def config(updates: int, run: str, text: str, cache: str, base: str | None = None, devices: int = 1) -> Config:
     """A run that writes a checkpoint every second update, so that many kills fall into a write.
 
-    **Arguments:** `base`, the run that it fine-tunes by LoRA, if any.
+    **Arguments:** `base`, the run that it fine-tunes by LoRA, if any; `devices`, over which it cuts its batches.
     """
     trainer = TrainerConfig(
         updates=updates, batch_size=4, log_every=5, evaluate_every=10, evaluate_batches=2, checkpoint_every=2
@@ -41,15 +45,20 @@ def config(updates: int, run: str, text: str, cache: str, base: str | None = Non
         data=DataConfig(source="files", train=(text,), tokenizer_vocabulary=280, cache=cache),
         optimizer=OptimizerConfig(learning_rate=1e-2),
         trainer=trainer,
+        mesh=MeshConfig(data=devices),
     )
 
 
-def _child(settings: list) -> None:
-    log = os.open(f"{settings[1]}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream, handle in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+def _child(settings: list, log: str, joined: list | None) -> None:
+    """**Arguments:** `joined`, the arguments of `join`."""
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream, handle in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
         os.dup2(handle, stream)
     try:
+        if joined:
+            join(*joined)
         train(config(*settings), Printed())
+        jax.distributed.shutdown()
     except DiffEqFormerError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(error.exit_code)
@@ -60,7 +69,7 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()  # before JAX has a thread: nothing has been computed here
         if not child:
-            _child(json.loads(line))
+            _child(**json.loads(line))
             os._exit(0)
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -138,6 +138,19 @@ def test_depth_is_told_truthfully(page):
     assert "7.625 nats" in section
 
 
+def test_depths_that_were_drawn_have_a_table_and_a_part_of_the_text_is_told():
+    results = examples.comparison()
+    assert "drawn" not in Page(render(results)).tables
+    assert "of the validation text" not in Page(render(results)).sections["depth"]
+    results["models"][0]["drawn"] = [
+        {"steps": 2, "updates": 1300, "loss": 3.25, "tokens_per_second": 11000.0},
+        {"steps": 12, "updates": 0, "loss": None, "tokens_per_second": None},
+    ]
+    page = Page(render({**results, "depth_part": 0.25}))
+    assert page.tables["drawn"][1:] == [["2", "1,300", "3.250", "11,000"], ["12", "0", "–", "–"]]
+    assert "At depths other than the trained one, 25 % of the validation text was read" in page.sections["depth"]
+
+
 def test_depth_caption_claims_nothing_the_numbers_do_not_show():
     results = examples.comparison()
     results["models"][0]["depth"] = [{"steps": 12, "loss": 3.9, "perplexity": math.exp(3.9), "bits_per_byte": 1.6}]

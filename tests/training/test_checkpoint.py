@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import pytest
 
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.training import checkpoint
-from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.checkpoint import Checkpoints, Writer
 
 
 class Moments(NamedTuple):
@@ -66,9 +67,10 @@ def test_restores_from_shapes_alone_and_one_item_alone(tmp_path):
 
 SAVE_ON_FOUR_DEVICES = """
 import sys
+import threading
 from pathlib import Path
 import jax, jax.numpy as jnp
-from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.checkpoint import Checkpoints, Writer
 assert len(jax.devices()) == 4
 by_rows = jax.NamedSharding(jax.make_mesh((4,), ("rows",)), jax.P("rows"))
 Checkpoints(Path(sys.argv[1])).save(1, {"model": jax.device_put(jnp.arange(8.0), by_rows)}, {})
@@ -253,3 +255,57 @@ def test_nothing_is_pickled(tmp_path):
     Checkpoints(tmp_path).save(1, items(), {})
     for path in files_of(tmp_path):
         assert not path.read_bytes().startswith((b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+
+
+class Held(Checkpoints):
+    """Saves when it may."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.may_save = threading.Event()
+
+    def save(self, *arguments, **named) -> None:
+        assert self.may_save.wait(60)
+        super().save(*arguments, **named)
+
+
+def test_what_is_saved_in_the_background_is_the_state_of_that_moment(tmp_path):
+    store = Held(tmp_path)
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2 + 1, tree), donate_argnums=0)
+    expected, state = items(1.0), items(1.0)
+    with Writer(store) as writer:
+        writer.save(1, state, {}, None)
+        for _ in range(3):
+            state = update(state)  # into the same memory
+        writer.require_sound()  # nothing has failed, and nobody waits
+        assert store.steps() == []
+        store.may_save.set()
+        writer.save(2, state, {}, None)
+        assert 1 in store.steps()  # the one before is written
+    assert store.steps() == [1, 2]
+    for step, tree in [(2, state), (1, expected)]:
+        restored = store.latest(items(), refuse_to_say)
+        assert restored is not None and restored.step == step and same(restored.items, tree)
+        shutil.rmtree(tmp_path / str(step))
+
+
+def test_a_failure_in_the_background_is_told_by_the_next_question(tmp_path, monkeypatch):
+    store = Held(tmp_path)
+    store.may_save.set()
+    store.save(1, items(), {})
+
+    def full(*arguments) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    told = r"the checkpoint at update 2 could not be written in .* \(No space left on device\); the last good one is"
+    with pytest.raises(RunFailed, match=told), Writer(store) as writer:
+        writer.save(2, items(), {}, None)
+        writer.settle()
+        writer.require_sound()
+    with pytest.raises(RunFailed, match=told), Writer(store) as writer:
+        writer.save(2, items(), {}, None)
+    with pytest.raises(ZeroDivisionError), Writer(store) as writer:  # what went wrong first is what is told
+        writer.save(2, items(), {}, None)
+        _ = 1 / 0
+    assert store.steps() == [1] and [path.name for path in tmp_path.iterdir()] == ["1"]

@@ -164,3 +164,18 @@ def test_a_model_of_one_depth_refuses_to_draw():
         adaptive = {"scheme": "heun", "tolerance": {"rtol": 1e-3}}
         with pytest.raises(BadInput, match=r"model.tolerance.rtol, 0.001, chooses the steps"):
             validate(from_dict(Config, {"model": adaptive, "depth": depth}))
+
+
+@pytest.mark.parametrize(
+    ("weights", "given", "sample", "filled_in"),
+    [
+        ("time", None, [2, 4], 6.0),
+        ("time", 30.0, [2, 4], 30.0),
+        ("time", None, [], 1000.0),
+        ("layer", None, [], 1000.0),
+    ],
+)
+def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, sample, filled_in):
+    model = {"weights": weights, "steps": 3, "time": {"highest_frequency": given}}
+    found = validate(from_dict(Config, {"depth": {"sample": sample}, "model": model}))
+    assert found.model.time.highest_frequency == filled_in and validate(found) == found

@@ -223,7 +223,7 @@ def test_dropout_of_adapters_alone_acts_in_an_update(bases, tmp_path):
 def test_what_trains_nothing_is_refused(bases, tmp_path):
     for roles_asked, said in (((), "empty"), (("time",), "time")):
         config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), optimizer__train_roles=roles_asked)
-        with pytest.raises(BadInput, match=f"optimizer.train_roles is {said}, but no parameter of this model has"):
+        with pytest.raises(BadInput, match=f"train_roles is {said}, but this model's parameters have .*matrix"):
             train(config, Silent())
     assert not (tmp_path / "run").exists()
 

@@ -44,8 +44,8 @@ def compare_lyapunov(
     **Arguments:** `config`, an Euler scheme's; its weights are written out first, and their generation is not timed;
     `repeats` of the fast way, of which the median counts; the dense way is run once after compiling; `progress`.
 
-    **Returns:** times in seconds, their ratio, the largest difference of exponents, and the temporary memory planned by
-    the compiler at `tokens` and at twice as many.
+    **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
+    memory planned by the compiler at `tokens` and at twice as many.
 
     **Raises:** `BadInput` for another scheme than Euler's, or twice as many tokens as the context holds.
     """
@@ -80,6 +80,7 @@ def compare_lyapunov(
         "spread": [min(times[1:]), max(times[1:])],
         "dense_seconds": dense_seconds,
         "ratio": dense_seconds / seconds,
+        "ratio_spread": [dense_seconds / max(times[1:]), dense_seconds / min(times[1:])],
         "largest_difference": float(np.abs(np.asarray(found) - np.asarray(wanted)).max()),
         "temporary_bytes": temporary_bytes(fast),
         "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),

@@ -32,9 +32,9 @@ def compare_spectra(
     **Arguments:** `rounds`, timed after one that compiles; `dense`, how many of the 2 * steps * heads D x D products
     are made and solved, evenly spread (the time of all is their mean's multiple), or none for all of them.
 
-    **Returns:** `seconds` (median), `quartile_seconds`, `dense_seconds_each` (median), `dense_seconds` (for all),
-    `dense_measured` (how many), `ratio`, `largest_difference` (of matched eigenvalues, over the spectral radius), and
-    the sizes.
+    **Returns:** `seconds` (median), their `spread`, `dense_seconds_each` (median), `dense_seconds` (for all),
+    `dense_measured` (how many), `ratio` and its spread, `largest_difference` (of matched eigenvalues, over the spectral
+    radius), and the sizes.
     """
     progress, draw = progress or Silent(), np.random.default_rng(seed)
     normal = lambda *shape: draw.standard_normal(shape, np.float32) * np.float32(0.02)
@@ -63,17 +63,17 @@ def compare_spectra(
             stage.advance(1)
     median = statistics.median(seconds)
     dense_seconds = statistics.mean(each) * total
-    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [median] * 3
     return {
         "steps": steps,
         "heads": heads,
         "width": width,
         "seconds": median,
-        "quartile_seconds": [quartiles[0], quartiles[2]],
+        "spread": [min(seconds), max(seconds)],
         "dense_measured": len(each),
         "dense_seconds_each": statistics.median(each),
         "dense_seconds": dense_seconds,
         "ratio": dense_seconds / median,
+        "ratio_spread": [dense_seconds / max(seconds), dense_seconds / min(seconds)],
         "largest_difference": max(differences),
     }
 

@@ -13,7 +13,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.training.update import State, initial_state, make_update
 
 Once = Callable[[], object]
-"""One update, from start to end."""
+"""One update, or whatever else is timed, from start to end."""
 
 
 def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> dict[str, list[float]]:
@@ -23,7 +23,7 @@ def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> 
     rounds more go before: one that compiles and one to warm up.
     """
     seconds: dict[str, list[float]] = {name: [] for name in updates}
-    with progress.stage("Timing updates", (rounds + 2) * len(updates)) as stage:
+    with progress.stage("Timing", (rounds + 2) * len(updates)) as stage:
         for round_number in range(rounds + 2):
             for name, update in updates.items():
                 started = time.perf_counter()
@@ -35,14 +35,21 @@ def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> 
 
 
 def summary(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
-    """Median seconds, quartiles, the ratio of medians to the reference's, and the median of the rounds' own ratios."""
-    quartiles = statistics.quantiles(times, n=4)
+    """Median seconds and quartiles, the ratio of medians to the reference's, and the same of the rounds' own ratios."""
+    ratios = [a / b for a, b in zip(times, reference, strict=True)]
     return {
         "median_seconds": statistics.median(times),
-        "quartile_seconds": [quartiles[0], quartiles[2]],
+        "quartile_seconds": quartiles(times),
         "ratio_of_medians": statistics.median(times) / statistics.median(reference),
-        "median_of_ratios": statistics.median(a / b for a, b in zip(times, reference, strict=True)),
+        "median_of_ratios": statistics.median(ratios),
+        "quartiles_of_ratios": quartiles(ratios),
     }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The first and the third."""
+    first, _, third = statistics.quantiles(values, n=4)
+    return [first, third]
 
 
 def random_batch(config: Config) -> np.ndarray:

@@ -1,54 +1,34 @@
-"""`diffeqformer bench train|finetune|generate|drafts|schemes|memory|spectra|lyapunov`"""
+"""`diffeqformer bench train|finetune|generate|...`, and `bench page`, which makes one page of all their documents"""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from diffeqformer.cli.output import human, print_json, print_table
+from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse, whole_numbers
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
-from diffeqformer.progress import Terminal
+from diffeqformer.progress import Progress, Terminal
 
-ROUNDS, STEPS = 9, "12,24,48,96"
+ROUNDS, STEPS, FOLDER = 9, "12,24,48,96", "benchmarks"
+What = Literal[
+    "train", "finetune", "generate", "drafts", "schemes", "memory", "text", "scaling", "spectra", "lyapunov", "start",
+    "page",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure on this machine.
+    """What is measured, how, and where it goes."""
 
-    train: time an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed.
-
-    finetune: time an update of a populated model in full and by LoRA, beside the vanilla transformer's.
-
-    generate: time greedy text of a populated model, of the vanilla one, and of both in Transformers if installed.
-
-    drafts: time self-speculative decoding of a trained run (--run) at --steps (12), beside plain decoding.
-
-    schemes: time an update by each scheme, beside what its evaluations predict, and Euler's written by hand.
-
-    memory: the memory that a gradient needs by each method and number of steps, as compiled; nothing is run.
-
-    spectra: time all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products.
-
-    lyapunov: time the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians.
-
-    Example: diffeqformer bench train --rounds 15
-
-    Example: diffeqformer bench memory --figure memory.svg
-    """
-
-    what: Annotated[
-        Literal["train", "finetune", "generate", "drafts", "schemes", "memory", "spectra", "lyapunov"],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="train|finetune|generate|drafts|schemes|memory|spectra|lyapunov"),
-    ]
+    what: Annotated[What, tyro.conf.Positional, tyro.conf.arg(metavar="|".join(get_args(What)))]
     """What is measured."""
     rounds: int | None = None
-    """Timed updates of each model (9); the models take turns. Of train, finetune, generate, drafts and schemes."""
+    """How often each is timed (9); what is compared takes turns. Of all that have rounds."""
     steps: str | None = None
     """Numbers of depth steps (12,24,48,96) of memory; depth of the text (12) of drafts."""
     run: str | None = None
@@ -60,233 +40,249 @@ class Arguments:
     weights: Literal["layer", "shared", "time"] | None = None
     """How the block weights depend on depth (layer). Of memory."""
     figure: str | None = None
-    """A .png or .svg file to draw the numbers to. Of memory."""
+    """A .png or .svg file to draw the numbers to. Of memory and scaling."""
+    folder: str | None = None
+    """Where the documents are (benchmarks). Of page."""
+    to: str | None = None
+    """A .json file for the document; of page, the .md file to write."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One thing that can be measured."""
+
+    says: str
+    """For --help."""
+    measure: Callable[[Arguments, Progress], dict[str, Any]]
+    """Its document but for what all have. What is wrong with the arguments is found before anything heavy is loaded."""
+    reads: tuple[str, ...] = ("rounds",)
+    """Arguments besides `--to`."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
-    """Print a row a model, a scheme, or a way to a gradient."""
-    arguments = parse(Arguments, words, "diffeqformer bench")
-    read = {
-        "train": ("rounds",),
-        "finetune": ("rounds",),
-        "generate": ("rounds",),
-        "drafts": ("rounds", "run", "steps", "draft_steps", "draft_length"),
-        "schemes": ("rounds",),
-        "memory": ("steps", "weights", "figure"),
-    }
-    for name, value in vars(arguments).items():
-        if name != "what" and value is not None and name not in read.get(arguments.what, ()):
-            raise BadInput(f"--{name.replace('_', '-')} is given, but `bench {arguments.what}` does not read it.")
-    if arguments.what == "memory":
-        return _memory(arguments, as_json)
-    if arguments.what in ("spectra", "lyapunov"):
-        return _against_dense(arguments.what, as_json)
-    rounds = ROUNDS if arguments.rounds is None else arguments.rounds
-    if rounds < 7:
-        raise BadInput(f"--rounds is {rounds}, but must be at least 7 for a median worth reading.")
-    if arguments.what == "drafts":
-        return _drafts(arguments, rounds, as_json)
-    {"train": _train, "finetune": _finetune, "generate": _generate, "schemes": _schemes}[arguments.what](
-        rounds, as_json
-    )
+    """Measure, print the tables, and write what was asked for."""
+    asked = parse(Arguments, words, "diffeqformer bench", about=ABOUT)
+    reads = ("folder",) if asked.what == "page" else BENCHMARKS[asked.what].reads
+    for name, value in vars(asked).items():
+        if name not in ("what", "to", *reads) and value is not None:
+            raise BadInput(f"--{name.replace('_', '-')} is given, but `bench {asked.what}` does not read it.")
+    if asked.rounds is not None and asked.rounds < 7:
+        raise BadInput(f"--rounds is {asked.rounds}, but must be at least 7 for a median worth reading.")
+    figure = _file(asked.figure, "--figure", ".png", ".svg")
+    to = _file(asked.to, "--to", ".md" if asked.what == "page" else ".json")
+    if asked.what == "page":
+        return _page(asked, to, as_json)
+    found = BENCHMARKS[asked.what].measure(asked, Terminal())
+    from diffeqformer.benchmarks.document import machine
+
+    document = {"benchmark": asked.what, "command": _command(asked, reads), "machine": machine(), **found}
+    if to is not None:
+        from diffeqformer.report.benchmark_page import write_document
+
+        write_document(document, to)
+    if figure is not None:
+        from diffeqformer.report.benchmark_figures import FIGURES
+        from diffeqformer.report.figures import save
+        from diffeqformer.report.files import write
+
+        write(figure, save(FIGURES[asked.what](document), figure.suffix[1:]), "figure")
+    if as_json:
+        return print_json(document)
+    from diffeqformer.report.benchmark_tables import TABLES
+
+    for table in TABLES[asked.what](document):
+        print_table(table.caption, table.columns, table.rows)
 
 
-def _train(rounds: int, as_json: bool) -> None:
+def _page(asked: Arguments, to: Path | None, as_json: bool) -> None:
+    if to is None:
+        raise BadInput("`bench page` needs a file to write: name it with --to.")
+    from diffeqformer.report.benchmark_page import read_documents, write_benchmark_page
+
+    documents = read_documents(Path(asked.folder or FOLDER).expanduser())
+    write_benchmark_page(documents, to)
+    if as_json:
+        return print_json({"page": str(to), "benchmarks": list(documents)})
+    Terminal().say(f"page: {to}, of {', '.join(documents)}")
+
+
+def _file(name: str | None, option: str, *endings: str) -> Path | None:
+    path = None if name is None else Path(name).expanduser()
+    if path is not None and path.suffix not in endings:
+        raise BadInput(f"{option} is {name!r}, but must end with {' or '.join(endings)}.")
+    return path
+
+
+def _command(asked: Arguments, reads: Sequence[str]) -> str:
+    """The words that measure this again."""
+    given = {name: getattr(asked, name) for name in reads if name != "figure"}
+    options = [
+        word for name, value in given.items() if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]  # fmt: skip
+    return shlex.join(["diffeqformer", "bench", asked.what, *options])
+
+
+def _rounds(asked: Arguments) -> int:
+    return ROUNDS if asked.rounds is None else asked.rounds
+
+
+def _compared(
+    compare: Callable[[Config, int, Progress], list[dict[str, Any]]],
+    config: Config,
+    asked: Arguments,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The document of rows that were timed in turns."""
+    from diffeqformer.benchmarks.document import sizes
+
+    rounds = _rounds(asked)
+    return {"sizes": sizes(config), "rounds": rounds, "rows": compare(config, rounds, progress)}
+
+
+def _train(asked: Arguments, progress: Progress) -> dict[str, Any]:
     from diffeqformer.benchmarks.updates import STANDARD, compare_updates
 
-    rows = compare_updates(STANDARD, rounds, Terminal())
-    if as_json:
-        return print_json({"rounds": rounds, "rows": rows})
-    print_table(
-        f"training update: {_size(STANDARD)}, d_emb {STANDARD.model.time.d_emb}; {rounds} rounds",
-        ["model", "median", "quartiles", "ratio to vanilla", "median of rounds' ratios", "temporary memory"],
-        [
-            [
-                row["model"],
-                *_times(row),
-                f"{row['ratio_of_medians']:.3f}",
-                f"{row['median_of_ratios']:.3f}",
-                "" if row["temporary_bytes"] is None else human(row["temporary_bytes"], "B"),
-            ]
-            for row in rows
-        ],
-    )
+    return _compared(compare_updates, STANDARD, asked, progress)
 
 
-def _finetune(rounds: int, as_json: bool) -> None:
+def _finetune(asked: Arguments, progress: Progress) -> dict[str, Any]:
     from diffeqformer.benchmarks.finetuning import compare_finetuning
     from diffeqformer.benchmarks.updates import STANDARD
 
-    rows = compare_finetuning(STANDARD, rounds, Terminal())
-    if as_json:
-        return print_json({"rounds": rounds, "rows": rows})
-    print_table(
-        f"fine-tuning update: {_size(STANDARD)}; {rounds} rounds",
-        ["model", "median", "quartiles", "ratio to vanilla", "median of rounds' ratios", "optimiser", "temporary"],
-        [
-            [
-                row["way"],
-                *_times(row),
-                f"{row['ratio_of_medians']:.3f}",
-                f"{row['median_of_ratios']:.3f}",
-                human(row["optimizer_bytes"], "B"),
-                human(row["temporary_bytes"], "B"),
-            ]
-            for row in rows
-        ],
-    )
+    return _compared(compare_finetuning, STANDARD, asked, progress)
 
 
-def _generate(rounds: int, as_json: bool) -> None:
+def _generate(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.generation import NEW, STANDARD, compare_generation
 
-    rows = compare_generation(STANDARD, rounds, Terminal())
-    if as_json:
-        return print_json({"rounds": rounds, "rows": rows})
-    print_table(
-        f"greedy generation: width {STANDARD.width}, {STANDARD.steps} steps, {STANDARD.heads} heads, vocabulary "
-        f"{STANDARD.vocabulary}, {NEW} new tokens; {rounds} rounds",
-        ["model", "by", "batch", "median", "quartiles", "tokens/s", "time over vanilla's", "median of rounds' ratios"],
-        [
-            [
-                row["model"],
-                row["library"],
-                str(row["batch"]),
-                *_times(row),
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['ratio_of_medians']:.3f}",
-                f"{row['median_of_ratios']:.3f}",
-            ]
-            for row in rows
-        ],
-    )
+    rounds = _rounds(asked)
+    rows = compare_generation(STANDARD, rounds, progress)
+    return {"sizes": sizes_of_model(STANDARD), "new_tokens": NEW, "rounds": rounds, "rows": rows}
 
 
-def _drafts(arguments: Arguments, rounds: int, as_json: bool) -> None:
-    if arguments.run is None:
+def _drafts(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    if asked.run is None:
         raise BadInput("`bench drafts` needs a trained run: name its folder with --run.")
-    steps, *others = whole_numbers(arguments.steps or "12", "--steps")
+    steps, *others = whole_numbers(asked.steps or "12", "--steps")
     if others:
-        raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
-    depths = whole_numbers(arguments.draft_steps or "3,4,6", "--draft-steps")
-    lengths = whole_numbers(arguments.draft_length or "2,4,6", "--draft-length")
+        raise BadInput(f"--steps is {asked.steps!r}, but `bench drafts` reads one number.")
+    depths = whole_numbers(asked.draft_steps or "3,4,6", "--draft-steps")
+    lengths = whole_numbers(asked.draft_length or "2,4,6", "--draft-length")
+    from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.drafts import compare_drafts
     from diffeqformer.cli.text import evaluation_text
     from diffeqformer.training.run import load_run
 
-    progress = Terminal()
-    run = load_run(arguments.run, progress=progress)
+    run, rounds = load_run(asked.run, progress=progress), _rounds(asked)
     text, _ = evaluation_text(run, (), progress)
     rows = compare_drafts(run.model, text, steps, depths, lengths, rounds, progress)
-    if as_json:
-        return print_json({"rounds": rounds, "steps": steps, "run": arguments.run, "rows": rows})
-    share = lambda row, name: "" if name not in row else f"{row[name]:.2f}"
-    print_table(
-        f"greedy text of {arguments.run} at {steps} steps, one prompt at a time; {rounds} rounds",
-        ["drafts", "median", "quartiles", "tokens/s", "speed-up", "accepted", "tokens a deep reading", "texts equal"],
-        [
-            [
-                row["way"],
-                *_times(row),
-                f"{row['tokens_per_second']:,.0f}",
-                f"{1 / row['ratio_of_medians']:.2f}",
-                share(row, "acceptance"),
-                share(row, "tokens_per_reading"),
-                share(row, "equal"),
-            ]
-            for row in rows
-        ],
-    )
+    return {"sizes": sizes_of_model(run.model.config), "run": asked.run, "steps": steps, "rounds": rounds, "rows": rows}
 
 
-def _schemes(rounds: int, as_json: bool) -> None:
+def _schemes(asked: Arguments, progress: Progress) -> dict[str, Any]:
     from diffeqformer.benchmarks.schemes import SCHEMES, STANDARD, compare_schemes
 
-    rows = compare_schemes(STANDARD, rounds, Terminal(), SCHEMES)
-    if as_json:
-        return print_json({"rounds": rounds, "rows": rows})
-    print_table(
-        f"training update by scheme: {_size(STANDARD)}, weights {STANDARD.model.weights}; {rounds} rounds; "
-        "predicted from euler and heun",
-        ["scheme", "evaluations", "median", "quartiles", "ratio to euler", "median of rounds' ratios", "predicted",
-         "measured / predicted"],
-        [
-            [
-                row["scheme"],
-                "{attention} + {feed_forward}".format(**row["evaluations"]),
-                *_times(row),
-                f"{row['ratio_of_medians']:.3f}",
-                f"{row['median_of_ratios']:.3f}",
-                f"{row['predicted_ratio']:.3f}",
-                "" if row["measured_over_predicted"] is None else f"{row['measured_over_predicted']:.3f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
+    compare = lambda config, rounds, progress: compare_schemes(config, rounds, progress, SCHEMES)
+    return _compared(compare, STANDARD, asked, progress)
 
 
-def _against_dense(what: str, as_json: bool) -> None:
-    from diffeqformer.benchmarks.lyapunov import compare_lyapunov
-    from diffeqformer.benchmarks.spectra import compare_spectra
-
-    row = compare_spectra(progress=Terminal()) if what == "spectra" else compare_lyapunov(progress=Terminal())
-    if as_json:
-        return print_json(row)
-    title = {
-        "spectra": "all QK and OV eigenvalues: {steps} steps, {heads} heads, width {width}; {dense_measured} products",
-        "lyapunov": "leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}",
-    }
-    print_table(
-        title[what].format(**row),
-        ["seconds", "dense, seconds", "ratio", "largest difference"],
-        [[f"{row[name]:.3g}" for name in ("seconds", "dense_seconds", "ratio", "largest_difference")]],
-    )
-
-
-def _memory(arguments: Arguments, as_json: bool) -> None:
-    steps = whole_numbers(STEPS if arguments.steps is None else arguments.steps, "--steps")
-    figure = None if arguments.figure is None else Path(arguments.figure).expanduser()
-    if figure is not None and figure.suffix not in (".png", ".svg"):
-        raise BadInput(f"--figure is {arguments.figure!r}, but must end with .png or .svg.")
+def _memory(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    steps = whole_numbers(STEPS if asked.steps is None else asked.steps, "--steps")
+    from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.memory import BATCH, gradient_memory, model_with
 
-    model = model_with(arguments.weights or "layer")
-    rows = gradient_memory(model, BATCH, sorted(set(steps)), Terminal())
-    if figure is not None:
-        from diffeqformer.report.figures import gradient_memory as drawn
-        from diffeqformer.report.figures import save
-        from diffeqformer.report.files import write
-
-        write(figure, save(drawn(rows), figure.suffix[1:]), "figure")
-    if as_json:
-        return print_json({"rows": rows})
-    mebibytes = lambda number: f"{number / 2**20:,.1f}"
-    print_table(
-        f"compiled memory of loss and gradient, in MiB: scheme {model.scheme} over {model.reversible.base}, width "
-        f"{model.width}, {model.heads} heads, context {model.context}, batch {BATCH}, {model.checkpoints} checkpoints",
-        ["gradient", "steps", "weights", "temporary", "of which generated", "peak"],
-        [
-            [
-                row["gradient"],
-                str(row["steps"]),
-                *(mebibytes(row[f"{name}_bytes"]) for name in ("weights", "temporary", "generated", "peak")),
-            ]
-            for row in rows
-        ],
-    )
+    model = model_with(asked.weights or "layer")
+    return {
+        "sizes": {name: size for name, size in sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH},
+        "weights": model.weights,
+        "scheme": f"{model.scheme} over {model.reversible.base}",
+        "checkpoints": model.checkpoints,
+        "rows": gradient_memory(model, BATCH, sorted(set(steps)), progress),
+    }
 
 
-def _size(config: Config) -> str:
-    m = config.model
-    return (
-        f"width {m.width}, {m.steps} steps, {m.heads} heads, context {m.context}, "
-        f"batch {config.trainer.batch_size}, vocabulary {m.vocabulary}"
-    )
+def _text(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.text import compare_text, quickstart
+
+    config = quickstart()
+    return {"source": config.data.source, **_compared(compare_text, config, asked, progress)}
 
 
-def _times(row: dict[str, Any]) -> tuple[str, str]:
-    """Median and quartiles."""
-    return (
-        f"{row['median_seconds'] * 1e3:.0f} ms",
-        "{:.0f} to {:.0f} ms".format(*(1e3 * q for q in row["quartile_seconds"])),
-    )
+def _scaling(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.scaling import STANDARD, compare_scaling
+
+    return _compared(compare_scaling, STANDARD, asked, progress)
+
+
+def _spectra(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.spectra import compare_spectra
+
+    return compare_spectra(progress=progress)
+
+
+def _lyapunov(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.lyapunov import compare_lyapunov
+
+    return compare_lyapunov(progress=progress)
+
+
+def _start(asked: Arguments, progress: Progress) -> dict[str, Any]:
+    from diffeqformer.benchmarks.start import compare_start
+
+    rounds = _rounds(asked)
+    return {"rounds": rounds, "rows": compare_start(rounds, progress)}
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "train": Benchmark(
+        "time an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed.", _train
+    ),
+    "finetune": Benchmark(
+        "time an update of a populated model in full and by LoRA, beside the vanilla transformer's.", _finetune
+    ),
+    "generate": Benchmark(
+        "time greedy text of a populated model, of the vanilla one, and of both in Transformers if installed.",
+        _generate,
+    ),
+    "drafts": Benchmark(
+        "time self-speculative decoding of a trained run (--run) at --steps (12), beside plain decoding.",
+        _drafts,
+        ("run", "steps", "draft_steps", "draft_length", "rounds"),
+    ),
+    "schemes": Benchmark(
+        "time an update by each scheme, beside what its evaluations predict, and Euler's written by hand.", _schemes
+    ),
+    "memory": Benchmark(
+        "the memory that a gradient needs by each method and number of steps, as compiled; nothing is run.",
+        _memory,
+        ("weights", "steps", "figure"),
+    ),
+    "text": Benchmark(
+        "time a tokenizer's training, packing and the batches, beside the update that reads them.", _text
+    ),
+    "scaling": Benchmark(
+        "time updates as width, steps, context and d_emb grow, beside how their operations are counted to grow.",
+        _scaling,
+        ("rounds", "figure"),
+    ),
+    "spectra": Benchmark(
+        "time all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products.", _spectra, ()
+    ),
+    "lyapunov": Benchmark(
+        "time the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians.", _lyapunov, ()
+    ),
+    "start": Benchmark("time commands that have next to nothing to do, as processes of their own.", _start),
+}
+"""By name, in the order of the page."""
+ABOUT = "\n\n".join(
+    [
+        "Measure on this machine.",
+        *(f"{name}: {one.says}" for name, one in BENCHMARKS.items()),
+        "page: write one page of the documents that these leave with --to.",
+        "Example: diffeqformer bench train --rounds 15 --to benchmarks/train.json",
+        "Example: diffeqformer bench memory --figure memory.svg",
+        "Example: diffeqformer bench page --folder benchmarks --to benchmarks.md",
+    ]
+)

@@ -38,10 +38,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.model.count import vanilla_twin
 
     progress = Terminal()
-    twin = dataclasses.replace(config, model=vanilla_twin(config.model))
-    with progress.stage("Compiling the training update", 2) as stage:
+    cases, twin = {"this model": config}, vanilla_twin(config.model)
+    if twin != config.model:
+        cases["vanilla twin"] = dataclasses.replace(config, model=twin)
+    with progress.stage("Compiling the training update", len(cases)) as stage:
         columns: dict[str, dict[str, Any]] = {}
-        for name, one in (("this model", config), ("vanilla twin", twin)):
+        for name, one in cases.items():
             columns[name] = _measure(one)
             stage.advance(1, name)
     choices = _d_emb_choices(config) if config.model.time_dependent else []

@@ -128,7 +128,7 @@ def evaluate_tasks(
                 **{name: version(name) for name in ("diffeqformer", "lm_eval", "jax")},
                 "python": python_version(),
             },
-            "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+            "device": f"1 x {device.device_kind} ({device.platform})",  # runs open on one
             "run": str(run.folder),
             "name": name_of_run(run.config)[1],
             "checkpoint": checkpoint,

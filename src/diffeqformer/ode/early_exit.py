@@ -55,7 +55,10 @@ def solve_until_settled(
     arXiv:2207.07061.
     """
     if not isinstance(scheme, OneStep):
-        raise BadInput("early exit needs a scheme that carries the state alone, such as euler; this one carries more.")
+        name = type(scheme).__name__
+        raise BadInput(
+            f"early exit needs a scheme that carries the state alone, such as euler, but {name} carries more."
+        )
     number, lengths = grid.number(steps), jnp.asarray(grid.lengths(steps), x.dtype)
     left = jnp.asarray(1.0 - grid.edges(steps), x.dtype)
 

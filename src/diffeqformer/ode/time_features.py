@@ -18,7 +18,7 @@ def frequencies(config: TimeConfig) -> np.ndarray:
     With highest 1000 and lowest 0.1 this is the paper's `s * 10000^(-k/K)`, s = 1000.
     """
     k = np.arange(config.frequencies) / config.frequencies
-    return config.highest_frequency * (config.lowest_frequency / config.highest_frequency) ** k
+    return config.fastest * (config.lowest_frequency / config.fastest) ** k
 
 
 def time_features(times: Any, config: TimeConfig, dtype: Any = jnp.float32) -> Float[Array, "time features"]:

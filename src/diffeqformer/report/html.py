@@ -48,7 +48,9 @@ def render(results: dict[str, Any]) -> str:
         columns=_columns(models),
         names=[m["name"] for m in models],
         losses=_losses(models),
+        drawn=[(i, m["name"], _drawn(m)) for i, m in enumerate(models) if m.get("drawn")],
         depth=_depth(models, results["corpus"].get("vocabulary")),
+        depth_part=text.number(100 * part) if (part := results.get("depth_part", 1.0)) < 1 else "",
         samples=[(i, m["name"], m["sample"], _pairs(m["sample"])) for i, m in enumerate(models) if m["sample"]],
         corpus=_corpus(results["corpus"]),
         settings=_settings(models),
@@ -130,6 +132,14 @@ def _losses(models: Sequence[Model]) -> dict[str, Any] | None:
     finals = text.join([f"{m['name']} {text.nats(m['validation']['loss'])}" for m in models])
     label = f"Training and validation loss against updates. Final validation losses in nats: {finals}."
     return {"picture": _picture(figures.loss_curves, "loss", label, models), "notes": notes}
+
+
+def _drawn(model: Model) -> list[list[str]]:
+    """A row of cells for each depth that updates were drawn at."""
+    return [
+        [text.number(d["steps"]), text.number(d["updates"]), text.nats(d["loss"]), text.number(d["tokens_per_second"])]
+        for d in model["drawn"]
+    ]
 
 
 def _depth(models: Sequence[Model], vocabulary: int | None) -> dict[str, Any] | None:

@@ -15,17 +15,19 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.storage import file_digest, json_digest, sync_folder, write_whole
-from diffeqformer.training.distributed import ToldElsewhere, by_first
+from diffeqformer.training.distributed import ToldElsewhere, by_first, is_loss
 
 MANIFEST = "manifest.json"
 
@@ -92,6 +94,8 @@ class Checkpoints:
         except ToldElsewhere:
             raise
         except Exception as error:  # Orbax and TensorStore report a full disk as errors of several types
+            if is_loss(error):
+                raise
             shutil.rmtree(aside, ignore_errors=True)
             last = max((s for s in self.steps() if s != step), default=None)
             safe = "there is no earlier one" if last is None else f"the last good one is at update {last}"
@@ -189,6 +193,52 @@ class Checkpoints:
         if folder.exists():
             os.rename(folder, aside)
             shutil.rmtree(aside)
+
+
+class Writer:
+    """Saves the checkpoints of a run while its updates go on; a context that ends when all is written.
+
+    The arrays are copied to the host's memory, and one thread writes the copy. Several processes meet while they write,
+    which only their main threads may do: there, `save` returns when the checkpoint is written.
+
+    **Arguments:** `checkpoints`, where they are saved.
+    """
+
+    def __init__(self, checkpoints: Checkpoints):
+        self.checkpoints = checkpoints
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.on_its_way: Future[None] | None = None
+
+    def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None) -> None:
+        """`Checkpoints.save`, once the checkpoint before is written; its arrays may be donated afterwards.
+
+        **Raises:** what saving the one before raised.
+        """
+        self.require_sound(wait=True)
+        if jax.process_count() > 1:
+            return self.checkpoints.save(step, items, metadata, metric)
+        # On a CPU what JAX hands out is the array's own memory, which the next update overwrites.
+        copied = jax.tree.map(np.array, jax.device_get(dict(items)))
+        self.on_its_way = self.thread.submit(self.checkpoints.save, step, copied, metadata, metric)
+
+    def require_sound(self, wait: bool = False) -> None:
+        """Raise what saving has raised, if it has; with `wait`, when it is done."""
+        if self.on_its_way is not None and (wait or self.on_its_way.done()):
+            written, self.on_its_way = self.on_its_way, None
+            written.result()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written, well or not."""
+        if self.on_its_way is not None:
+            self.on_its_way.exception()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.thread.shutdown()
+        if error is None:
+            self.require_sound(wait=True)
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, dict[str, Any]]) -> None:

@@ -39,7 +39,7 @@ def compare(
     numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning; `part`, as
     for `at_depths_of`.
 
-    **Returns:** the document, as `results.document` describes it.
+    **Returns:** the document, as `results.document` describes it, with the `depth_part`.
 
     **Raises:** `BadInput` if a folder holds something else; whatever `train` raises.
     """
@@ -60,7 +60,7 @@ def compare(
         entries.append(entry)
         records = read_metrics(result.folder / files.METRICS)
         metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
-    found = document(title, corpus, entries)
+    found = {**document(title, corpus, entries), "depth_part": part}
     write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
     write_results(folder / files.RESULTS, found)
     return found

@@ -5,7 +5,14 @@ the run's folder, except for the arrays of checkpoints, of which each writes its
 that folder.
 """
 
+import atexit
+import ctypes
 import json
+import os
+import re
+import signal
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +27,12 @@ T = TypeVar("T")
 AUTO = "auto"
 SILENCE = 50
 """Seconds without a sign of life after which a process is taken for dead, and the others end."""
+STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
+START_AGAIN = "start all of them again, and the run goes on from its last checkpoint"
+ABORTED = (
+    "diffeqformer: JAX has ended this process (its words are above), most often because another one is lost or does "
+    f"not answer, which its last lines explain; {START_AGAIN}.\n"
+)
 
 
 class ToldElsewhere(Interrupted):
@@ -49,6 +62,7 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     _, colon, port = coordinator.rpartition(":")
     if not auto and not (colon and port.isdecimal()):
         raise BadInput(f"--distributed.coordinator is {coordinator!r}, but must be HOST:PORT or {AUTO!r}.")
+    _speak_when_aborted()
     try:
         jax.distributed.initialize(None if auto else coordinator, processes, process, heartbeat_timeout_seconds=SILENCE)
     except (ValueError, RuntimeError) as error:
@@ -56,6 +70,47 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
         raise BadInput(
             f"--distributed.coordinator is {coordinator!r}, but the processes did not meet: {what}."
         ) from error
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether an error can be the end of work with another process: JAX's runtime has raised it, in one of several.
+
+    Where a compiled function is called again, its errors are `ValueError`s that start with the status.
+    """
+    raised = isinstance(error, jax.errors.JaxRuntimeError) or (type(error) is ValueError and STATUS.match(str(error)))
+    return bool(raised) and jax.process_count() > 1
+
+
+def lost(error: Exception) -> RunFailed:
+    """The failure of a process whose work with the others has ended in `error`; it then exits without them."""
+    time.sleep(1)  # if it is the first process that is lost, JAX aborts this one just now, which says its sentence
+    atexit.register(_exit)  # JAX's own exit would wait for the lost one
+    what = " ".join(str(error).split())[:120]
+    return RunFailed(
+        f"process {jax.process_index()} of {jax.process_count()} cannot go on ({what}), most often because another "
+        f"one is lost, which its last lines explain; {START_AGAIN}."
+    )
+
+
+def _exit() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(RunFailed.exit_code)
+
+
+def _speak_when_aborted() -> None:
+    """End with a sentence where JAX's runtime would abort this process with a stack dump alone.
+
+    It does so in a thread of its own, as soon as the first process is gone, and `SILENCE` after any other one has
+    become silent. Python's own handlers of signals would come too late: they run after `abort` has ended the process.
+    """
+    ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _at_abort(_: int) -> None:
+    os.write(2, ABORTED.encode())
+    os._exit(RunFailed.exit_code)
 
 
 def is_first() -> bool:

@@ -36,15 +36,21 @@ CURVE_POINTS = 2000
 
 def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
-    device = jax.devices()[0]
+    device, used = jax.devices()[0], max((_devices(entry) for entry in entries), default=1)
     return {
         "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"diffeqformer": version("diffeqformer"), "jax": jax.__version__, "python": python_version()},
-        "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        "device": f"{used} x {device.device_kind} ({device.platform})",
         "corpus": corpus,
         "models": entries,
     }
+
+
+def _devices(entry: dict[str, Any]) -> int:
+    """How many devices an entry's model was trained on here."""
+    sizes = entry["config"].get("mesh", {}).values()  # none, of an earlier version
+    return len(jax.devices()) if -1 in sizes else math.prod(sizes)
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

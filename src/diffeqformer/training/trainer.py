@@ -25,12 +25,12 @@ from diffeqformer.progress import Progress, Silent, Stage
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed, with_shardings
 from diffeqformer.training import folder as files
 from diffeqformer.training import results
-from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.checkpoint import Checkpoints, Writer
 from diffeqformer.training.depths import depth_of_update
-from diffeqformer.training.distributed import Agreement, by_first, first_in_turn, is_first, require_same
+from diffeqformer.training.distributed import Agreement, by_first, first_in_turn, is_first, is_loss, lost, require_same
 from diffeqformer.training.finetune import open_base, require_same_tokenizer
 from diffeqformer.training.metrics import read_metrics, require_lines
-from diffeqformer.training.optimizer import split_trained
+from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.run import Run
 from diffeqformer.training.signals import stop_requests
 from diffeqformer.training.trackers import NoLog, RunLog, require_trackers
@@ -93,21 +93,18 @@ def train(config: Config, progress: Progress, base: Run | None = None) -> TrainR
     being finite, the disk is full, no checkpoint is sound or another process is lost; `Interrupted` after Ctrl-C or
     SIGTERM, saved.
     """
-    mesh, progress = mesh_of(validate(config)), progress if is_first() else Silent()
+    config, progress = validate(config), progress if is_first() else Silent()
+    mesh = mesh_of(config)
     left = len(jax.devices()) - (1 if mesh is None else mesh.size)
     if left:
         progress.say(f"{left} of {len(jax.devices())} devices are not used; --mesh.data -1 takes all.")
     try:
         with laid_out(mesh):
             return _train(config, progress, base)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except Exception as error:
+        if not is_loss(error):
             raise
-        what = " ".join(str(error).split())[:120]
-        raise RunFailed(
-            f"process {jax.process_index()} of {jax.process_count()} has lost another one ({what}); start all of them "
-            f"again, and the run goes on from its last checkpoint."
-        ) from error
+        raise lost(error) from error
 
 
 def _train(config: Config, progress: Progress, base: Run | None) -> TrainResult:
@@ -128,8 +125,11 @@ def _train(config: Config, progress: Progress, base: Run | None) -> TrainResult:
     start = placed(base.model) if base else None
     blank = with_shardings(jax.eval_shape(lambda: initial_state(config, start)))
     if not jax.tree.leaves(split_trained(blank.model, config.optimizer)[0]):
-        roles = ", ".join(config.optimizer.train_roles) or "empty"
-        raise BadInput(f"optimizer.train_roles is {roles}, but no parameter of this model has such a role.")
+        asked, there = config.optimizer.train_roles, sorted(set(jax.tree.leaves(roles(blank.model))))
+        raise BadInput(
+            f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but this model's parameters have the roles "
+            f"{', '.join(there)}."
+        )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blank))
     by_first(lambda: files.require_space(config, size))
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def _train(config: Config, progress: Progress, base: Run | None) -> TrainResult:
             with RunLog(config, folder, step, progress) if is_first() else NoLog() as log:
                 sitting = Sitting(config, tokens, loader, log, checkpoints, state, past, progress)
                 state = sitting.train()
-                entry = _finish(config, tokens, folder, state.model, past.clock, progress)
+                entry = _finish(config, tokens, folder, state.model, checkpoints, past.clock, progress)
                 log.results(entry)
         except OSError as error:
             raise RunFailed(
@@ -183,7 +183,13 @@ def _results(path: Path, progress: Progress) -> dict[str, Any] | None:
 
 
 def _finish(
-    config: Config, tokens: TokenCache, folder: Path, model: Transformer, clock: Clock, progress: Progress
+    config: Config,
+    tokens: TokenCache,
+    folder: Path,
+    model: Transformer,
+    checkpoints: Checkpoints,
+    clock: Clock,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Evaluate on the whole validation split and write `results.json`."""
     evaluation = evaluate(
@@ -195,7 +201,7 @@ def _finish(
         name="Evaluating",
     )
     if not math.isfinite(evaluation.loss):
-        raise RunFailed(f"the validation loss is {evaluation.loss} after the last update.")
+        raise RunFailed(f"the validation loss is {evaluation.loss} after the last update; {_safe(checkpoints)}.")
     return by_first(lambda: _write_results(config, tokens, folder, evaluation, clock))
 
 
@@ -229,7 +235,8 @@ class Sitting:
         progress: Progress,
     ):
         self.config, self.settings, self.tokens, self.loader = config, config.trainer, tokens, loader
-        self.metrics, self.checkpoints, self.progress = metrics, checkpoints, progress
+        self.metrics, self.progress = metrics, progress
+        self.checkpoints, self.writer = checkpoints, Writer(checkpoints)
         self.state, self.past, self.clock = state, past, past.clock
         self.step = self.saved = int(state.step)
         self.depth_of = depth_of_update(config)
@@ -250,11 +257,13 @@ class Sitting:
         updates, stop, agreement = self.settings.updates, False, Agreement()
         update = make_update(self.config)
         trace = Trace(files.run_folder(self.config) / PROFILE, self.settings.profile if is_first() else 0)
-        with stop_requests() as asked_to_stop, trace, self.progress.stage("Training", updates, self.step) as stage:
+        shown = self.progress.stage("Training", updates, self.step)
+        with stop_requests() as asked_to_stop, trace, self.writer, shown as stage:
             if self.step == 0 and self.config.base.run:
                 self._evaluate()  # what there is to improve on
             while self.step < updates:
                 trace.before_update(self._wait)
+                self.writer.require_sound()
                 self._update(update, stage)
                 if len(self.measured) == self.settings.log_every:
                     self._collect()
@@ -326,7 +335,7 @@ class Sitting:
             self.metrics.write(records[:bad])
             name = "loss" if not math.isfinite(records[bad]["loss"]) else "gradient's norm"
             value = records[bad]["loss" if name == "loss" else "gradient_norm"]
-            raise RunFailed(f"the {name} became {value} at update {first + bad}; {_safe(self.checkpoints)}.")
+            raise self._failure(f"the {name} became {value} at update {first + bad}")
         self.metrics.write([*records, timing])
         at = f" at {records[-1]['steps']} steps" if "steps" in records[-1] else ""
         self.note["loss"] = f"loss {records[-1]['loss']:.3f}{at}"
@@ -368,7 +377,7 @@ class Sitting:
         batches = _validation(self.config, self.tokens).spread(self.settings.evaluate_batches)
         loss = evaluate(self.state.model, batches, block=self.settings.loss_block).loss
         if not math.isfinite(loss):
-            raise RunFailed(f"the validation loss became {loss} at update {self.step}; {_safe(self.checkpoints)}.")
+            raise self._failure(f"the validation loss became {loss} at update {self.step}")
         self.metrics.write([{"kind": "validation", "step": self.step, "loss": loss}])
         self.note["validation"] = f"validation {loss:.3f}"
         self._restart_timing()
@@ -379,17 +388,20 @@ class Sitting:
             return
         self._collect()
         if not bool(all_finite(self.state)):
-            raise RunFailed(
-                f"the model's weights are no longer finite at update {self.step}; {_safe(self.checkpoints)}."
-            )
+            raise self._failure(f"the model's weights are no longer finite at update {self.step}")
         self._restart_timing()
         self.past.best = min(self.past.best, math.inf if metric is None else metric)
         best = self.past.best if math.isfinite(self.past.best) else None
         items = {"model": self.state.model, "optimizer": self.state.optimizer}
         metadata = {"clock": asdict(self.clock), "best": best, "metrics": self.metrics.digest, **self.files}
-        self.checkpoints.save(self.step, items, metadata, metric)
+        self.writer.save(self.step, items, metadata, metric)
         self.saved, self.saved_at = self.step, time.perf_counter()
         self._restart_timing()
+
+    def _failure(self, what: str) -> RunFailed:
+        """What went wrong, and what is safe."""
+        self.writer.settle()
+        return RunFailed(f"{what}; {_safe(self.checkpoints)}.")
 
 
 def _loader(config: Config, tokens: TokenCache) -> Loader:
