@@ -148,7 +148,7 @@ def test_depths_that_were_drawn_have_a_table_and_a_part_of_the_text_is_told():
     ]
     page = Page(render({**results, "depth_part": 0.25}))
     assert page.tables["drawn"][1:] == [["2", "1,300", "3.250", "11,000"], ["12", "0", "–", "–"]]
-    assert "At depths other than the trained one, 25 % of the validation text was read" in page.sections["depth"]
+    assert "All of this was read on 25 % of the validation text" in page.sections["depth"]
 
 
 def test_depth_caption_claims_nothing_the_numbers_do_not_show():
