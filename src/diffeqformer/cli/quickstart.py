@@ -16,7 +16,7 @@ from diffeqformer.progress import Terminal
 from diffeqformer.validation import validate
 
 MODELS = ("quickstart-elastic", "quickstart-diffeqformer", "quickstart-gpt", "quickstart-shared")
-MINUTES = 16.0
+MINUTES = 25.0
 """On two CPU cores, for the number of updates that the configs name."""
 DEPTHS = (3, 4, 5, 6, 8, 12, 24)
 PROMPT = 'def read_config(path):\n    """'
@@ -32,7 +32,7 @@ class Arguments:
     """
 
     minutes: float = MINUTES
-    """Scales the number of updates; at 16 each model gets the compute of 1500 updates at 6 steps, which is meant to
+    """Scales the number of updates; at 25 each model gets the compute of 1500 updates at 6 steps, which is meant to
     take as long on 2 CPU cores."""
     seed: int = 0
     """Of initial weights and of the order of batches."""
