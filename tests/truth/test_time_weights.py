@@ -21,7 +21,7 @@ BANDS = {"paper": (1000.0, 0.1), "band-limited": (20.0, 0.1), "equal": (7.0, 7.0
 
 def features_at(t, time):
     """`[t, sin(f_k t), cos(f_k t)]` with `f_k = high (low / high)^(k / K)`."""
-    high, low, count = time.highest_frequency, time.lowest_frequency, time.frequencies
+    high, low, count = time.fastest, time.lowest_frequency, time.frequencies
     f = [high * math.pow(low / high, k / count) for k in range(count)]
     return np.array([t] + [math.sin(f_k * t) for f_k in f] + [math.cos(f_k * t) for f_k in f])
 
