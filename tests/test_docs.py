@@ -142,7 +142,7 @@ def small_world(tmp_path_factory, compile_once):
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(place)
     jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the work here
-    for name in ("diffeqformer", "gpt"):
+    for name in ("diffeqformer", "elastic", "gpt"):
         run_command(f"diffeqformer train quickstart-{name} --run runs/quickstart/{name}".split())
     run_command(["diffeqformer", "export", "runs/quickstart/gpt", "--to", "downloads/gpt2"])
     yield place
