@@ -195,7 +195,11 @@ def test_documents_that_are_none_are_refused(documents, tmp_path):
         read_documents(tmp_path)
     write_document(documents["start"], tmp_path / "start.json")
     path = tmp_path / "start.json"
-    path.write_text(path.read_text().replace("0.38", "0.28"))
+    text = path.read_text()
+    path.write_text(text.replace("0.4", "0.3", 1))
+    with pytest.raises(Damaged, match=r"start.json' is damaged"):
+        read_documents(tmp_path)
+    path.unlink()
     (tmp_path / "train.json").write_text("{")
     with pytest.raises(Damaged, match=r"train.json' is damaged"):
         read_documents(tmp_path)

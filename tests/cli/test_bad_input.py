@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diffeqformer.training import folder as files
-from diffeqformer.training import trainer
+from diffeqformer.training import sitting
 from diffeqformer.training.metrics import Metrics
 from tests.cli.conftest import write_config, write_text
 
@@ -285,7 +285,7 @@ def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monke
 
 
 def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, tmp_path, monkeypatch):
-    original = trainer.make_update
+    original = sitting.make_update
 
     def make_update(config):
         update = original(config)
@@ -297,7 +297,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
 
         return poisoned
 
-    monkeypatch.setattr(trainer, "make_update", make_update)
+    monkeypatch.setattr(sitting, "make_update", make_update)
     called = call("train", place.time, "--run", tmp_path / "run")
     assert called.status == 1 and called.out == "" and "Traceback" not in called.err
     assert called.err.splitlines()[-1] == (

@@ -16,7 +16,7 @@ from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
-from diffeqformer.training import trainer
+from diffeqformer.training import sitting, trainer
 from diffeqformer.training.finetune import finetune_config, usual_settings
 from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.run import load_run
@@ -168,14 +168,14 @@ def test_stopped_and_continued_equals_uninterrupted_without_the_base(bases, tmp_
     expected = train(whole, Silent()).model
     halves = dataclasses.replace(whole, run=str(tmp_path / "halves"))
     halves = changed(halves, data__tokenizer=str(tmp_path / "halves/tokenizer.json"))
-    update = trainer.Sitting._update
+    update = sitting.Sitting._update
 
     def interrupted(self, *arguments):
         update(self, *arguments)
         if self.step == 4:
             raise Interrupted("enough")
 
-    monkeypatch.setattr(trainer.Sitting, "_update", interrupted)
+    monkeypatch.setattr(sitting.Sitting, "_update", interrupted)
     with pytest.raises(Interrupted):
         train(halves, Silent())
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from tiny_run import changed
 from diffeqformer.config import dump_yaml, read_yaml
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.progress import Silent
-from diffeqformer.training import trackers, trainer
+from diffeqformer.training import sitting, trackers
 from diffeqformer.training.metrics import read_metrics
 from diffeqformer.training.run import load_run
 from diffeqformer.training.trackers import Kind
@@ -41,16 +41,16 @@ import sys
 from diffeqformer.config import read_yaml
 from diffeqformer.errors import Interrupted
 from diffeqformer.progress import Silent
-from diffeqformer.training import trainer
+from diffeqformer.training import sitting, trainer
 
-collect = trainer.Sitting._collect
+collect = sitting.Sitting._collect
 
 def collect_and_stop(self):
     collect(self)
     if self.step >= int(sys.argv[2]):
         raise Interrupted("stopped")
 
-trainer.Sitting._collect = collect_and_stop
+sitting.Sitting._collect = collect_and_stop
 try:
     trainer.train(read_yaml(sys.argv[1]), Silent())
 except Interrupted:
@@ -117,7 +117,7 @@ class Said(Silent):
 
 def interrupted(config, monkeypatch, update):
     """Train as far as `update`, and end as if killed there: nothing is saved."""
-    collect = trainer.Sitting._collect
+    collect = sitting.Sitting._collect
 
     def collect_and_stop(self):
         collect(self)
@@ -125,7 +125,7 @@ def interrupted(config, monkeypatch, update):
             raise Interrupted("stopped")
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(trainer.Sitting, "_collect", collect_and_stop)
+        patch.setattr(sitting.Sitting, "_collect", collect_and_stop)
         train(config, Silent())
 
 

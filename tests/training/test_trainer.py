@@ -21,7 +21,7 @@ from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.progress import Silent
 from diffeqformer.training import folder as files
-from diffeqformer.training import trainer
+from diffeqformer.training import sitting, trainer
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.lock import RunLock
 from diffeqformer.training.metrics import Metrics, read_metrics
@@ -92,7 +92,7 @@ def test_a_run_learns_and_leaves_what_a_run_folder_holds(config):
 def test_a_finished_run_returns_its_results_without_training(config, monkeypatch):
     first = train(config, Silent())
     before = snapshot(Path(config.run))
-    monkeypatch.setattr(trainer, "make_update", None)
+    monkeypatch.setattr(sitting, "make_update", None)
     again = train(config, Silent())
     assert again.entry == first.entry and same_model(again.model, first.model)
     assert snapshot(Path(config.run)) == before
@@ -157,7 +157,7 @@ def test_trains_outside_the_main_thread(config):
 
 def poison(monkeypatch, at: int, value: float, gradient: bool = False) -> None:
     """Make the loss (or the gradient) of update number `at` equal `value`."""
-    original = trainer.make_update
+    original = sitting.make_update
 
     def make_update(config):
         update = original(config)
@@ -173,7 +173,7 @@ def poison(monkeypatch, at: int, value: float, gradient: bool = False) -> None:
 
         return poisoned
 
-    monkeypatch.setattr(trainer, "make_update", make_update)
+    monkeypatch.setattr(sitting, "make_update", make_update)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(config, monk
 
 
 def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(config, monkeypatch):
-    original = trainer.make_update
+    original = sitting.make_update
 
     def make_update(config):
         update = original(config)
@@ -207,7 +207,7 @@ def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(config, 
 
         return overflow
 
-    monkeypatch.setattr(trainer, "make_update", make_update)
+    monkeypatch.setattr(sitting, "make_update", make_update)
     with pytest.raises(RunFailed, match="the model's weights are no longer finite at update 4; there is no checkpoint"):
         train(config, Silent())
     assert not Checkpoints(Path(config.run) / "checkpoints").steps()
@@ -219,13 +219,13 @@ def test_a_learning_rate_far_too_high_ends_in_a_sentence(config):
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last(config, monkeypatch):
-    original, losses = trainer.evaluate, iter([5.0, 3.0, 4.0, 3.5])
+    original, losses = sitting.evaluate, iter([5.0, 3.0, 4.0, 3.5])
 
     def evaluate(*arguments, name="", **named):
         found = original(*arguments, **named)
         return found if name else dataclasses.replace(found, loss=next(losses))
 
-    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    monkeypatch.setattr(sitting, "evaluate", evaluate)
     train(changed(config, trainer__keep_last=1, trainer__evaluate_every=3), Silent())
     assert Checkpoints(Path(config.run) / "checkpoints").steps() == [6, 12]
     assert load_run(config.run, "best").step == 6 and load_run(config.run).step == 12

@@ -39,7 +39,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
     if not is_first():
         return
     from diffeqformer.report.html import write_report
-    from diffeqformer.report.text import evaluations, nats, number
+    from diffeqformer.report.text import drawn_depths, evaluations
     from diffeqformer.training.folder import RESULTS
     from diffeqformer.training.results import read_results
 
@@ -55,8 +55,5 @@ def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
     cost = [evaluations(result.entry.get("evaluations")), f"{result.entry['tokens_per_second']:,.0f}"]
     columns = ["run", "loss (nats)", "perplexity", "bits/byte", "evaluations", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])
-    if drawn := result.entry["drawn"]:
-        written = [
-            [number(d["steps"]), number(d["updates"]), nats(d["loss"]), number(d["tokens_per_second"])] for d in drawn
-        ]
-        print_table("\nin training, by depth", ["steps", "updates", "loss, last tenth", "tokens/s"], written)
+    if drawn := drawn_depths(result.entry):
+        print_table("\nin training, by depth", ["steps", "updates", "loss, last tenth", "tokens/s"], drawn)

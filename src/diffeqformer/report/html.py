@@ -48,7 +48,7 @@ def render(results: dict[str, Any]) -> str:
         columns=_columns(models),
         names=[m["name"] for m in models],
         losses=_losses(models),
-        drawn=[(i, m["name"], _drawn(m)) for i, m in enumerate(models) if m.get("drawn")],
+        drawn=[(i, m["name"], rows) for i, m in enumerate(models) if (rows := text.drawn_depths(m))],
         depth=_depth(models, results["corpus"].get("vocabulary")),
         depth_part=text.number(100 * part) if (part := results.get("depth_part", 1.0)) < 1 else "",
         samples=[(i, m["name"], m["sample"], _pairs(m["sample"])) for i, m in enumerate(models) if m["sample"]],
@@ -134,14 +134,6 @@ def _losses(models: Sequence[Model]) -> dict[str, Any] | None:
     return {"picture": _picture(figures.loss_curves, "loss", label, models), "notes": notes}
 
 
-def _drawn(model: Model) -> list[list[str]]:
-    """A row of cells for each depth that updates were drawn at."""
-    return [
-        [text.number(d["steps"]), text.number(d["updates"]), text.nats(d["loss"]), text.number(d["tokens_per_second"])]
-        for d in model["drawn"]
-    ]
-
-
 def _depth(models: Sequence[Model], vocabulary: int | None) -> dict[str, Any] | None:
     run = [(i, m) for i, m in enumerate(models) if m["depth"]]
     if not run:
@@ -150,7 +142,7 @@ def _depth(models: Sequence[Model], vocabulary: int | None) -> dict[str, Any] | 
     label = f"Validation loss against the number of steps run. {findings}"
     tables = []
     for index, model in run:
-        trained = next(p["loss"] for p in text.depth_points(model) if p["steps"] == model["steps"])
+        trained = text.loss_as_trained(model)
         rows = [
             {
                 "steps": text.number(p["steps"]),

@@ -154,6 +154,19 @@ def depth_points(model: dict[str, Any]) -> list[dict[str, Any]]:
     return [points[steps] for steps in sorted(points)]
 
 
+def loss_as_trained(model: dict[str, Any]) -> float:
+    """The loss at the number of steps that the model's config names."""
+    return next(point["loss"] for point in depth_points(model) if point["steps"] == model["steps"])
+
+
+def drawn_depths(model: dict[str, Any]) -> list[list[str]]:
+    """A row for each depth that updates were drawn at: steps, updates, loss over the last tenth, tokens a second."""
+    return [
+        [number(d["steps"]), number(d["updates"]), nats(d["loss"]), number(d["tokens_per_second"])]
+        for d in model.get("drawn", [])
+    ]
+
+
 def depth_finding(model: dict[str, Any]) -> str:
     """What a model's depth curve shows, from its numbers."""
     changes = _depth_changes(model)
@@ -165,7 +178,7 @@ def depth_finding(model: dict[str, Any]) -> str:
         change = changes[steps]
         return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {steps} steps"
 
-    trained = nats(next(p["loss"] for p in depth_points(model) if p["steps"] == model["steps"]))
+    trained = nats(loss_as_trained(model))
     drawn = [point["steps"] for point in model.get("drawn", [])]
     depths = f"{model['steps']} steps only, where"
     if drawn:

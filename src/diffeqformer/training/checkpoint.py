@@ -65,6 +65,11 @@ class Checkpoints:
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal())
 
+    def last_good(self) -> str:
+        """What is safe, as the end of a message."""
+        steps = self.steps()
+        return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"
+
     def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None = None) -> None:
         """Write a checkpoint aside, rename it into place, then remove those that are no longer kept.
 
