@@ -52,7 +52,8 @@ NOT_RUN_COMMANDS = {
 SHORT = {
     "train": "--trainer.updates 2",
     "finetune": "--trainer.updates 2",
-    "reproduce": "--pretraining 2 --finetuning 2 --cache cache",
+    "reproduce adapt": "--pretraining 2 --finetuning 2 --cache cache",
+    "reproduce elastic": "--scale 0.002 --depths 3 --cache cache",
     "analyze spectra": "--times 4",
     "analyze induction": "--sequences 2",
     "analyze clusters": "--texts 2",

@@ -34,9 +34,9 @@ class Arguments:
     run: str | None = None
     """Folder of a trained run. Of drafts."""
     draft_steps: str | None = None
-    """Depths of the drafts (3,4,6). Of drafts."""
+    """Depths of the drafts (2,3,4). Of drafts."""
     draft_length: str | None = None
-    """Tokens of a draft (2,4,6). Of drafts."""
+    """Tokens of a draft (4,8,12). Of drafts."""
     weights: Literal["layer", "shared", "time"] | None = None
     """How the block weights depend on depth (layer). Of memory."""
     figure: str | None = None
@@ -168,8 +168,8 @@ def _drafts(asked: Arguments, progress: Progress) -> dict[str, Any]:
     steps, *others = whole_numbers(asked.steps or "12", "--steps")
     if others:
         raise BadInput(f"--steps is {asked.steps!r}, but `bench drafts` reads one number.")
-    depths = whole_numbers(asked.draft_steps or "3,4,6", "--draft-steps")
-    lengths = whole_numbers(asked.draft_length or "2,4,6", "--draft-length")
+    depths = whole_numbers(asked.draft_steps or "2,3,4", "--draft-steps")
+    lengths = whole_numbers(asked.draft_length or "4,8,12", "--draft-length")
     from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.drafts import compare_drafts
     from diffeqformer.cli.text import evaluation_text
