@@ -84,6 +84,7 @@ def test_training_again_returns_the_same_results(call, place, monkeypatch):
     assert entry["evaluations"] == {"attention": 2, "feed_forward": 2}
 
 
+@pytest.mark.slow
 def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
     called = call("train", place.time, "--run", tmp_path / "run", "--depth.sample", "2", "3", "--trainer.updates", "6")
     assert called.status == 0, called.err

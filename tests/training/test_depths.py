@@ -64,19 +64,17 @@ def test_the_first_updates_are_shallow():
     assert set(found[:400]) == {3} and set(found[400:410]) > {3}
 
 
-def test_an_update_at_a_depth_takes_the_gradient_at_this_depth():
-    update = make_update(config(sample="2-5"))
-    for steps in (2, 5):
-        state = initial_state(config())
-        loss, gradient = jax.value_and_grad(lambda model, steps=steps: next_token_loss(model, IDS, steps=steps))(
-            state.model
-        )
-        norm = optax.tree.norm(gradient)
-        _, measured = update(state, IDS, steps)
-        np.testing.assert_allclose(measured.loss, loss, rtol=1e-6)
-        np.testing.assert_allclose(measured.gradient_norm, norm, rtol=1e-5)
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 5])
+def test_an_update_at_a_depth_takes_the_gradient_at_this_depth(steps):
+    state = initial_state(config())
+    loss, gradient = jax.value_and_grad(lambda model: next_token_loss(model, IDS, steps=steps))(state.model)
+    norm = optax.tree.norm(gradient)
+    _, measured = make_update(config(sample="2-5"))(state, IDS, steps)
+    np.testing.assert_allclose(measured.loss, loss, rtol=1e-6)
+    np.testing.assert_allclose(measured.gradient_norm, norm, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_at_a_drawn_depth_equal_the_whole():
     for jitter in (0.0, 0.8):
         found = [
