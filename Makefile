@@ -80,7 +80,7 @@ TEXTS ?= $(error name two texts, as in make repro-adapt TEXTS="code=stdlib wikit
 repro-adapt: install ## The paper's figure 5 at small scale (TEXTS='a=a.jsonl b=b.raw', about 60 minutes)
 	@$(BIN)/diffeqformer reproduce adapt --texts $(TEXTS) $(ARGS)
 
-repro-depth: install ## One checkpoint for every depth, beside models of one depth each (ARGS='--seeds 0 1 2'; an hour a seed)
+repro-depth: install ## One checkpoint for every depth, beside models of one depth each (ARGS='--seeds 0 1 2'; up to 90 minutes a seed)
 	@$(BIN)/diffeqformer reproduce elastic $(ARGS)
 
 BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov start
