@@ -81,7 +81,7 @@ def _exported(model: Transformer, stack: ExitStack, progress: Progress) -> Calla
     tokenizer = train_tokenizer(["text"], 257)
     assert vocabulary_size(tokenizer) <= (model.config.vocabulary or 0)
     export(Run(folder, Config(model=model.config), tokenizer, model, 0), folder, progress=progress)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
     def made(prompt: np.ndarray, new_tokens: int) -> Once:
         ids = torch.tensor(prompt, dtype=torch.long)

@@ -48,6 +48,7 @@ def _torch_update(config: Config) -> Once:
     from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     m, o = config.model, config.optimizer
+    assert m.vocabulary is not None
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=m.vocabulary,

@@ -48,9 +48,10 @@ class Tasks:
             if not Path(folder).is_dir():
                 raise BadInput(f"--include-path is {folder!r}, but must be a folder with task files.")
         folders = [str(Path(folder).resolve()) for folder in include]
-        self.manager: Any = TaskManager(include_path=folders, include_defaults=False)
+        manager: Any = TaskManager  # typed by the installed version, if it is installed
+        self.manager: Any = manager(include_path=folders, include_defaults=False)
         if not all(map(self._found, names)):
-            self.manager = TaskManager(include_path=folders)
+            self.manager = manager(include_path=folders)
         for name in names:
             if not self._found(name):
                 near = difflib.get_close_matches(name, self.manager.all_tasks, n=3)
@@ -105,13 +106,15 @@ def evaluate_tasks(
 
     from diffeqformer.interop.harness import DiffEqFormerLM
 
+    evaluate: Any = simple_evaluate  # and the class are typed by the installed version, if it is installed
+    harness_model: Any = DiffEqFormerLM
     progress = progress or Silent()
-    model = DiffEqFormerLM(run, steps, scheme, batch_size=batch_size, progress=progress)
+    model = harness_model(run, steps, scheme, batch_size=batch_size, progress=progress)
     device = jax.devices()[0]
     for task, loaded in tasks.loaded.items():
         progress.say(f"{task} …")
         with contextlib.redirect_stdout(sys.stderr):  # the harness prints
-            found = simple_evaluate(
+            found = evaluate(
                 model,
                 tasks=loaded,
                 num_fewshot=num_fewshot,
