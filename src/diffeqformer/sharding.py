@@ -97,8 +97,8 @@ def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
         (sequences, t.batch_size // t.accumulation, data * fsdp, both),
         (f"model.width is {m.width}", m.width, fsdp, f"mesh.fsdp, which is {fsdp}"),
         (f"model.heads is {m.heads}", m.heads, tensor, f"mesh.tensor, which is {tensor}"),
-        (f"model.kv_heads is {m.kv_heads}", m.kv_heads or m.heads, tensor, f"mesh.tensor, which is {tensor}"),
-        (f"model.hidden is {m.hidden}", m.hidden or 4 * m.width, tensor, f"mesh.tensor, which is {tensor}"),
+        (f"model.field.kv_heads is {m.kv_heads}", m.kv_heads, tensor, f"mesh.tensor, which is {tensor}"),
+        (f"model.hidden is {m.hidden}", m.hidden_width, tensor, f"mesh.tensor, which is {tensor}"),
     ]:
         if size % parts:
             raise BadInput(f"{name}, but must be divisible by {setting}.")

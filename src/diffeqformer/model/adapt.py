@@ -1,4 +1,4 @@
-"""A trained model as the start of another: written out at any depth, with adapters or without."""
+"""A trained model as the start of another: populated at any depth, with adapters or without."""
 
 import dataclasses
 
@@ -6,30 +6,31 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key
 
-from diffeqformer.config import LoRAConfig, ModelConfig
+from diffeqformer.config import LayerConfig, LoRAConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.weights import LayerWeights
 
 
-def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAConfig) -> ModelConfig:
+def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAConfig | None) -> ModelConfig:
     """The config of a model of `config`, to be fine-tuned at `steps` steps.
 
-    **Arguments:** `config`, of the trained model; `steps`, the new depth; `layers`, whether its weights are written out
+    **Arguments:** `config`, of the trained model; `steps`, the new depth; `layers`, whether its weights are populated
     as a table of layers (paper section 6.2), or stay functions of depth; `lora`, the adapters, if any.
 
     **Raises:** `BadInput` if the trained model cannot run at `steps`, or has no functions of depth to keep.
     """
     if not layers:
-        if config.weights == "layer":
+        if isinstance(config.weights, LayerConfig):
             raise BadInput(
                 "method 'continuous' keeps weights that are functions of depth, but this model is a table of "
                 f"{config.steps} layers; 'lora' and 'full' fine-tune it."
             )
-        return dataclasses.replace(config, steps=steps, horizon=config.horizon_at(steps))
+        return with_steps(config, steps)
     populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config))
-    return dataclasses.replace(populated.config, lora=lora)
+    section = dataclasses.replace(populated.config.weights, lora=lora)
+    return dataclasses.replace(populated.config, weights=section)
 
 
 def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Transformer:
@@ -40,11 +41,11 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
 
     **Raises:** `BadInput` if the model cannot become one of `config`.
     """
-    if config.weights == "layer":
-        model = model.merge().populate(config.steps)
-        if config.adapted:
+    if isinstance(config.weights, LayerConfig):
+        model = model.merge().populate(config.edges or config.steps)
+        if config.lora:
             assert isinstance(model.weights, LayerWeights)
-            model = eqx.tree_at(lambda m: m.weights, model, model.weights.adapted(config.lora, key))
+            model = model.replace(weights=model.weights.adapted(config.lora, key))
     wanted, found = (_shapes(tree) for tree in (abstract(config), model))
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
@@ -52,7 +53,9 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
                 f"the model to start from does not fit the config: {name} is {found.get(name, 'absent')} there, "
                 f"but must be {wanted.get(name, 'absent')}."
             )
-    return Transformer(model.embedding, model.weights, model.final_norm, model.head, config)
+    # Of the new config are dropout, precision and what the backward pass keeps.
+    field = model.field if isinstance(config.field, OwnConfig) else config.field.build(config)
+    return model.replace(field=field, config=config)
 
 
 def _shapes(model: Transformer) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,7 @@
-"""From a model config to a model."""
+"""From a model config, or a user's own parts, to a model."""
+
+import dataclasses
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -6,40 +9,69 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import ModelConfig
+from diffeqformer.config import GPTConfig, ModelConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm
-from diffeqformer.ode.field import field_of
-from diffeqformer.ode.schemes import scheme_of
-from diffeqformer.ode.weights import init_weights
+from diffeqformer.ode.field import Field
+from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.schemes import Scheme
+from diffeqformer.ode.weights import WeightSource
 
 
-def build(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
+def build(
+    config: ModelConfig,
+    key: Key[Array, ""],
+    *,
+    weights: WeightSource | None = None,
+    field: Field | None = None,
+    scheme: Scheme | None = None,
+) -> Transformer:
     """A new model with random weights, float32.
 
-    **Arguments:** `config`, with `vocabulary` set; `key`.
+    **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects in place
+    of those that the config's sections build. The config then says `own` in their place, with the name of their class.
 
-    **Raises:** `BadInput` if the config has no vocabulary size.
+    **Raises:** `BadInput` if the config has no vocabulary size, or names a user's own part that is not given.
     """
     if config.vocabulary is None:
         raise BadInput("model.vocabulary is not set; give the number of entries of the tokenizer.")
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)
-    gpt, width = config.family == "gpt", config.width
+    gpt, width = isinstance(config.field, GPTConfig), config.width
     tied = gpt if config.tied is None else config.tied
     vectors = lambda key, number: config.init_std * jax.random.normal(key, (number, width))
+    own = {"weights": weights, "field": field, "scheme": scheme}
+    field, scheme = field or config.field.build(config), scheme or config.scheme.build()
+    if weights is None:
+        grid = Grid.of(config.edges or config.steps, config.first_step)
+        weights = config.weights.build(field.shapes(), grid, scheme.nodes, weights_key)
     return Transformer(
         embedding=Embedding(
             vectors(tokens_key, config.vocabulary), vectors(positions_key, config.context) if gpt else None
         ),
-        weights=init_weights(field_of(config).shapes(config), config, scheme_of(config).nodes, weights_key),
+        weights=weights,
+        field=field,
+        scheme=scheme,
         final_norm=Norm(jnp.ones(width), jnp.zeros(width) if gpt else None),
         head=None if tied else vectors(head_key, config.vocabulary),
-        config=config,
+        config=dataclasses.replace(config, **{name: own_section(part) for name, part in own.items() if part}),
     )
 
 
-def abstract(config: ModelConfig) -> Transformer:
+def own_section(part: Any) -> OwnConfig:
+    """How a config names a user's own object."""
+    return OwnConfig(name=f"{type(part).__module__}.{type(part).__qualname__}")
+
+
+def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
+    """**Raises:** `BadInput`, since a file cannot make a user's own object again."""
+    raise BadInput(
+        f"this model has a part of your own, {section.name}, which a config cannot make: give `train` and `load_run` a "
+        "`build` that passes it."
+    )
+
+
+def abstract(config: ModelConfig, build: Any = build) -> Transformer:
     """The model's shapes and types without its numbers, for counting and for restoring into."""
     return eqx.filter_eval_shape(build, config, jax.random.key(0))

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import equinox as eqx
@@ -11,20 +12,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from diffeqformer.config import MOST_STEPS, LoRAConfig, ModelConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config import LayerConfig, ModelConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, normalise, wide
+from diffeqformer.ode.adaptive import solve_adaptively
+from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
-from diffeqformer.ode.field import BlockWeights, Window, field_of
-from diffeqformer.ode.grid import Steps, with_first
+from diffeqformer.ode.field import BlockWeights, Field, Window
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
-from diffeqformer.ode.schemes import Reversible, scheme_of
-from diffeqformer.ode.solve import Solution, solve
-from diffeqformer.ode.solvers import solve_adaptively
-from diffeqformer.ode.weights import LayerWeights, WeightSource, written_out
+from diffeqformer.ode.schemes import Reversible, Scheme
+from diffeqformer.ode.solve import Observer, Solution, States, solve
+from diffeqformer.ode.weights import LayerWeights, WeightSource, populated
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -37,10 +39,13 @@ class Transformer(eqx.Module):
 
     embedding: Embedding
     weights: WeightSource
+    field: Field = eqx.field(static=True)
+    scheme: Scheme = eqx.field(static=True)
     final_norm: Norm
     head: Float[Array, "vocabulary width"] | None
-    """Unembedding; none if it is the embedding's transpose."""
+    """Unembedding; `None` if it is the embedding's transpose."""
     config: ModelConfig = eqx.field(static=True)
+    """Sizes, numbers and how the model is written to disk. What the three choices are, the objects above say."""
 
     def __call__(
         self,
@@ -52,8 +57,8 @@ class Transformer(eqx.Module):
         """Logits of the next token at every position.
 
         **Arguments:** `ids`, tokens of shape (position,) or (batch, position), at most `config.context` of them;
-        `steps`, the number of depth steps, the trained one if not given (or the times between unequal ones, or an
-        `EarlyExit`); `key` for dropout, none outside training.
+        `steps`, the number of depth steps, the trained one if not given (or the edges between unequal ones, a `Grid`, or
+        an `EarlyExit`); `key` for dropout, `None` outside training.
 
         **Returns:** float32 logits.
 
@@ -73,32 +78,35 @@ class Transformer(eqx.Module):
         return self.normalise(x).reshape(*ids.shape, -1)
 
     def trajectory(
-        self, ids: Int[Array, "batch position"], *, steps: int | None = None
+        self, ids: Int[Array, "batch position"], *, steps: Steps | None = None
     ) -> Float[Array, "state batch position width"]:
         """The state at depth 0 and after every step: steps + 1 states, before the final norm."""
-        solution = self.integrate(ids, steps=steps, keep_states=True)
-        assert solution.states is not None
-        return jnp.concatenate([self.embed(ids)[None], solution.states])
+        found = self.integrate(ids, steps=steps, keep_states=True)
+        return jnp.concatenate([self.embed(ids)[None], found.kept])
 
-    def populate(self, steps: int | None = None) -> "Transformer":
-        """The same model with its weights written out for a grid of `steps` steps: an ordinary `steps`-layer model.
+    def populate(self, steps: Steps | None = None) -> "Transformer":
+        """The same model with its weights populated for a grid of `steps` steps: an ordinary `steps`-layer model.
 
         Its output equals this model's at `steps` steps (paper section 6.2).
         """
-        config, steps = self.config, self.depth(steps)
-        if config.weights == "layer" and steps == config.steps and not config.adaptive:
+        grid = self.grid(steps)
+        if isinstance(self.weights, LayerWeights) and grid == self.grid() and self.config.tolerance is None:
             return self
-        weights = written_out(self.weights, steps, scheme_of(config).nodes, config.first_step)
+        weights = populated(self.weights, grid, self.scheme.nodes)
+        config = with_steps(self.config, grid.steps)
+        own = Grid.of(grid.steps, config.first_step)
         config = dataclasses.replace(
             config,
-            weights="layer",
-            layer_rows="step" if weights.nodes is None else "node",
-            steps=steps,
-            horizon=config.horizon_at(steps),
-            tolerance=ToleranceConfig(),
-            time=TimeConfig(),
+            weights=LayerConfig(rows="step" if weights.nodes is None else "node"),
+            tolerance=None,
+            first_step=config.first_step if grid == own else None,
+            edges=() if grid in (own, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
-        return Transformer(self.embedding, weights, self.final_norm, self.head, config)
+        return self.replace(weights=weights, config=config)
+
+    def replace(self, **changes: Any) -> "Transformer":
+        """The same model with other parts, by name."""
+        return dataclasses.replace(self, **changes)
 
     def merge(self) -> "Transformer":
         """The same model with its low-rank adapters added into the matrices; without adapters, the model itself."""
@@ -109,30 +117,21 @@ class Transformer(eqx.Module):
         return self._with_layers(without_adapters)
 
     def _with_layers(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
-        if not isinstance(self.weights, LayerWeights) or not self.config.adapted:
+        if not isinstance(self.weights, LayerWeights) or self.config.lora is None:
             return self
+        section = dataclasses.replace(self.config.weights, lora=None)
         weights = dataclasses.replace(self.weights, layers=change(self.weights.layers))
-        config = dataclasses.replace(self.config, lora=LoRAConfig())
-        return Transformer(self.embedding, weights, self.final_norm, self.head, config)
+        return self.replace(weights=weights, config=dataclasses.replace(self.config, weights=section))
 
-    def depth(self, steps: Any) -> int:
-        """The number of steps to run: as asked for, or as trained.
+    def grid(self, steps: Steps | None = None) -> Grid:
+        """The grid that is asked for: a number of steps as the config's `first_step` has it, the edges between unequal
+        steps, or the grid of training if not given.
 
-        **Raises:** `BadInput` if it is not a positive whole number.
+        **Raises:** `BadInput` if it is no grid.
         """
-        steps = self.config.steps if steps is None else steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise BadInput(f"steps is {steps!r}, but must be a whole number of at least 1.")
-        if steps > MOST_STEPS:
-            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
-        return steps
-
-    def grid(self, steps: Any = None) -> Steps:
-        """The grid of `steps` steps, as the config's `first_step` has it; the trained number if not given.
-
-        **Raises:** `BadInput` as `depth`.
-        """
-        return with_first(self.depth(steps), self.config.first_step)
+        if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
+            return Grid.of(self.config.edges or self.config.steps, self.config.first_step)
+        return Grid.of(steps, self.config.first_step)
 
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
@@ -159,10 +158,9 @@ class Transformer(eqx.Module):
         return self.unembed(self.normalise(solution.state)), solution.cache
 
     def empty_cache(self, batch: int, positions: int) -> KeyValueCache:
-        """A key-value cache for `positions` positions: one slot a step and attention evaluation."""
-        config = self.config
-        slots = (config.steps, scheme_of(config).evaluations.attention)
-        shape = (*slots, batch, config.kv_heads or config.heads, positions, config.width // config.heads)
+        """A key-value cache for `positions` positions: one slot per step and attention evaluation."""
+        heads, head_width = self.field.key_value_heads
+        shape = (self.config.steps, self.scheme.evaluations.attention, batch, heads, positions, head_width)
         zeros = jnp.zeros(shape, self._compute_dtype(self.embedding.tokens))
         return KeyValueCache(zeros, zeros)
 
@@ -181,6 +179,7 @@ class Transformer(eqx.Module):
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
         keep_states: bool = False,
+        observer: Observer | None = None,
         cache: KeyValueCache | None = None,
         window: Window | None = None,
     ) -> Solution:
@@ -191,7 +190,8 @@ class Transformer(eqx.Module):
         embedding_key, block_key = (None, None) if key is None else jax.random.split(key)
         x = self.embed(ids, 0 if window is None else window.start)
         x = dropout(x, self.config.dropout.embedding, embedding_key)
-        return self.flow(x, steps=steps, key=block_key, keep_states=keep_states, cache=cache, window=window)
+        observer = States() if keep_states and observer is None else observer
+        return self.flow(x, steps=steps, key=block_key, observer=observer, cache=cache, window=window)
 
     def flow(
         self,
@@ -199,36 +199,43 @@ class Transformer(eqx.Module):
         *,
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
-        keep_states: bool = False,
+        observer: Observer | None = None,
+        field: Field | None = None,
         cache: KeyValueCache | None = None,
         window: Window | None = None,
     ) -> Solution:
         """The flow from any state at depth 0, such as a perturbed embedding, to the end of depth.
 
-        With a tolerance in the config and no `steps` the solver chooses its own; else the grid is fixed. The
-        arguments are those of `solve`.
+        With a tolerance in the config and no `steps` the solver chooses its own; else the grid is fixed. `field`, in
+        place of the model's own, is for analyses that compute the same in another way. The others are those of `solve`.
         """
-        config = self.config
-        if config.adaptive and steps is None and cache is None:
-            return solve_adaptively(field_of(config), self.weights, x, config, key=key, keep_states=keep_states)
-        scheme, early_exit = scheme_of(config), steps if isinstance(steps, EarlyExit) else None
-        steps = steps if isinstance(steps, Array) else self.grid(early_exit.steps if early_exit else steps)
-        table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(steps, scheme.nodes))
+        config, field = self.config, field or self.field
+        if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
+            chosen = {"grid": self.grid(), "horizon": config.interval, "first_step": config.first_step}
+            return solve_adaptively(
+                field,
+                self.weights,
+                x,
+                scheme=self.scheme,
+                tolerance=config.tolerance,
+                adjoint=self.adjoint,
+                key=key,
+                keep_states=observer is not None,
+                **chosen,
+            )
+        early_exit = steps if isinstance(steps, EarlyExit) else None
+        grid = self.grid(early_exit.steps if early_exit else steps)
+        table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(grid, self.scheme.nodes))
         if early_exit is not None:
-            assert cache is None and not keep_states
-            at = {"steps": steps, "threshold": early_exit.threshold, "horizon": config.interval}
-            return solve_until_settled(field_of(config), scheme, table, x, normalise=self.normalise, **at)
-        return solve(
-            field_of(config),
-            scheme,
-            table,
-            x,
-            steps=steps,
-            horizon=config.interval,
-            gradient=config.gradient or ("reversible" if isinstance(scheme, Reversible) else "checkpointed"),
-            checkpoints=config.checkpoints,
-            keep_states=keep_states,
-            key=key,
-            cache=cache,
-            window=window,
-        )
+            assert cache is None and observer is None
+            settings = {"grid": grid, "threshold": early_exit.threshold, "horizon": config.interval}
+            return solve_until_settled(field, self.scheme, table, x, normalise=self.normalise, **settings)
+        settings = {"grid": grid, "horizon": config.interval, "adjoint": self.adjoint, "observer": observer}
+        return solve(field, self.scheme, table, x, key=key, cache=cache, window=window, **settings)
+
+    @property
+    def adjoint(self) -> Adjoint:
+        """What the backward pass keeps: as the config has it, or what the scheme is made for."""
+        if self.config.gradient:
+            return self.config.gradient.build()
+        return Reconstructing() if isinstance(self.scheme, Reversible) else Checkpointed()

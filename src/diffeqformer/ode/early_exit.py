@@ -1,29 +1,82 @@
 """Early exit: tokens whose prediction has settled are integrated no further."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
-from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, Field
-from diffeqformer.ode.grid import Steps
-from diffeqformer.ode.schemes import Evaluations, OneStep, Scheme
-from diffeqformer.ode.solve import Solution, row_of_step, split
+from diffeqformer.ode.grid import Grid, Nodes, Steps
+from diffeqformer.ode.schemes import Evaluations, OneStep, Scheme, SplitField
+from diffeqformer.ode.solve import Solution, solve
 
 
 class EarlyExit(NamedTuple):
     """A grid of which each token takes only as many steps as its prediction needs."""
 
-    steps: int
-    """Steps of the grid."""
+    steps: Steps
+    """The grid."""
     threshold: float
     """A prediction has settled when a step moves it by less than this (root mean square, after the final norm)."""
+
+
+class _Settled(NamedTuple):
+    """What is carried from step to step."""
+
+    x: Float[Array, "batch position width"]
+    slope: Float[Array, "batch position width"]
+    """Of the last step, or of the one at which the token settled."""
+    end: Float[Array, "batch position width"]
+    """The prediction: where the straight line ends, after the final norm."""
+    settled: Bool[Array, "batch position 1"]
+    taken: Int[Array, "batch position 1"]
+    """Steps that the token took."""
+    left: Float[Array, ""]
+    """Depth that is left, in the state's clock."""
+
+
+@dataclass(frozen=True)
+class _Settling:
+    """A one-step scheme whose tokens stop; see `solve_until_settled`."""
+
+    base: OneStep
+    threshold: float
+    horizon: float
+    normalise: Callable[[Array], Array]
+
+    @property
+    def nodes(self) -> Nodes:
+        return self.base.nodes
+
+    @property
+    def order(self) -> int:
+        return self.base.order
+
+    @property
+    def evaluations(self) -> Evaluations:
+        return self.base.evaluations
+
+    def start(self, x: Array) -> _Settled:
+        tokens = (*x.shape[:-1], 1)
+        none, left = jnp.zeros(tokens, jnp.int32), jnp.asarray(self.horizon, wide(x.dtype))
+        return _Settled(x, jnp.zeros_like(x), self.normalise(x), jnp.zeros(tokens, bool), none, left)
+
+    def step(self, field: SplitField, carry: _Settled, dt: Any) -> _Settled:
+        x, slope, before, settled, taken, left = carry
+        slope = jnp.where(settled, slope, (self.base.advance(field, x, dt) - x) / dt)
+        x, left = x + dt * slope, left - dt
+        end = self.normalise(x + left.astype(x.dtype) * slope)
+        moved = jnp.sqrt(jnp.square((end - before).astype(wide(x.dtype))).mean(-1, keepdims=True))
+        now = settled | ((moved < self.threshold) & (taken > 0))
+        return _Settled(x, slope, end, now, taken + (~settled).astype(taken.dtype), left)
+
+    def state(self, carry: _Settled) -> Array:
+        return carry.x + carry.left.astype(carry.x.dtype) * carry.slope
 
 
 def solve_until_settled(
@@ -32,7 +85,7 @@ def solve_until_settled(
     table: BlockWeights,
     x: Float[Array, "batch position width"],
     *,
-    steps: Steps,
+    grid: Grid,
     threshold: float,
     horizon: float,
     normalise: Callable[[Array], Array],
@@ -44,7 +97,7 @@ def solve_until_settled(
     when e_l is within the threshold of e_{l-1}; from then on the token does go on in a straight line, without
     evaluating the field, while other tokens still attend to it. The whole ends when all have settled.
 
-    **Arguments:** `field`, `scheme`, `table`, `x`, `steps`, `horizon` as for `solve`; `threshold` as for `EarlyExit`;
+    **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon` as for `solve`; `threshold` as for `EarlyExit`;
     `normalise`, the final norm.
 
     **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took.
@@ -59,23 +112,7 @@ def solve_until_settled(
         raise BadInput(
             f"early exit needs a scheme that carries the state alone, such as euler, but {name} carries more."
         )
-    number, lengths = grid.number(steps), jnp.asarray(grid.lengths(steps), x.dtype)
-    left = jnp.asarray(1.0 - grid.edges(steps), x.dtype)
-
-    def one(now: tuple) -> tuple:
-        step, x, slope, end, settled, taken = now
-        halves, length = split(field, scheme, row_of_step(table, step)), lengths[step]
-        slope = jnp.where(settled, slope, (scheme.step(halves, x, horizon * length) - x) / length)
-        x = x + length * slope
-        before, end = end, normalise(x + left[step + 1] * slope)
-        moved = jnp.sqrt(jnp.square((end - before).astype(wide(x.dtype))).mean(-1, keepdims=True))
-        taken = taken + (~settled).astype(taken.dtype)
-        return step + 1, x, slope, end, settled | ((moved < threshold) & (step > 0)), taken
-
-    tokens = (*x.shape[:-1], 1)
-    start = (jnp.zeros((), jnp.int32), x, jnp.zeros_like(x), normalise(x), jnp.zeros(tokens, bool))
-    step, x, slope, *_, taken = jax.lax.while_loop(
-        lambda now: (now[0] < number) & ~now[4].all(), one, (*start, jnp.zeros(tokens, jnp.int32))
-    )
-    evaluations = Evaluations(*scheme.evaluations).times(taken.astype(jnp.float32).mean())
-    return Solution(x + left[step] * slope, evaluations)
+    settling = _Settling(scheme, threshold, horizon, normalise)
+    found = solve(field, settling, table, x, grid=grid, horizon=horizon, until=lambda carry: carry.settled.all())
+    taken = found.carry.taken.astype(jnp.float32).mean()
+    return Solution(found.state, Evaluations(*scheme.evaluations).times(taken))

@@ -1,6 +1,7 @@
 """The vector field `F(t, x) = A_t(x) + M_t(x)`: what a block computes from its weights, knowing nothing of time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from diffeqformer.config import ModelConfig
+from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig
 from diffeqformer.nn.attention import AttentionWeights, Slot, attend, attention_weights, split_heads
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
@@ -50,8 +51,13 @@ class Window(eqx.Module):
 class Field(Protocol):
     """The two halves of a vector field."""
 
-    def shapes(self, config: ModelConfig) -> BlockShapes:
-        """Shapes of the weights of one block."""
+    @property
+    def key_value_heads(self) -> tuple[int, int]:
+        """How many heads of keys and values a position has in a cache, and how wide each is."""
+        ...
+
+    def shapes(self) -> BlockShapes:
+        """Shapes of the weights of one block, and how they start."""
         ...
 
     def attention(
@@ -77,7 +83,8 @@ class Field(Protocol):
         ...
 
 
-class TransformerField(eqx.Module):
+@dataclass(frozen=True)
+class TransformerField:
     """A transformer's block, each half with a norm n of its own; both families differ by their settings and weights.
 
     `gpt`: `A(x) = O attend(Q n(x), K n(x), V n(x))`, `M(x) = down gelu(up n(x))`, all maps with biases, n LayerNorm,
@@ -86,21 +93,35 @@ class TransformerField(eqx.Module):
     RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971).
     """
 
-    heads: int = eqx.field(static=True)
-    norm_epsilon: float = eqx.field(static=True)
-    rope_theta: float | None = eqx.field(static=True, default=None)
-    """Base of the rotary embedding; none to leave query and key as they are."""
-    nested_norm: bool = eqx.field(static=True, default=False)
+    width: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values, each shared by heads / kv_heads queries."""
+    hidden: int
+    """Width of the feed-forward block."""
+    gated: bool
+    """SwiGLU and RMSNorm without biases (`llama`), not GELU and LayerNorm with them (`gpt`)."""
+    norm_epsilon: float
+    std: float = 0.02
+    """Standard deviation of initial matrices."""
+    output_std: float = 0.02
+    """The same of those that are added to the state."""
+    rope_theta: float | None = None
+    """Base of the rotary embedding; `None` to leave query and key as they are."""
+    nested_norm: bool = False
     """M normalises what A's norm gives, not x."""
-    attention_dropout: float = eqx.field(static=True, default=0.0)
-    residual_dropout: float = eqx.field(static=True, default=0.0)
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
 
-    def shapes(self, config: ModelConfig) -> BlockShapes:
-        """Shapes of the weights of one block; outputs start smaller when many unit steps add them up (GPT-2)."""
-        gpt, width, hidden = config.family == "gpt", config.width, config.hidden or 4 * config.width
-        kv_width = width // config.heads * (config.kv_heads or config.heads)
-        std = config.init_std
-        output_std = std / (2 * config.steps) ** 0.5 if config.horizon == "steps" else std
+    @property
+    def key_value_heads(self) -> tuple[int, int]:
+        """How many heads of keys and values a position has in a cache, and how wide each is."""
+        return self.kv_heads, self.width // self.heads
+
+    def shapes(self) -> BlockShapes:
+        """Shapes of the weights of one block, and how they start."""
+        gpt, width, hidden, std, output_std = not self.gated, self.width, self.hidden, self.std, self.output_std
+        kv_width = width // self.heads * self.kv_heads
         norm, linear = NormShape(width, shift=gpt), partial(LinearShape, bias=gpt)
         return Block(
             AttentionWeights(
@@ -197,13 +218,20 @@ def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] |
     return [None] * number if key is None else list(jax.random.split(key, number))
 
 
-def field_of(config: ModelConfig) -> TransformerField:
-    """The field that a model config names."""
+def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> TransformerField:
+    """The field of a model config; outputs start smaller when many unit steps add them up (GPT-2)."""
+    llama = section if isinstance(section, LlamaConfig) else None
     return TransformerField(
-        config.heads,
-        config.norm_epsilon,
-        rope_theta=config.rope_theta if config.family == "llama" else None,
-        nested_norm=config.nested_norm,
-        attention_dropout=config.dropout.attention,
-        residual_dropout=config.dropout.residual,
+        model.width,
+        model.heads,
+        model.kv_heads,
+        model.hidden_width,
+        gated=llama is not None,
+        norm_epsilon=model.norm_epsilon,
+        std=model.init_std,
+        output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
+        rope_theta=llama and llama.rope_theta,
+        nested_norm=llama is not None and llama.nested_norm,
+        attention_dropout=model.dropout.attention,
+        residual_dropout=model.dropout.residual,
     )

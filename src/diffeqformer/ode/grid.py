@@ -1,15 +1,15 @@
 """The one convention of steps and times.
 
-Depth `t` runs over [0, 1] in `L` equal steps; step `l = 1..L` goes from `(l-1)/L` to `l/L`. A scheme needs the weights
-at its nodes, given as fractions of a step: node `c` of step `l` is the time `(l - 1 + c) / L`. Euler's only node is
-the *end* of the step, c = 1. Training, running, populating and analysing all take their times from here.
-
-Where a number of steps is asked for, the times between unequal steps may stand instead: L+1 of them, from 0 to 1.
+Depth `t` runs over [0, 1] in `L` steps between the edges `0 = e_0 < e_1 < ... < e_L = 1`; unless something else is
+asked for they are equal, `e_l = l / L`. A scheme needs the weights at its nodes, given as fractions of a step: node `c`
+of step `l` is the time `e_(l-1) + c (e_l - e_(l-1))`. Euler's only node is the *end* of the step, c = 1. Training,
+running, populating, analysing and drawing all take their times from a `Grid`.
 
 Times that are known are float64 constants: in float32, `sin(1000 t)` is already off by 1e-4.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,15 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-Steps = int | Float[np.ndarray | Array, "edge"]
-"""A number of equal steps, or the L+1 times from 0 to 1 between which L unequal ones go."""
+from diffeqformer.config import MOST_STEPS
+from diffeqformer.errors import BadInput
+
+Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
+"""What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
+`Grid`."""
+
+ROUNDING = 1e-6
+"""Of a step: times that are nearer to an edge count as on it, so that `l/L` finds its layer whatever its rounding."""
 
 
 class Nodes(NamedTuple):
@@ -37,67 +44,97 @@ class Nodes(NamedTuple):
 END_OF_STEP = Nodes.same(1.0)
 
 
-def with_first(steps: int, first_step: float | None) -> Steps:
-    """`steps` steps of which the first has a given length, as a fraction of depth, and the others share the rest."""
-    if first_step is None or steps == 1:
-        return steps
-    return np.concatenate([[0.0], np.linspace(first_step, 1.0, steps)])
+@dataclass(frozen=True)
+class Grid:
+    """L steps of depth."""
 
-
-def number(steps: Steps) -> int:
+    steps: int
     """L"""
-    return steps if isinstance(steps, int) else len(steps) - 1
+    given: tuple[float, ...] | Array | None = None
+    """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
+    @staticmethod
+    def of(asked: Any, first_step: float | None = None) -> "Grid":
+        """The grid that a number of steps, an array of edges or a grid stands for.
 
-def edges(steps: Steps) -> Any:
-    """The L+1 times between steps."""
-    return np.arange(steps + 1) / steps if isinstance(steps, int) else steps
+        **Arguments:** `asked`, as `Steps`; `first_step`, the length of the first of several steps as a fraction of
+        depth: if only a number is asked for, the others then share the rest equally.
 
+        **Raises:** `BadInput` if it is not a positive whole number, or edges that do not rise from 0 to 1.
+        """
+        if isinstance(asked, Grid):
+            return asked
+        if np.ndim(asked) == 1:
+            return Grid._between(asked)
+        if isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1:
+            raise BadInput(f"steps is {asked!r}, but must be a whole number of at least 1.")
+        if asked > MOST_STEPS:
+            raise BadInput(f"steps is {asked}, but must be at most {MOST_STEPS}.")
+        if first_step is None or asked == 1:
+            return Grid(int(asked))
+        return Grid(int(asked), (0.0, *np.linspace(first_step, 1.0, asked).tolist()))
 
-def lengths(steps: Steps) -> Any:
-    """The L lengths of steps, as fractions of depth."""
-    return np.full(steps, 1 / steps) if isinstance(steps, int) else steps[1:] - steps[:-1]
+    @staticmethod
+    def _between(edges: Any) -> "Grid":
+        if isinstance(edges, Tracer):
+            return Grid(len(edges) - 1, edges)
+        times = tuple(np.asarray(edges, np.float64).tolist())
+        rising = len(times) > 1 and all(before < after for before, after in zip(times, times[1:], strict=False))
+        if not rising or times[0] != 0.0 or times[-1] != 1.0:
+            raise BadInput(f"the times between steps are {list(times)[:20]}, but must rise from 0 to 1.")
+        return Grid(len(times) - 1, times)
 
+    @property
+    def equal(self) -> bool:
+        """Whether all steps are of length 1 / L."""
+        return self.given is None
 
-def times(steps: Steps, nodes: tuple[float, ...] = (1.0,)) -> Any:
-    """Times of all nodes of all steps, in the order in which they are met.
+    @property
+    def edges(self) -> Any:
+        """The L+1 times between steps: float64, unless they are traced."""
+        if self.given is None:
+            return np.arange(self.steps + 1) / self.steps
+        return self.given if isinstance(self.given, Array) else np.asarray(self.given)
 
-    **Arguments:** `steps`; `nodes`, fractions of a step.
+    @property
+    def lengths(self) -> Any:
+        """The L lengths of steps, as fractions of depth."""
+        return np.full(self.steps, 1 / self.steps) if self.given is None else self.edges[1:] - self.edges[:-1]
 
-    **Returns:** array of L * len(nodes) times in [0, 1], float64 unless steps are traced.
-    """
-    if isinstance(steps, int):
-        return ((np.arange(steps)[:, None] + np.asarray(nodes)[None, :]) / steps).reshape(-1)
-    return (steps[:-1, None] + lengths(steps)[:, None] * np.asarray(nodes, steps.dtype)[None, :]).reshape(-1)
+    def times(self, nodes: tuple[float, ...] = (1.0,)) -> Any:
+        """Times of all nodes of all steps, in the order in which they are met.
 
+        **Arguments:** `nodes`, fractions of a step.
 
-def jittered(steps: Steps, jitter: float, key: Key[Array, ""], *, first_stays: bool = False) -> Float[Array, "edge"]:
-    """Times between steps, moved: `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of its steps.
+        **Returns:** array of L * len(nodes) times in [0, 1], float64 unless edges are traced.
+        """
+        if self.given is None:
+            return ((np.arange(self.steps)[:, None] + np.asarray(nodes)[None, :]) / self.steps).reshape(-1)
+        edges = self.edges
+        return (edges[:-1, None] + self.lengths[:, None] * np.asarray(nodes, edges.dtype)[None, :]).reshape(-1)
 
-    0 and 1 stay, and the end of the first step if asked to. With `jitter` 0 nothing moves; with 1, steps have lengths
-    from none to twice the usual.
-    """
-    between, length = jnp.asarray(edges(steps), jnp.float32), jnp.asarray(lengths(steps), jnp.float32)
-    moved = jitter * (jax.random.uniform(key, (number(steps) - 1,)) - 0.5) * jnp.minimum(length[:-1], length[1:])
-    return between.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved)
+    def jittered(self, jitter: float, key: Key[Array, ""], *, first_stays: bool = False) -> "Grid":
+        """Edges moved: `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of the steps beside it.
 
+        0 and 1 stay, and the end of the first step if asked to. With `jitter` 0 nothing moves; with 1, steps have
+        lengths from none to twice the usual.
+        """
+        edges, length = jnp.asarray(self.edges, jnp.float32), jnp.asarray(self.lengths, jnp.float32)
+        moved = jitter * (jax.random.uniform(key, (self.steps - 1,)) - 0.5) * jnp.minimum(length[:-1], length[1:])
+        return Grid(self.steps, edges.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved))
 
-def layer_of(time: Any, steps: Steps) -> Any:
-    """The row in force at `time` of a table of a layer a step: row `l - 1` from behind step l's start to its end.
+    def layer_at(self, time: Any) -> Any:
+        """The step in force at `time`, from 0: step l from after its start to its end."""
+        xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
+        if self.given is None:
+            return xp.clip(xp.ceil(time * self.steps - ROUNDING).astype(int) - 1, 0, self.steps - 1)
+        starts = xp.asarray(self.edges[:-1] + ROUNDING * self.lengths, time.dtype)
+        return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
-    Times within 1e-6 of a step of a boundary count as on it, so that `l/L` finds its layer whatever its rounding.
-    """
-    xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
-    if isinstance(steps, int):
-        return xp.clip(xp.ceil(time * steps - 1e-6).astype(int) - 1, 0, steps - 1)
-    starts = xp.asarray(steps[:-1] + 1e-6 * lengths(steps), time.dtype)
-    return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, number(steps) - 1)
-
-
-def row_of(time: Any, steps: Steps, nodes: tuple[float, ...]) -> Any:
-    """The row in force at `time` of a table with `len(nodes)` rows a layer: of that layer's nodes, the nearest."""
-    xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
-    layer = layer_of(time, steps)
-    start, length = (xp.asarray(part, time.dtype)[layer] for part in (edges(steps), lengths(steps)))
-    distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])
-    return layer * len(nodes) + distance.argmin(-1)
+    def row_at(self, time: Any, nodes: tuple[float, ...]) -> Any:
+        """The row in force at `time` of a table with `len(nodes)` rows per layer: of that layer's nodes, the nearest."""
+        xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
+        layer = self.layer_at(time)
+        start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))
+        distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])
+        return layer * len(nodes) + distance.argmin(-1)

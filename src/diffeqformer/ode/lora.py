@@ -30,33 +30,33 @@ def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
     for pattern in patterns:
         if not any(fits(name, pattern) for name in names):
             raise BadInput(
-                f"model.lora.targets has {pattern!r}, which is none of this model's linear maps: {', '.join(names)}."
+                f"model.weights.lora.targets has {pattern!r}, which is none of this model's linear maps: {', '.join(names)}."
             )
     return tuple(name for name in names if any(fits(name, pattern) for pattern in patterns))
 
 
-def require_fitting(shapes: BlockShapes, lora: LoRAConfig) -> None:
-    """Check the adapters that a config asks for against a block's shapes.
+def fitting_targets(lora: LoRAConfig, shapes: BlockShapes) -> tuple[str, ...]:
+    """The linear maps that get adapters, once these are found to fit a block's shapes.
 
     **Raises:** `BadInput` for an unknown target, no target, or a rank larger than the smaller side of a matrix.
     """
     maps = linear_maps(shapes)
     chosen = targets(maps, lora.targets)
     if not chosen:
-        raise BadInput(f"model.lora.targets is empty; name some of {', '.join(maps)}, or '*' for all.")
+        raise BadInput(f"model.weights.lora.targets is empty; name some of {', '.join(maps)}, or '*' for all.")
     for name in chosen:
         sides = maps[name].inputs, maps[name].outputs
-        if lora.rank is not None and lora.rank > min(sides):
+        if lora.rank > min(sides):
             raise BadInput(
-                f"model.lora.rank is {lora.rank}, but {name} is {sides[0]} x {sides[1]}: at most {min(sides)}."
+                f"model.weights.lora.rank is {lora.rank}, but {name} is {sides[0]} x {sides[1]}: at most {min(sides)}."
             )
+    return chosen
 
 
 def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> BlockWeights:
     """The layers with new adapters: A uniform within 1 / sqrt(inputs), B zero, so that no output changes."""
     maps = linear_maps(layers)
     chosen = targets(maps, lora.targets)
-    assert lora.rank is not None
     rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
 
     def adapted(path: Any, unit: Any) -> Any:

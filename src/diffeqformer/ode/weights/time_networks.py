@@ -43,7 +43,7 @@ class TimeLinear(eqx.Module):
     """
 
     network: TimeNetwork | None
-    """None if the model has one for all its weights."""
+    """`None` if the model has one for all its weights."""
     projection: Float[Array, "inputs outputs d_emb"]
     """P"""
     constant: Float[Array, "inputs outputs"]
@@ -66,7 +66,7 @@ class TimeLinear(eqx.Module):
 
     def of(self, h: Float[Array, "time d_emb"]) -> Linear:
         """The maps at all times at once: one matrix product, so that P is read once whatever the number of steps."""
-        if is_divided():  # axes that are one cannot be cut each in its way: P would be put together on every device
+        if is_divided():  # merged axes cannot be sharded each in its own way: P would be all-gathered on every device
             weight = jnp.einsum("td,iod->tio", h, self.projection)
         else:  # as two matrices: for the einsum XLA writes a transposed copy of P first
             weight = (h @ self.projection.reshape(-1, h.shape[-1]).T).reshape(-1, *self.constant.shape)
@@ -78,7 +78,7 @@ class TimeNorm(eqx.Module):
     """A norm whose scale `1 + G h(t)` and shift `S h(t)` depend on depth; G and S start at zero."""
 
     network: TimeNetwork | None
-    """None if the model has one for all its weights."""
+    """`None` if the model has one for all its weights."""
     scale_projection: Float[Array, "width d_emb"]
     """G"""
     shift_projection: Float[Array, "width d_emb"] | None

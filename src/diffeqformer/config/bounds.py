@@ -1,0 +1,59 @@
+"""Bounds of settings, declared beside each field and checked in one place."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from diffeqformer.errors import BadInput
+
+SIZES, INT32 = 1 << 20, 2**31 - 1
+"""The most of whatever is an axis of an array, and of whatever is counted in 32 bits."""
+MOST_STEPS = 1 << 14
+"""Steps of depth: times and weights of all of them are computed at once."""
+
+
+def setting(
+    default: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    positive: bool = False,
+    fraction: bool = False,
+    not_negative: bool = False,
+) -> Any:
+    """A dataclass field with bounds, which `require_bounds` checks; `None` is always within them.
+
+    **Arguments:** `least` and `most` of a whole number; `positive`, `not_negative`: a finite number above, or not
+    below, zero; `fraction`: at least 0 and below 1.
+    """
+    bounds = {"least": least, "most": most, "positive": positive, "fraction": fraction, "not_negative": not_negative}
+    return dataclasses.field(default=default, metadata={"bounds": bounds})
+
+
+def require_bounds(section: Any, prefix: str = "") -> None:
+    """Check every setting of a config section, and of the sections in it, against its declared bounds.
+
+    **Raises:** `BadInput` naming the first setting outside, its value, and what would be right.
+    """
+    for name, value, bounds in _bounded(section, prefix):
+        if value is None:
+            continue
+        if bounds["least"] is not None and value < bounds["least"]:
+            raise BadInput(f"{name} is {value}, but must be at least {bounds['least']}.")
+        if bounds["most"] is not None and value > bounds["most"]:
+            raise BadInput(f"{name} is {value}, but must be at most {bounds['most']}.")
+        if bounds["positive"] and not 0 < value < float("inf"):
+            raise BadInput(f"{name} is {value}, but must be a positive number.")
+        if bounds["not_negative"] and not 0 <= value < float("inf"):
+            raise BadInput(f"{name} is {value}, but must not be negative.")
+        if bounds["fraction"] and not 0 <= value < 1:
+            raise BadInput(f"{name} is {value}, but must be at least 0 and below 1.")
+
+
+def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    for field in dataclasses.fields(section):
+        value, name = getattr(section, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _bounded(value, f"{name}.")
+        elif "bounds" in field.metadata:
+            yield name, value, field.metadata["bounds"]

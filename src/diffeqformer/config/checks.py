@@ -1,0 +1,158 @@
+"""Whether the settings of a run agree with each other."""
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds
+from diffeqformer.config.model import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
+from diffeqformer.config.run import BaseConfig, Config, DepthConfig
+from diffeqformer.config.strict import shown
+from diffeqformer.errors import BadInput
+
+
+def validate(config: Config) -> Config:
+    """Return `config` if its settings agree with each other, with the time features' band filled in.
+
+    **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
+    """
+    d, o, t = config.data, config.optimizer, config.trainer
+    require_bounds(config)
+    if not 0 <= o.final_fraction <= 1:
+        raise BadInput(f"optimizer.final_fraction is {o.final_fraction}, but must be between 0 and 1.")
+    if t.batch_size * config.model.context > INT32:
+        raise BadInput(
+            f"trainer.batch_size x model.context is {t.batch_size} x {config.model.context} tokens, but must be at "
+            f"most {INT32}."
+        )
+    if t.batch_size % t.accumulation:
+        raise BadInput(
+            f"trainer.batch_size is {t.batch_size}, but must be divisible by trainer.accumulation, "
+            f"which is {t.accumulation}."
+        )
+    for name, value, source in [
+        ("data.train", d.train, "files"), ("data.validation", d.validation, "files"),
+        ("data.dataset", d.dataset, "huggingface"), ("data.dataset_name", d.dataset_name, "huggingface"),
+    ]:  # fmt: skip
+        if value and d.source != source:
+            raise BadInput(
+                f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
+            )
+    if d.source == "files" and not d.train:
+        raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
+    if d.source == "huggingface" and not d.dataset:
+        raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
+    mesh = vars(config.mesh)
+    for name, size in mesh.items():
+        if size < 1 and size != -1:
+            raise BadInput(f"mesh.{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
+    if list(mesh.values()).count(-1) > 1:
+        raise BadInput(
+            f"mesh.{' and mesh.'.join(name for name in mesh if mesh[name] == -1)} are -1, but only one can be."
+        )
+    for name, value in () if config.base.run else _changed(config.base, BaseConfig(), "base."):
+        raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
+    _validate_depth(config.depth, config.model)
+    validate_model(config.model)
+    weights = config.model.weights
+    if not isinstance(weights, TimeConfig) or weights.highest_frequency is not None:
+        return config
+    fastest = 2.0 * config.model.steps if config.depth.depths else weights.fastest
+    weights = dataclasses.replace(weights, highest_frequency=fastest)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=weights))
+
+
+def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
+    if d == DepthConfig():
+        return
+    name, value = next(_changed(d, DepthConfig(), "depth."))
+    if isinstance(m.weights, LayerConfig):
+        raise BadInput(
+            f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
+            "'time-shared-mlp' and 'shared' have weights for all."
+        )
+    if m.tolerance:
+        raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
+    if not 0 <= d.jitter <= 1:
+        raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
+    for depth in d.depths:
+        if depth < 1:
+            raise BadInput(f"depth.sample is {depth}, but must be at least 1.")
+        if depth > MOST_STEPS:
+            raise BadInput(f"depth.sample is {depth}, but must be at most {MOST_STEPS}.")
+    if len(set(d.depths)) < len(d.depths):
+        raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
+    for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
+        if name != "depth.jitter":
+            raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
+    if len(d.shares) != len(d.depths):
+        raise BadInput(
+            f"depth.weights has {len(d.shares)} numbers, but depth.sample {len(d.depths)}; each depth needs one."
+        )
+    for share in d.shares:
+        if not 0 < share < float("inf"):
+            raise BadInput(f"depth.weights has {share}, but must have positive numbers only.")
+
+
+def validate_model(m: ModelConfig) -> ModelConfig:
+    """Return a model config unchanged if its settings agree with each other.
+
+    **Raises:** `BadInput` as `validate`.
+    """
+    require_bounds(m, "model.")
+    if not 0 < m.interval < float("inf"):
+        raise BadInput(f"model.horizon is {m.interval}, but must be a positive number.")
+    if isinstance(m.weights, TimeConfig) and m.weights.lowest_frequency > m.weights.fastest:
+        raise BadInput(
+            f"model.weights.lowest_frequency is {m.weights.lowest_frequency}, but must not exceed "
+            f"model.weights.highest_frequency, which is {m.weights.fastest}."
+        )
+    if m.width % m.heads:
+        raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
+    if isinstance(m.field, LlamaConfig):
+        if m.width // m.heads % 2:
+            raise BadInput(
+                f"model.width / model.heads is {m.width // m.heads}, but must be even: rotary positions turn pairs."
+            )
+        if m.heads % m.kv_heads:
+            raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")
+    _validate_scheme(m)
+    if m.lora:
+        m.lora.build(m.field.build(m).shapes())
+    return m
+
+
+def _validate_scheme(m: ModelConfig) -> None:
+    reversible = isinstance(m.scheme, ReversibleConfig)
+    if isinstance(m.scheme, ReversibleConfig) and m.scheme.coupling > 1:
+        raise BadInput(f"model.scheme.coupling is {m.scheme.coupling}, but must be above 0 and at most 1.")
+    if isinstance(m.gradient, GradientConfig) and m.gradient.kind == "reversible" and not reversible:
+        raise BadInput(
+            f"model.gradient is 'reversible', but model.scheme {m.scheme.kind!r} cannot run back; 'reversible' can."
+        )
+    if m.first_step is not None and not 0 < m.first_step < 1:
+        raise BadInput(f"model.first_step is {m.first_step}, but must be between 0 and 1: a fraction of depth.")
+    if m.edges and (m.first_step is not None or len(m.edges) != m.steps + 1):
+        raise BadInput(
+            f"model.edges has {len(m.edges)} times, but must have model.steps + 1, {m.steps + 1}, without "
+            "model.first_step."
+        )
+    if m.edges and not (m.edges[0] == 0 and m.edges[-1] == 1 and all(a < b for a, b in pairwise(m.edges))):
+        raise BadInput(f"model.edges is {shown(list(m.edges))}, but must rise from 0 to 1.")
+    # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
+    scheme = m.scheme.build()
+    if m.tolerance:
+        if isinstance(m.weights, LayerConfig):
+            raise BadInput(
+                "model.tolerance.rtol is given, but model.weights is 'layer': a table of layers has no weights between "
+                "its steps; 'time', 'time-shared-mlp' and 'shared' have."
+            )
+        m.tolerance.build(scheme)
+
+
+def _changed(settings: Any, plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The dotted names and values of those settings that differ from the default's."""
+    for field in dataclasses.fields(settings):
+        if (value := getattr(settings, field.name)) != getattr(plain, field.name):
+            yield prefix + field.name, value

@@ -1,0 +1,51 @@
+"""Configs as files: the shipped ones, and any YAML file."""
+
+import dataclasses
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+from diffeqformer.config.run import Config
+from diffeqformer.config.strict import StrictLoader, from_dict
+from diffeqformer.errors import BadInput
+
+MOST_BYTES = 1 << 20
+"""Of a config file."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    folder = Path(str(files("diffeqformer") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_yaml(path: str | Path) -> Config:
+    """Read a `Config` from a YAML file; settings that are not named keep their defaults.
+
+    **Raises:** `BadInput` if the file is missing, is not YAML, or does not fit `Config`.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
+    except FileNotFoundError:
+        raise BadInput(f"config file {str(path)!r} does not exist.") from None
+    except OSError as error:
+        raise BadInput(f"config file {str(path)!r} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
+    if len(content) > MOST_BYTES:
+        raise BadInput(f"config file {str(path)!r} has more than {MOST_BYTES:,} bytes, which no config needs.")
+    try:
+        values = yaml.load(text, StrictLoader)
+    except RecursionError:
+        raise BadInput(f"config file {str(path)!r} is nested too deeply to be a config.") from None
+    except Exception as error:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
+        what = " ".join(str(error).split())[:300].rstrip(".")
+        raise BadInput(f"config file {str(path)!r} is not YAML: {what}.") from None
+    config = from_dict(Config, {} if values is None else values)
+    if "run" not in (values or {}):
+        config = dataclasses.replace(config, run=f"runs/{path.stem}")
+    return config

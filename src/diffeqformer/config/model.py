@@ -1,0 +1,296 @@
+"""A model's settings: one point of the grid weights x field x scheme, each choice a section that builds its object.
+
+A section is a small frozen dataclass whose `kind` names the choice and whose other fields are settings of that kind
+alone: a setting that nothing would read cannot be written down. In YAML, on the command line and in Python a bare word
+is short for its kind: `weights: layer` is `weights: {kind: layer}`.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Literal, get_args
+
+from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
+from diffeqformer.config.strict import hints_of, kinds_of
+from diffeqformer.errors import BadInput
+
+
+class Section:
+    """A choice whose object another module builds; it is imported only then, so that reading configs needs no JAX."""
+
+    builder: ClassVar[str]
+    """`module:function`; it takes the section first."""
+
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        """The object that this section describes."""
+        module, _, name = self.builder.partition(":")
+        return getattr(import_module(module), name)(self, *arguments, **named)
+
+
+@dataclass(frozen=True)
+class TimeConfig(Section):
+    """Weights as smooth functions of depth: time features and time networks (paper eq. 6 and appendix A)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.weights.time:init_time"
+
+    kind: Literal["time", "time-shared-mlp"] = "time"
+    """A network of time for each matrix and norm, or one for all of them (paper, appendix D.2)."""
+    d_emb: int = setting(48, least=1, most=SIZES)
+    """Width of the time networks, the paper's d_emb."""
+    frequencies: int = setting(32, least=1, most=MOST_STEPS)
+    """K: sines and cosines of K frequencies, so 2K+1 features."""
+    highest_frequency: float | None = setting(None, positive=True)
+    """Radians per unit of depth of the fastest feature. By default the paper's s, 1000; where depths are drawn, twice
+    `model.steps`, so that weights between the trained times are smooth (docs/elastic-depth.md)."""
+    lowest_frequency: float = setting(0.1, positive=True)
+    """Where the geometric series of frequencies would end (it stops one ratio before): the paper's s / 10000."""
+
+    @property
+    def fastest(self) -> float:
+        """`highest_frequency`, or the paper's."""
+        return 1000.0 if self.highest_frequency is None else self.highest_frequency
+
+
+@dataclass(frozen=True)
+class LoRAConfig(Section):
+    """Low-rank adapters on the linear maps of a table of layers (Hu et al. 2021): `W + alpha / rank A B`."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.lora:fitting_targets"
+
+    rank: int = setting(8, least=1, most=SIZES)
+    """Columns of A and rows of B."""
+    alpha: float = setting(16.0, positive=True)
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = setting(0.0, fraction=True)
+    """Probability of dropping an adapter's input, in training only."""
+    targets: tuple[str, ...] = ("*",)
+    """Which linear maps: names such as `attention.output` or `down`, or patterns such as `attention.*`."""
+
+
+@dataclass(frozen=True)
+class LayerConfig(Section):
+    """Weights as a table of layers: vanilla transformers, and every populated model."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.weights.layer:init_layer"
+
+    kind: Literal["layer"] = "layer"
+    rows: Literal["step", "node"] = "step"
+    """One row per step, shared by all of the scheme's nodes, or one for each node of each step."""
+    lora: LoRAConfig | None = None
+    """Low-rank adapters beside the table; `None` for a model without."""
+
+
+@dataclass(frozen=True)
+class SharedConfig(Section):
+    """The same weights at every depth (Zhong et al. 2022; ALBERT; Universal Transformer)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.weights.shared:init_shared"
+
+    kind: Literal["shared"] = "shared"
+
+
+@dataclass(frozen=True)
+class GPTConfig(Section):
+    """GPT's block: LayerNorm, GELU, biases, learned positions, by default a tied unembedding."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
+
+    kind: Literal["gpt"] = "gpt"
+
+
+@dataclass(frozen=True)
+class LlamaConfig(Section):
+    """Llama's block: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
+
+    kind: Literal["llama"] = "llama"
+    kv_heads: int | None = setting(None, least=1, most=SIZES)
+    """Heads of keys and values, each shared by heads / kv_heads queries; `model.heads` if not given."""
+    nested_norm: bool = False
+    """Feed-forward blocks normalise the already normalised attention input, as the authors' Llama does."""
+    rope_theta: float = setting(10000.0, positive=True)
+    """Base of the rotary embedding's wavelengths."""
+
+
+@dataclass(frozen=True)
+class ReversibleConfig(Section):
+    """Any one-step scheme made reversible by a second state (McCallum & Foster 2024)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.schemes:reversible_scheme"
+
+    kind: Literal["reversible"] = "reversible"
+    base: str = "euler"
+    """Scheme whose steps are made reversible; each reversible step takes two of them."""
+    coupling: float = setting(0.99, positive=True)
+    """lambda, in (0, 1]: how strongly the two states keep apart; reconstruction errors grow by 1 / lambda per step."""
+
+
+@dataclass(frozen=True)
+class SchemeConfig(Section):
+    """A scheme by its name alone."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.schemes:named_scheme"
+
+    kind: str = "euler"
+    """euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4, or diffrax:NAME."""
+
+
+@dataclass(frozen=True)
+class OwnConfig(Section):
+    """A user's own object, given to `build`; a file can name it, but only `build` can make it again."""
+
+    builder: ClassVar[str] = "diffeqformer.model.build:refuse_own"
+
+    kind: Literal["own"] = "own"
+    name: str = ""
+    """Module and name of its class."""
+
+
+@dataclass(frozen=True)
+class RecursiveConfig(Section):
+    """Gradients by recursive checkpointing (Griewank & Walther 2000)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.adjoints:recursive_adjoint"
+
+    kind: Literal["recursive"] = "recursive"
+    checkpoints: int = setting(4, least=2, most=SIZES)
+    """States that are kept at each level of the recursion."""
+
+
+@dataclass(frozen=True)
+class GradientConfig(Section):
+    """What a training step keeps for the backward pass: the state of each step, or all activations, or the last state
+    alone (for the scheme `reversible`)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.adjoints:named_adjoint"
+
+    kind: Literal["checkpointed", "plain", "reversible"] = "checkpointed"
+
+
+@dataclass(frozen=True)
+class ToleranceConfig(Section):
+    """Adaptive steps: a PID controller keeps the error estimate of each step below `atol + rtol |x|`."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.adaptive:adaptive_solver"
+
+    rtol: float = setting(1e-3, positive=True)
+    """Relative tolerance."""
+    atol: float = setting(1e-6, positive=True)
+    """Absolute tolerance."""
+    max_steps: int = setting(4096, least=1, most=INT32)
+    """Steps after which an adaptive solve fails."""
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Probabilities of dropping, in training only."""
+
+    embedding: float = setting(0.0, fraction=True)
+    attention: float = setting(0.0, fraction=True)
+    residual: float = setting(0.0, fraction=True)
+
+
+WeightsConfig = TimeConfig | LayerConfig | SharedConfig | OwnConfig
+FieldConfig = GPTConfig | LlamaConfig | OwnConfig
+SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
+GradientSection = GradientConfig | RecursiveConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One point of the grid weights x field x scheme, and its sizes."""
+
+    weights: WeightsConfig = TimeConfig()
+    """How block weights depend on depth: `time` or `time-shared-mlp` networks, a table (`layer`), or `shared`."""
+    field: FieldConfig = GPTConfig()
+    """What the block is: `gpt` or `llama`."""
+    scheme: SchemeSection = SchemeConfig()
+    """How one step goes: euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4,
+    reversible, or diffrax:NAME."""
+    gradient: GradientSection | None = None
+    """What a training step keeps: each depth step's state (`checkpointed`), all activations (`plain`), some states per
+    level (`recursive`), or the last state alone (`reversible`, for the scheme of that name and its default). If not
+    given, `checkpointed` for all other schemes."""
+    tolerance: ToleranceConfig | None = None
+    """Adaptive steps; if not given, steps are fixed."""
+    horizon: Literal["unit", "steps"] | float = setting("unit")
+    """Length of the depth interval: 1 (steps of 1/steps), the number of steps (steps of 1, as vanilla models), or a
+    number."""
+    steps: int = setting(6, least=1, most=MOST_STEPS)
+    first_step: float | None = None
+    """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
+    If not given, all steps are equal."""
+    edges: tuple[float, ...] = ()
+    """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal, or as
+    `first_step` has them."""
+    width: int = setting(128, least=1, most=SIZES)
+    heads: int = setting(4, least=1, most=SIZES)
+    hidden: int | None = setting(None, least=1, most=SIZES)
+    """Width of the feed-forward block; 4 x width if not given."""
+    context: int = setting(128, least=1, most=SIZES)
+    vocabulary: int | None = setting(None, least=1, most=16 * SIZES)
+    """Entries of the embedding; the tokenizer's own size if not given."""
+    norm_epsilon: float = setting(1e-5, positive=True)
+    init_std: float = setting(0.02, positive=True)
+    """Standard deviation of initial embeddings and of initial block matrices, generated ones included."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of activations and of the block weights they meet; parameters and times stay float32."""
+    tied: bool | None = None
+    """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""
+    dropout: DropoutConfig = DropoutConfig()
+
+    def __post_init__(self) -> None:
+        for name, choices in choices_of(ModelConfig).items():
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, section_of_kind(choices, value))
+
+    @property
+    def interval(self) -> float:
+        """Length of the depth interval in the state's own clock; an equal step is interval / steps."""
+        return {"unit": 1.0, "steps": float(self.steps)}.get(self.horizon, self.horizon)  # pyright: ignore
+
+    def horizon_at(self, steps: int) -> Literal["unit", "steps"] | float:
+        """The horizon by which another number of steps covers the same interval of depth."""
+        return self.interval if self.horizon == "steps" and steps != self.steps else self.horizon
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        own = self.field.kv_heads if isinstance(self.field, LlamaConfig) else None
+        return own or self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Width of the feed-forward block."""
+        return self.hidden or 4 * self.width
+
+    @property
+    def lora(self) -> LoRAConfig | None:
+        """Low-rank adapters beside the weights, if there are any."""
+        return self.weights.lora if isinstance(self.weights, LayerConfig) else None
+
+
+@functools.cache
+def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """The settings of a config class that are a choice of sections, and the sections to choose from."""
+    parts = {name: tuple(one for one in get_args(hint) if one is not type(None)) for name, hint in hints_of(cls).items()}
+    return {name: sections for name, sections in parts.items() if any("kind" in hints_of(one) for one in sections if dataclasses.is_dataclass(one))}
+
+
+def section_of_kind(choices: tuple[Any, ...], kind: str) -> Any:
+    """The section of a kind, with its default settings.
+
+    **Raises:** `BadInput` for a kind that none of the sections has.
+    """
+    kinds = {kind: choice for choice in choices for kind in kinds_of(choice)}
+    anything = [choice for choice in choices if not kinds_of(choice)]  # whose kind may be any word
+    if kind not in kinds and not anything:
+        raise BadInput(f"{kind!r} is none of the kinds that there are: {', '.join(map(repr, kinds))}.")
+    return kinds.get(kind, *anything)(kind=kind) if anything else kinds[kind](kind=kind)
+
+
+def with_steps(config: ModelConfig, steps: int) -> ModelConfig:
+    """The same model at another number of steps over the same interval of depth."""
+    return dataclasses.replace(config, steps=steps, horizon=config.horizon_at(steps), edges=())

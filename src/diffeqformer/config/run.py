@@ -1,0 +1,179 @@
+"""Every setting of a run, as frozen dataclasses that are read strictly from YAML.
+
+Nothing is dropped and nothing is guessed: an unknown key, a wrong type or a contradiction is a `BadInput` that
+names the key, its value and what would be right. The resolved config is written into every run folder.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
+from diffeqformer.config.model import ModelConfig
+from diffeqformer.config.strict import shown
+from diffeqformer.errors import BadInput
+
+Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where text comes from and how it becomes tokens."""
+
+    source: Literal["stdlib", "files", "huggingface"] = "stdlib"
+    """Python's own standard library, text files, or a Hugging Face dataset."""
+    train: tuple[str, ...] = ()
+    """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, or WikiText's .raw (source: files)."""
+    validation: tuple[str, ...] = ()
+    """The same for validation; if empty, a part of the training documents is held out."""
+    dataset: str = ""
+    """Hub id or local folder (source: huggingface)."""
+    dataset_name: str = ""
+    """Name of the dataset's configuration, if it has several."""
+    text_field: str = "text"
+    """The field of a JSON line or of a table that holds the text."""
+    validation_fraction: float = setting(0.05, fraction=True)
+    split_seed: int = setting(2357, least=0, most=2**63 - 1)
+    tokenizer: str = "train"
+    """`train` (on the training split), a folder or file, or a hub name such as `gpt2`."""
+    tokenizer_vocabulary: int = setting(2048, least=257, most=SIZES)
+    """Entries of a trained tokenizer."""
+    strict: bool = False
+    """Refuse undecodable bytes instead of replacing them."""
+    cache: str = "~/.cache/diffeqformer"
+    """Folder of packed tokens, shared by all runs."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up, cosine decay and clipping; nothing is left to a library's default."""
+
+    learning_rate: float = setting(1e-3, positive=True)
+    b1: float = setting(0.9, fraction=True)
+    b2: float = setting(0.95, fraction=True)
+    epsilon: float = setting(1e-8, positive=True)
+    weight_decay: float = setting(0.1, not_negative=True)
+    decay_roles: tuple[Role, ...] = ("embedding", "matrix")
+    """Roles of the parameters that decay; `time` (all of a time-dependent weight) is best left out."""
+    train_roles: tuple[Role, ...] = ("embedding", "matrix", "bias", "norm", "time", "adapter")
+    """Roles of the parameters that are trained; the others stay as they are, without gradient or moments."""
+    warmup_fraction: float = setting(0.01, fraction=True)
+    final_fraction: float = 0.1
+    """Learning rate at the end, as a fraction of the peak."""
+    clip_norm: float = setting(1.0, positive=True)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Length of a run and what it keeps."""
+
+    updates: int = setting(1500, least=1, most=INT32)
+    batch_size: int = setting(16, least=1, most=SIZES)
+    """Sequences per update, over all devices and accumulated parts."""
+    accumulation: int = setting(1, least=1, most=SIZES)
+    """Parts that each batch is split into, one after the other, to save memory."""
+    seed: int = setting(0, least=0, most=2 * INT32 + 1)
+    log_every: int = setting(10, least=1, most=INT32)
+    evaluate_every: int = setting(250, least=1, most=INT32)
+    evaluate_batches: int = setting(16, least=0, most=INT32)
+    """Validation batches of the evaluations on the way, spread over the split; 0 for all.
+
+    The last evaluation is always whole."""
+    checkpoint_every: int = setting(500, least=0, most=INT32)
+    """Updates between checkpoints; 0 for none by count."""
+    checkpoint_minutes: float = setting(10.0, not_negative=True)
+    """Minutes between checkpoints; 0 for none by time."""
+    keep_last: int = setting(2, least=1, most=SIZES)
+    keep_best: int = setting(1, least=0, most=SIZES)
+    """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
+    loss_block: int = setting(4096, least=1, most=INT32)
+    """Positions whose logits exist at one time in the loss."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where `metrics.jsonl` is shown besides: TensorBoard, Weights & Biases, Trackio (extras of the same names)."""
+    profile: int = setting(0, least=0, most=INT32)
+    """Updates to trace for XProf or TensorBoard, into the run's folder, after the first three; 0 for none."""
+    tracker_project: str = "diffeqformer"
+    """The project that Weights & Biases and Trackio keep the run in."""
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """Training at depths that are drawn anew for each update, so that one checkpoint reads well at many."""
+
+    sample: tuple[int, ...] | str = ()
+    """Numbers of steps to draw from, such as 4 6 9 or a range, 4-9; if none, all updates are at `model.steps`."""
+    weights: tuple[float, ...] | Literal["equal", "inverse"] = "equal"
+    """How often each is drawn: equally, inversely to its cost (each depth gets as much compute), or as listed."""
+    shallow_fraction: float = setting(0.0, fraction=True)
+    """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
+    jitter: float = 0.0
+    """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal. With
+    `model.first_step` the first keeps its length."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The numbers of steps that are drawn from, in order; none if depth is not drawn.
+
+        **Raises:** `BadInput` for a range that is none.
+        """
+        if not isinstance(self.sample, str):
+            return self.sample
+        ends = [int(end) for end in self.sample[:99].split("-") if end.isdecimal()]
+        if len(ends) != 2 or not ends[0] < ends[1] or self.sample.count("-") != 1:
+            raise BadInput(
+                f"depth.sample is {shown(self.sample)}, but must be numbers of steps or a range such as '4-9'."
+            )
+        return tuple(range(ends[0], min(ends[1], MOST_STEPS + 1) + 1))  # one too many is refused by `validate`
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How often each of `depths` is drawn, in proportion."""
+        if isinstance(self.weights, str):
+            return tuple(1.0 if self.weights == "equal" else 1.0 / depth for depth in self.depths)
+        return self.weights
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices share the work, and how (`docs/devices.md`); -1 for one of them: all that are left.
+
+    No update depends on it but by rounding: a run may be continued on another mesh."""
+
+    data: int = 1
+    """Parts of the batch, each with all weights."""
+    fsdp: int = 1
+    """Parts of the batch, the weights and the optimiser's moments; weights are all-gathered when they are used."""
+    tensor: int = 1
+    """Parts of the heads, hidden units and vocabulary, and of what is computed with them."""
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The run that a run starts from; `diffeqformer finetune` writes it."""
+
+    run: str = ""
+    """Its folder; if not given, the run starts from random weights."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Its newest checkpoint, or the one of lowest validation loss."""
+    update: int | None = None
+    """The update of that checkpoint."""
+    method: Literal["lora", "full", "continuous"] | None = None
+    """What was asked to be trained: adapters, all weights of the table of layers, or the time networks."""
+    system: str = ""
+    """What the base is, for reports."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    run: str = "runs/run"
+    """Folder of the run."""
+    base: BaseConfig = field(default_factory=BaseConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+

@@ -1,0 +1,146 @@
+"""Dataclasses from nested dictionaries, strictly: nothing is dropped and nothing is guessed."""
+
+import dataclasses
+import difflib
+import functools
+import math
+import reprlib
+import types
+from collections.abc import Hashable
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from diffeqformer.errors import BadInput
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def dump_yaml(config: Any) -> str:
+    """The config as YAML text that `read_yaml` reads back to an equal config."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def from_dict(cls: type, values: Any, where: str = "") -> Any:
+    """Build the dataclass `cls` from nested dictionaries, strictly.
+
+    **Arguments:** `cls`, a config dataclass; `values`, nested dictionaries; `where`, the dotted path for messages.
+
+    **Raises:** `BadInput` for an unknown key (with the nearest known one), a wrong type or a value outside its choices.
+    """
+    if not isinstance(values, dict):
+        raise BadInput(f"{where or 'the config'} is {shown(values)}, but must be a table of settings.")
+    hints, kwargs = hints_of(cls), {}
+    for key, value in values.items():
+        name = key if isinstance(key, str) else shown(key)
+        path = f"{where}.{name}" if where else name
+        if key not in hints:
+            near = difflib.get_close_matches(name[:80], hints, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(hints)}."
+            raise BadInput(f"unknown key {shown(path)}: {advice}")
+        kwargs[key] = _convert(hints[key], value, path)
+    return cls(**kwargs)
+
+
+@functools.cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The settings of a config dataclass and their types."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: cut if it is long, since a few lines of YAML can stand for one without end."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a number of thousands of digits"
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value, path)  # pyright: ignore[reportArgumentType]
+    if origin is Literal:
+        if value not in args or isinstance(value, bool):
+            raise BadInput(f"{path} is {shown(value)}, but must be one of {', '.join(map(repr, args))}.")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        if sections := tuple(choice for choice in args if dataclasses.is_dataclass(choice)):
+            return _section(sections, value, path)
+        complaints = []
+        for choice in (a for a in args if a is not type(None)):
+            try:
+                return _convert(choice, value, path)
+            except BadInput as complaint:
+                complaints.append(str(complaint).partition("must be ")[2].rstrip("."))
+        raise BadInput(f"{path} is {shown(value)}, but must be {' or '.join(complaints)}.") from None
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadInput(f"{path} is {shown(value)}, but must be a list.")
+        return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 1 << 1000 else math.inf
+    if type(value) is not hint:
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        raise BadInput(f"{path} is {shown(value)}, but must be {names[hint]}.")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise BadInput(f"{path} is {shown(value)}, but must be a whole number of less than 64 bits.")
+    return value
+
+
+def _section(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    """One of several sections, chosen by its `kind`; a bare word is short for a kind, and the first is the default."""
+    kinds = {kind: choice for choice in choices for kind in kinds_of(choice)}
+    anything = [choice for choice in choices if hints_of(choice).get("kind") is str]
+    values = {"kind": value} if isinstance(value, str) and (kinds or anything) else value
+    if not isinstance(values, dict):
+        words = f" or one of {', '.join(map(repr, kinds))}" if kinds else ""
+        raise BadInput(f"{path} is {shown(value)}, but must be a table of settings{words}.")
+    if "kind" not in values:
+        return from_dict(choices[0], values, path)
+    kind = values["kind"]
+    choice = kinds.get(kind) if isinstance(kind, str) else None
+    if choice is None and not (anything and isinstance(kind, str)):
+        raise BadInput(f"{path} is {shown(kind)}, but must be one of {', '.join(map(repr, kinds))}.")
+    return from_dict(choice or anything[0], values, path)
+
+
+def kinds_of(section: Any) -> tuple[str, ...]:
+    """The kinds that a section class stands for; none if it has no kind, or if any word may be one."""
+    return get_args(hints_of(section).get("kind"))
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, refusing a key that is given twice, and merges, which can grow without end."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        refused, seen = yaml.constructor.ConstructorError, set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise refused(None, None, "the merge key << is not read", key_node.start_mark)
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise refused(None, None, f"the key {shown(key)} is given twice", key_node.start_mark)
+                seen.add(key)
+        return super().construct_mapping(node, deep)

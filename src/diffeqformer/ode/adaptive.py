@@ -1,0 +1,117 @@
+"""Adaptive steps: Diffrax's solvers and controller on a model's vector field."""
+
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key
+
+from diffeqformer.config import ToleranceConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.adjoints import Adjoint, Plain, Recursive
+from diffeqformer.ode.field import Field
+from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.schemes import EULER_START, SCHEMES, Evaluations, Scheme
+from diffeqformer.ode.solve import Solution, split
+from diffeqformer.ode.weights.source import WeightSource
+
+
+def can_adapt(scheme: Scheme) -> bool:
+    """Whether a scheme has an error estimate to choose steps by: Diffrax has a solver of its tableau with one."""
+    solver = getattr(diffrax, getattr(scheme, "solver", "") or "Euler")
+    return issubclass(solver, diffrax.AbstractAdaptiveSolver)
+
+
+def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.AbstractAdaptiveSolver:
+    """The solver that chooses steps for a scheme.
+
+    **Raises:** `BadInput` if that scheme has no error estimate to choose steps by.
+    """
+    if not can_adapt(scheme):
+        name = next((name for name, one in SCHEMES.items() if one == scheme), type(scheme).__name__)
+        raise BadInput(
+            f"model.tolerance.rtol is given, but model.scheme {name!r} has no error estimate to choose steps by; "
+            f"{', '.join(name for name, one in SCHEMES.items() if can_adapt(one))} have."
+        )
+    return getattr(diffrax, scheme.solver)()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def solve_adaptively(
+    field: Field,
+    weights: WeightSource,
+    x: Float[Array, "batch position width"],
+    *,
+    scheme: Scheme,
+    tolerance: ToleranceConfig,
+    grid: Grid,
+    horizon: float,
+    adjoint: Adjoint,
+    first_step: float | None = None,
+    key: Key[Array, ""] | None = None,
+    keep_states: bool = False,
+) -> Solution:
+    """Integrate `dx/dt = F(t, x)` by steps that a PID controller chooses for a tolerance.
+
+    With a `first_step` s the first step is still a step: `x(s) = x(0) + s F(s/2, x(0))`, as `euler-middle` takes
+    it; from there on it is a flow, which is solved.
+
+    The weights are generated at each time that the solver asks for. All sequences of `x` take the same steps, chosen
+    for the error over all of them together: so an answer depends, within the tolerance, on the whole batch, and on
+    later tokens. The state is float32 or better.
+
+    **Arguments:** as for `solve`; `grid`, whose steps are the first guess; `key` for dropout, with one mask for all
+    times; `keep_states`, at the ends of the grid's steps.
+
+    **Returns:** a `Solution`; the states that it `kept` are interpolated.
+    """
+    solver = adaptive_solver(tolerance, scheme)
+    keys = None if key is None else jax.random.split(key, 2)[None]
+
+    def slope(t: Array, x: Array, weights: WeightSource) -> Array:
+        row = jax.tree.map(lambda leaf: leaf.astype(precision), weights.at(t[None]))
+        return horizon * split(field, EULER_START, row, keys).at(0, x)
+
+    precision, state, start = x.dtype, x.astype(wide(x.dtype)), first_step or 0.0
+    if start:
+        state = state + start * slope(jnp.asarray(start / 2, state.dtype), x, weights).astype(state.dtype)
+    ends = jnp.asarray(grid.edges[1:], state.dtype)
+    with jax.numpy_dtype_promotion("standard"):  # Diffrax is not written for strict promotion
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(slope),  # pyright: ignore[reportArgumentType]
+            solver,
+            t0=start,
+            t1=1.0,
+            dt0=(1.0 - start) / grid.steps,
+            y0=state,
+            args=weights,
+            saveat=diffrax.SaveAt(t1=True, ts=ends if keep_states else None),
+            stepsize_controller=diffrax.PIDController(tolerance.rtol, tolerance.atol, pcoeff=0.3, icoeff=0.4),
+            adjoint=_adjoint(adjoint),
+            max_steps=tolerance.max_steps,
+        )
+    ys = found.ys.astype(precision)  # pyright: ignore[reportOptionalMemberAccess]
+    own = evaluations_of(solver, found.stats["num_steps"])
+    evaluations = Evaluations(*(number + int(start > 0) for number in own))
+    return Solution(ys[-1], evaluations, ys[:-1] if keep_states else None)
+
+
+def _adjoint(adjoint: Adjoint) -> diffrax.AbstractAdjoint:
+    if isinstance(adjoint, Plain):
+        return diffrax.DirectAdjoint()
+    return diffrax.RecursiveCheckpointAdjoint(adjoint.checkpoints if isinstance(adjoint, Recursive) else None)
+
+
+def evaluations_of(solver: Any, steps: Array) -> Evaluations:
+    """Evaluations of the field in `steps` steps, rejected ones included.
+
+    A first stage that is the last one of the step before is not evaluated again, except, by Diffrax, after a rejection
+    of the very first step, which it does not report: then it is one evaluation more than counted here.
+    """
+    if isinstance(solver, diffrax.ReversibleHeun):
+        return Evaluations(steps + 1, steps + 1)
+    kept = int(solver.tableau.fsal)
+    number = steps * (solver.tableau.num_stages - kept) + kept
+    return Evaluations(number, number)

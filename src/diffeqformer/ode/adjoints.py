@@ -1,0 +1,218 @@
+"""Adjoints: what the forward pass over depth keeps for the backward pass, and what it computes again.
+
+| | keeps | price |
+|---|---|---|
+| `Plain` | all activations | memory |
+| `Checkpointed` | the state of each step | each step is computed twice |
+| `Recursive` | some states at each level of a recursion | one more forward pass per level |
+| `Reconstructing` | the last state alone | each step is computed twice; rounding on the way back |
+
+The library's own, not Diffrax's `RecursiveCheckpointAdjoint`: that one needs an ODE loop that asks for weights by time,
+which here would generate them step by step (3.7 times a table's cost), and its checkpoints copy the stacked gradient of
+the table at every level where these add to it in place. Adaptive solves do use Diffrax's (`adaptive.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from diffeqformer.config import GradientConfig, RecursiveConfig
+from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.schemes import Reversible, Scheme, SplitField
+
+
+class Flow(NamedTuple):
+    """All steps of a fixed grid, as an adjoint needs them."""
+
+    field_at: Callable[[BlockWeights, Any], SplitField]
+    """From a step's weights and keys to the field's halves."""
+    scheme: Scheme
+    length: Callable[[Any], Any]
+    """A step's length, from its own entry of the lengths (`None` if all are equal)."""
+    table: BlockWeights
+    given: Any
+    """Keys and lengths of all steps, which have no gradient."""
+    steps: int
+
+    def step(self, row: BlockWeights, given: Any, carry: Any) -> Any:
+        """What is carried out of a step of these weights, keys and length."""
+        keys, own = given
+        return self.scheme.step(self.field_at(row, keys), carry, self.length(own))
+
+    def step_of(self, index: Any, carry: Any) -> Any:
+        """What is carried out of step `index`."""
+        return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
+
+
+class Adjoint(Protocol):
+    """How the loop over depth is differentiated."""
+
+    @property
+    def integrate(self) -> Callable[[Flow, Any], Any] | None:
+        """From what is carried into the first step to what is carried out of the last, with a gradient of its own;
+        `None` if the gradient is that of the plain loop over `wrap`ped steps."""
+        ...
+
+    def wrap(self, body: Callable) -> Callable:
+        """The body of the plain loop, which is also that of forward passes that are looked on at."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Keeps all activations."""
+
+    integrate: ClassVar[None] = None
+
+    def wrap(self, body: Callable) -> Callable:
+        """The body itself."""
+        return body
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """Keeps the state of each step and computes the step again."""
+
+    integrate: ClassVar[None] = None
+
+    def wrap(self, body: Callable) -> Callable:
+        """The body, computed again in the backward pass. A scan's iterations cannot be merged: so no barriers against
+        common subexpressions are needed, which would cost time."""
+        return jax.checkpoint(body, prevent_cse=False)
+
+
+@dataclass(frozen=True)
+class Recursive(Checkpointed):
+    """Keeps `checkpoints` states per level: `checkpoints log_checkpoints(steps)` in all.
+
+    The steps are divided into that many equal parts, of which only the first state is kept and each of which is treated
+    in the same way when the backward pass comes to it: each level costs one more forward pass.
+    Source: Griewank 1992, "Achieving logarithmic growth of temporal and spatial complexity in reverse AD".
+    """
+
+    checkpoints: int = 4
+
+    def integrate(self, flow: Flow, carry: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is carried out of the last step."""
+        step, steps = flow.step, flow.steps
+
+        def cut(first: Any, length: int) -> tuple[Array, int, Any, int]:
+            """Where the parts of equal length start, their length, and where the rest starts, and its length."""
+            part = -(-length // self.checkpoints)
+            whole = length // part
+            return first + part * jnp.arange(whole), part, first + part * whole, length - part * whole
+
+        def advance(weights: tuple, carry: Any, first: Any, length: int) -> Any:
+            table, given = weights
+            one = lambda carry, now: (step(row_of_step(table, now), row_of_step(given, now), carry), None)
+            return jax.lax.scan(one, carry, first + jnp.arange(length))[0]
+
+        def forward(weights: tuple, carry: Any, first: Any, length: int) -> tuple[Any, tuple]:
+            """What is carried out of `length` steps, and into each part of them and into the rest."""
+            starts, part, rest, left = cut(first, length)
+            end, into = jax.lax.scan(lambda carry, at: (advance(weights, carry, at, part), carry), carry, starts)
+            return advance(weights, end, rest, left), (into, end)
+
+        def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: Any, length: int) -> tuple:
+            """Cotangents of what is carried, and of the table, from after `length` steps to before them."""
+            starts, part, rest, left = cut(first, length)
+            into, end = kept
+
+            def through(cotangents: tuple, carry: Any, first: Any, length: int) -> tuple:
+                if length > 1:
+                    return pull_back(weights, forward(weights, carry, first, length)[1], cotangents, first, length)
+                cotangent, total = cotangents
+                row, own = (row_of_step(tree, first) for tree in weights)
+                change, cotangent = jax.vjp(lambda row, carry: step(row, own, carry), row, carry)[1](cotangent)
+                return cotangent, _add_to_row(total, first, change)
+
+            cotangents = through(cotangents, end, rest, left) if left else cotangents
+            back = lambda cotangents, now: (through(cotangents, now[0], now[1], part), None)
+            return jax.lax.scan(back, cotangents, (into, starts), reverse=True)[0]
+
+        @jax.custom_vjp
+        def run(weights: tuple, carry: Any) -> Any:
+            return advance(weights, carry, 0, steps)
+
+        def run_backward(residuals: tuple, cotangent: Any) -> tuple:
+            weights, kept = residuals
+            zeros = jax.tree.map(jnp.zeros_like, weights[0])
+            cotangent, total = pull_back(weights, kept, (cotangent, zeros), 0, steps)
+            return (total, None), cotangent
+
+        def run_forward(weights: tuple, carry: Any) -> tuple[Any, tuple]:
+            carry, kept = forward(weights, carry, 0, steps)
+            return carry, (weights, kept)
+
+        run.defvjp(run_forward, run_backward)
+        return run((flow.table, flow.given), carry)
+
+
+@dataclass(frozen=True)
+class Reconstructing(Checkpointed):
+    """Keeps the last state alone and runs a `Reversible` scheme back from it."""
+
+    def integrate(self, flow: Flow, carry: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is carried out of the last step."""
+        scheme = flow.scheme
+        assert isinstance(scheme, Reversible)
+
+        @jax.custom_vjp
+        def run(table: BlockWeights, given: Any, carry: Any) -> Any:
+            own = flow._replace(table=table, given=given)
+            return jax.lax.scan(lambda carry, now: (own.step_of(now, carry), None), carry, jnp.arange(flow.steps))[0]
+
+        def forward(table: BlockWeights, given: Any, carry: Any) -> tuple[Any, tuple]:
+            carry = run(table, given, carry)
+            return carry, (table, given, carry)
+
+        def backward(kept: tuple, cotangent: Any) -> tuple:
+            table, given, carry = kept
+
+            def body(after: tuple, now: Array) -> tuple[tuple, None]:
+                carry, cotangent, total = after
+                keys, own = row_of_step(given, now)
+                field_of = lambda row: flow.field_at(row, keys)
+                carry, cotangent, change = scheme.pull_back(
+                    field_of, row_of_step(table, now), carry, cotangent, flow.length(own)
+                )
+                return (carry, cotangent, _add_to_row(total, now, change)), None
+
+            start = (carry, cotangent, jax.tree.map(jnp.zeros_like, table))
+            (_, cotangent, total), _ = jax.lax.scan(body, start, jnp.arange(flow.steps), reverse=True)
+            return total, None, cotangent
+
+        run.defvjp(forward, backward)
+        return run(flow.table, flow.given, carry)
+
+
+def named_adjoint(section: GradientConfig) -> Adjoint:
+    """The adjoint of a name."""
+    return {"plain": Plain(), "checkpointed": Checkpointed(), "reversible": Reconstructing()}[section.kind]
+
+
+def recursive_adjoint(section: RecursiveConfig) -> Recursive:
+    """Recursive checkpointing."""
+    return Recursive(section.checkpoints)
+
+
+def row_of_step(tree: Any, step: Any) -> Any:
+    """The leaves' rows of a step; a leaf of one row has it for all steps."""
+    at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
+    return jax.tree.map(at, tree)
+
+
+def _add_to_row(tree: Any, step: Any, change: Any) -> Any:
+    """The leaves with `change` added to their rows of a step.
+
+    A loop that carries the leaves writes in place, nested in others too; what nested loops stack has to be copied.
+    """
+
+    def add(leaf: Array, row: Array, change: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(leaf, row + change, jnp.minimum(step, len(leaf) - 1), 0)
+
+    return jax.tree.map(add, tree, row_of_step(tree, step), change)

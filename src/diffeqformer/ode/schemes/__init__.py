@@ -1,0 +1,98 @@
+"""Schemes by name: how one step of depth goes."""
+
+from difflib import get_close_matches
+from typing import Any
+
+import diffrax
+
+from diffeqformer.config import ReversibleConfig, SchemeConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes.multistep import LeapfrogMidpoint, ReversibleHeun
+from diffeqformer.ode.schemes.reversible import Reversible
+from diffeqformer.ode.schemes.runge_kutta import (
+    EULER,
+    EULER_MIDDLE,
+    EULER_START,
+    HEUN,
+    MIDPOINT,
+    RK4,
+    RungeKutta,
+    from_diffrax,
+)
+from diffeqformer.ode.schemes.scheme import Evaluations, Half, OneStep, Scheme, SplitField
+from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Strang
+
+
+def _diffrax_schemes() -> dict[str, Scheme]:
+    solvers = {n: s for n, s in vars(diffrax).items() if isinstance(s, type) and issubclass(s, diffrax.AbstractERK)}
+    named: dict[str, Scheme] = {f"diffrax:{n}": from_diffrax(n) for n, s in solvers.items() if hasattr(s, "tableau")}
+    named |= {"diffrax:LeapfrogMidpoint": LeapfrogMidpoint(), "diffrax:ReversibleHeun": ReversibleHeun()}
+    return dict(sorted((named | {"diffrax:Euler": EULER_START}).items()))
+
+
+SCHEMES: dict[str, Scheme] = {
+    "euler": EULER,
+    "euler-middle": EULER_MIDDLE,
+    "lie-trotter": LieTrotter(),
+    "lie-trotter-middle": LieTrotter(Nodes.same(0.5)),
+    "macaron": Macaron(),
+    "strang": Strang(),
+    "midpoint": MIDPOINT,
+    "heun": HEUN,
+    "rk4": RK4,
+    "reversible": Reversible(EULER, 0.99),
+    **_diffrax_schemes(),
+}
+"""All schemes by name; a config chooses the base and the coupling of `reversible`."""
+
+
+def named_scheme(section: SchemeConfig) -> Scheme:
+    """The scheme of a name.
+
+    **Raises:** `BadInput` for a name that does not exist, with the list of those that do.
+    """
+    return _named(section.kind, SCHEMES, "model.scheme")
+
+
+def reversible_scheme(section: ReversibleConfig) -> Reversible:
+    """The reversible scheme over a base of some name.
+
+    **Raises:** `BadInput` for a base that does not exist, or that carries more than the state.
+    """
+    bases = {name: scheme for name, scheme in SCHEMES.items() if isinstance(scheme, OneStep)}
+    return Reversible(_named(section.base, bases, "model.scheme.base"), section.coupling)
+
+
+def _named(name: str, schemes: dict[str, Any], setting: str) -> Any:
+    if name in schemes:
+        return schemes[name]
+    near = [full] if (full := f"diffrax:{name}") in schemes else get_close_matches(name, schemes, n=1)
+    advice = f"; did you mean {near[0]!r}?" if near else "."
+    raise BadInput(f"{setting} is {name!r}, but must be one of {', '.join(schemes)}{advice}")
+
+
+__all__ = [
+    "EULER",
+    "EULER_MIDDLE",
+    "EULER_START",
+    "HEUN",
+    "MIDPOINT",
+    "RK4",
+    "SCHEMES",
+    "Evaluations",
+    "Half",
+    "LeapfrogMidpoint",
+    "LieTrotter",
+    "Macaron",
+    "OneStep",
+    "Reversible",
+    "ReversibleHeun",
+    "RungeKutta",
+    "Scheme",
+    "SplitField",
+    "Strang",
+    "from_diffrax",
+    "named_scheme",
+    "reversible_scheme",
+]

@@ -1,0 +1,61 @@
+"""Two of Diffrax's solvers that carry more than the state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes.scheme import Evaluations, SplitField, State
+
+
+@dataclass(frozen=True)
+class LeapfrogMidpoint:
+    """`x_{n+1} = x_{n-1} + 2 dt F(t_n, x_n)`, the first step Euler's: Diffrax's solver of that name."""
+
+    nodes: Nodes = Nodes.same(0.0)
+    order: int = 2
+    evaluations: Evaluations = Evaluations(1, 1)
+
+    def start(self, x: State) -> tuple[State, State, Array]:
+        """The state, the one before it, and the length of the step between."""
+        return x, x, jnp.zeros((), x.dtype)
+
+    def step(self, field: SplitField, carry: tuple[State, State, Array], dt: Any) -> tuple[State, State, Array]:
+        """One step on."""
+        x, before, since = carry
+        return before + (since + dt) * field.at(0, x), x, jnp.asarray(dt, x.dtype)
+
+    def state(self, carry: tuple[State, State, Array]) -> State:
+        """The newer state."""
+        return carry[0]
+
+
+@dataclass(frozen=True)
+class ReversibleHeun:
+    """Kidger et al. 2021: two states, `y' = 2x - y + dt F(t_n, y)`, `x' = x + dt/2 (F(t_n, y) + F(t_{n+1}, y'))`.
+
+    Diffrax's solver of that name, except that the slope at the start of a step is computed again instead of kept.
+    """
+
+    nodes: Nodes = Nodes.same(0.0, 1.0)
+    order: int = 2
+    evaluations: Evaluations = Evaluations(2, 2)
+    solver: str = "ReversibleHeun"
+    """Diffrax's, by which steps can be adaptive."""
+
+    def start(self, x: State) -> tuple[State, State]:
+        """The state, twice."""
+        return x, x
+
+    def step(self, field: SplitField, carry: tuple[State, State], dt: Any) -> tuple[State, State]:
+        """One step on."""
+        x, y = carry
+        slope = field.at(0, y)
+        y = 2 * x - y + dt * slope
+        return x + dt / 2 * (slope + field.at(1, y)), y
+
+    def state(self, carry: tuple[State, State]) -> State:
+        """The first of the two."""
+        return carry[0]

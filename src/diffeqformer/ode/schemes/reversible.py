@@ -1,0 +1,98 @@
+"""Any one-step scheme made reversible by a second state."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes.scheme import Evaluations, OneStep, SplitField, State
+
+
+@dataclass(frozen=True)
+class Reversible:
+    """Any one-step scheme made reversible by a second state (McCallum & Foster 2024, arXiv:2410.11648).
+
+    With `Psi_h(x)` the base scheme's increment over a step h, `Psi_{-h}` that of a step back from the end:
+
+        y' = lambda y + (1 - lambda) z + Psi_h(z)
+        z' = z - Psi_{-h}(y')
+
+    which can be solved for (y, z): states need not be kept for the backward pass. Its order is the base's.
+    """
+
+    base: OneStep
+    coupling: float
+
+    @property
+    def nodes(self) -> Nodes:
+        """The base's nodes and their mirror images, for the step back."""
+        both = lambda nodes: tuple(sorted({*nodes, *(1.0 - c for c in nodes)}))
+        return Nodes(both(self.base.nodes.attention), both(self.base.nodes.feed_forward))
+
+    @property
+    def order(self) -> int:
+        """The base's."""
+        return self.base.order
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """Two base steps."""
+        return self.base.evaluations.times(2)
+
+    def start(self, x: State) -> tuple[State, State]:
+        """The state, twice, in float32 or better: in bfloat16 the way back loses the states."""
+        x = x.astype(wide(x.dtype))
+        return x, x
+
+    def step(self, field: SplitField, carry: tuple[State, State], dt: Any) -> tuple[State, State]:
+        """One step on."""
+        y, z = carry
+        y = self.coupling * y + (1 - self.coupling) * z + self._forward(field, z, dt)
+        return y, z - self._backward(field, y, dt)
+
+    def state(self, carry: tuple[State, State]) -> State:
+        """The first of the two."""
+        return carry[0]
+
+    def pull_back(
+        self, field_of: Callable[[Any], SplitField], weights: Any, carry: Any, cotangent: Any, dt: Any
+    ) -> tuple[tuple[State, State], tuple[State, State], Any]:
+        """Undo a step, and pull a cotangent of what came out of it back to what went in.
+
+        Each of the two increments is evaluated once, for the states and for the cotangents together.
+
+        **Arguments:** `field_of`, the field that weights give; `weights`, the step's; `carry` and `cotangent` after
+        the step; `dt`.
+
+        **Returns:** `carry` and `cotangent` before the step, and the cotangent of the weights.
+        """
+        (y, z), (y_bar, z_bar) = carry, cotangent
+        increment, pull = jax.vjp(lambda w, y: self._backward(field_of(w), y, dt), weights, y)
+        z = z + increment
+        first, through_y = pull(-z_bar)
+        y_bar = y_bar + through_y
+        increment, pull = jax.vjp(lambda w, z: self._forward(field_of(w), z, dt), weights, z)
+        y = (y - (1 - self.coupling) * z - increment) / self.coupling
+        second, through_z = pull(y_bar)
+        cotangent = self.coupling * y_bar, z_bar + (1 - self.coupling) * y_bar + through_z
+        return (y, z), cotangent, jax.tree.map(jnp.add, first, second)
+
+    def _forward(self, field: SplitField, x: State, dt: Any) -> State:
+        """`Psi_h(x)`."""
+        return self._increment(field, x, dt, lambda c: c)
+
+    def _backward(self, field: SplitField, x: State, dt: Any) -> State:
+        """`Psi_{-h}(x)`: from the step's end, node c of the base lies at 1 - c."""
+        return self._increment(field, x, -dt, lambda c: 1.0 - c)
+
+    def _increment(self, field: SplitField, x: State, dt: Any, place: Callable[[float], float]) -> State:
+        pick = lambda halves, all_, mine: [halves[all_.index(place(c))] for c in mine]
+        mine = SplitField(
+            pick(field.attention, self.nodes.attention, self.base.nodes.attention),
+            pick(field.feed_forward, self.nodes.feed_forward, self.base.nodes.feed_forward),
+        )
+        return self.base.advance(mine, x, dt) - x

@@ -1,0 +1,74 @@
+"""Explicit Runge-Kutta methods, each its tableau.
+
+    k_i = F(t + c_i dt, x + dt sum_(j<i) a_ij k_j),     x' = x + dt sum_i b_i k_i
+
+Source: Butcher 2008, Numerical Methods for Ordinary Differential Equations.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import diffrax
+
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes.scheme import Evaluations, OneStep, SplitField, State
+
+
+@dataclass(frozen=True)
+class RungeKutta(OneStep):
+    """The method of a tableau. Stages after the last with `b_i` other than zero (an error estimate's) are left out."""
+
+    a: tuple[tuple[float, ...], ...]
+    """Rows of lengths 0, 1, 2, ..."""
+    b: tuple[float, ...]
+    c: tuple[float, ...]
+    order: int
+    """Of convergence, for smooth fields."""
+    solver: str = ""
+    """Diffrax's solver of the same tableau, by which steps can be adaptive; none if empty."""
+
+    @property
+    def stages(self) -> int:
+        """Of those that the next state depends on."""
+        return max(i for i, weight in enumerate(self.b) if weight) + 1
+
+    @property
+    def nodes(self) -> Nodes:
+        """The stages' times, each once."""
+        return Nodes.same(*sorted(set(self.c[: self.stages])))
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """One of each half per stage."""
+        return Evaluations(self.stages, self.stages)
+
+    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+        """The state after a step of length `dt`."""
+        slopes: list[State] = []
+        combine = lambda weights: sum((dt * w * k for w, k in zip(weights, slopes, strict=False) if w), start=x)
+        nodes = self.nodes.attention
+        for i in range(self.stages):
+            slopes.append(field.at(nodes.index(self.c[i]), combine(self.a[i])))
+        return combine(self.b)
+
+
+def from_diffrax(name: str) -> RungeKutta:
+    """The method of one of Diffrax's explicit solvers."""
+    solver = getattr(diffrax, name)()
+    numbers = lambda row: tuple(float(x) for x in row)
+    tableau = solver.tableau
+    a = ((), *(numbers(row) for row in tableau.a_lower))
+    return RungeKutta(a, numbers(tableau.b_sol), (tableau.c1, *numbers(tableau.c)), solver.order(None), name)
+
+
+EULER = RungeKutta(((),), (1.0,), (1.0,), 1)
+"""`x + dt (A(x) + M(x))`, weights at the end of the step: DiffEqFormer; parallel blocks (PaLM, GPT-J) at dt = 1."""
+EULER_MIDDLE = RungeKutta(((),), (1.0,), (0.5,), 1)
+"""The same with weights at the middle of the step: sums over steps of different number differ by O(dt^2) only."""
+EULER_START = RungeKutta(((),), (1.0,), (0.0,), 1)
+"""The same with weights at the start of the step, as Diffrax has it."""
+MIDPOINT, HEUN = from_diffrax("Midpoint"), from_diffrax("Heun")
+RK4 = RungeKutta(
+    ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6), (0.0, 0.5, 0.5, 1.0), 4
+)
+"""Kutta 1901, the classic one of four stages (the ODE Transformer's, Li et al. 2021); Diffrax has none."""

@@ -1,0 +1,58 @@
+"""Splittings: one half of the field after the other, each from where the one before it ended."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from diffeqformer.ode.grid import END_OF_STEP, Nodes
+from diffeqformer.ode.schemes.scheme import Evaluations, Half, OneStep, SplitField, State
+
+
+@dataclass(frozen=True)
+class LieTrotter(OneStep):
+    """Attention, then feed-forward on its result: the vanilla transformer at dt = 1 (Lu et al. 2019). Order 1."""
+
+    nodes: Nodes = END_OF_STEP
+    order: int = 1
+    evaluations: Evaluations = Evaluations(1, 1)
+
+    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+        """`y = x + dt A(x)`, then `y + dt M(y)`."""
+        x = x + dt * field.attention[0](x)
+        return x + dt * field.feed_forward[0](x)
+
+
+@dataclass(frozen=True)
+class Macaron(OneStep):
+    """Half a feed-forward step, attention, half a feed-forward step: MacaronNet at dt = 1 (Lu et al. 2019). Order 1."""
+
+    nodes: Nodes = Nodes((0.5,), (0.25, 0.75))
+    order: int = 1
+    evaluations: Evaluations = Evaluations(1, 2)
+
+    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+        """Three Euler steps: half of M, the whole of A, half of M."""
+        x = x + dt / 2 * field.feed_forward[0](x)
+        x = x + dt * field.attention[0](x)
+        return x + dt / 2 * field.feed_forward[1](x)
+
+
+@dataclass(frozen=True)
+class Strang(OneStep):
+    """The same splitting with flows of second order, weights frozen at the middle of the step (Strang 1968). Order 2.
+
+    With Euler's flows the whole would be of first order, which is why this is not MacaronNet.
+    """
+
+    nodes: Nodes = Nodes.same(0.5)
+    order: int = 2
+    evaluations: Evaluations = Evaluations(2, 4)
+
+    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+        """Half of M, the whole of A, half of M, each a step of the midpoint method."""
+        x = _midpoint(field.feed_forward[0], x, dt / 2)
+        x = _midpoint(field.attention[0], x, dt)
+        return _midpoint(field.feed_forward[0], x, dt / 2)
+
+
+def _midpoint(half: Half, x: State, dt: Any) -> State:
+    return x + dt * half(x + dt / 2 * half(x))

@@ -1,0 +1,104 @@
+"""A table of layers."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Key
+
+from diffeqformer.config import LayerConfig, LoRAConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.lora import attach
+from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
+
+
+class LayerWeights(eqx.Module):
+    """A table of layers: vanilla transformers, and every populated model."""
+
+    layers: BlockWeights
+    """Rows of all layers, in order, on one leading axis."""
+    nodes: Nodes | None = eqx.field(static=True, default=None)
+    """The nodes that each layer has a row for; if `None`, a layer is one row, in force throughout its step."""
+    grid: Grid | None = eqx.field(static=True, default=None)
+    """The steps that the layers stand for; as many equal ones as there are layers if `None`."""
+
+    @staticmethod
+    def init(shapes: BlockShapes, grid: Grid, nodes: Nodes | None, key: Key[Array, ""]) -> "LayerWeights":
+        """Normal matrices with the standard deviations of `shapes`; biases zero, norms one."""
+        rows = initial_rows(shapes, nodes or END_OF_STEP, grid.steps, key)
+        return LayerWeights(rows, nodes, None if grid.equal else grid)
+
+    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
+        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
+        return dataclasses.replace(self, layers=attach(self.layers, lora, key))
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        rows = self.layers.attention.norm.scale.shape[0]
+        return rows // len((self.nodes or END_OF_STEP).attention)
+
+    def at(self, times: Any) -> BlockWeights:
+        """Weights in force at `times`: constant over each step, or those of the nearest node in it."""
+
+        def half(layers: Any, nodes: tuple[float, ...]) -> Any:
+            rows = (self.grid or Grid(self.depth)).row_at(times, nodes)
+            return jax.tree.map(lambda leaf: leaf[rows], layers)
+
+        nodes = self.nodes or END_OF_STEP
+        return Block(half(self.layers.attention, nodes.attention), half(self.layers.feed_forward, nodes.feed_forward))
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """The table itself.
+
+        **Raises:** `BadInput` if `grid` has not as many steps as there are layers, or the rows stand at other nodes:
+        such a model has no weights in between.
+        """
+        steps = grid.steps
+        if steps != self.depth:
+            raise BadInput(
+                f"this model is a table of {self.depth} layers and cannot run at {steps} steps; "
+                "only models with time-dependent or shared weights run at any depth."
+            )
+        if grid != (self.grid or Grid(self.depth)):
+            raise BadInput(
+                f"this model is a table of {self.depth} layers for steps of other lengths; "
+                "only models with time-dependent or shared weights run on any grid."
+            )
+        if self.nodes not in (None, nodes):
+            raise BadInput(
+                f"this model is a table with rows at the nodes {tuple(self.nodes)} of each step, but the scheme needs "
+                f"rows at {tuple(nodes)}; only models with time-dependent or shared weights run with any scheme."
+            )
+        own = self.nodes or END_OF_STEP
+        return Block(
+            unstack(self.layers.attention, steps, len(own.attention)),
+            unstack(self.layers.feed_forward, steps, len(own.feed_forward)),
+        )
+
+
+def init_layer(
+    section: LayerConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
+) -> LayerWeights:
+    """New weights of kind `layer`, with adapters if the section has them."""
+    weights = LayerWeights.init(shapes, grid, nodes if section.rows == "node" else None, key)
+    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
+    """The weights of a grid as a table of layers: one row per step if the source gives no more, else one per node."""
+    table = source.table(grid, nodes)
+
+    def stack(leaf: Array) -> Array:
+        whole = jnp.broadcast_to(leaf, (grid.steps, *leaf.shape[1:]))
+        return whole.reshape(-1, *leaf.shape[2:])
+
+    rows = table.attention.norm.scale.shape[1], table.feed_forward.norm.scale.shape[1]
+    return LayerWeights(jax.tree.map(stack, table), None if rows == (1, 1) else nodes, None if grid.equal else grid)

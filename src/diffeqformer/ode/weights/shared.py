@@ -1,0 +1,40 @@
+"""The same weights at every depth."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Key
+
+from diffeqformer.config import SharedConfig
+from diffeqformer.ode.field import BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.weights.source import initial_rows, unstack
+
+
+class SharedWeights(eqx.Module):
+    """The same weights at every depth (Zhong et al. 2022; ALBERT; Universal Transformer)."""
+
+    row: BlockWeights
+
+    @staticmethod
+    def init(shapes: BlockShapes, key: Key[Array, ""]) -> "SharedWeights":
+        """One row, with the standard deviations of `shapes`."""
+        return SharedWeights(initial_rows(shapes, END_OF_STEP, 1, key))
+
+    def at(self, times: Any) -> BlockWeights:
+        """The weights, repeated once for each time."""
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """One row, for all nodes of all steps."""
+        return unstack(self.row, 1, 1)
+
+
+def init_shared(
+    section: SharedConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
+) -> SharedWeights:
+    """New weights of kind `shared`."""
+    return SharedWeights.init(shapes, key)

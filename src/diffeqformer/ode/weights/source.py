@@ -1,0 +1,65 @@
+"""What a weight source is: block weights as a function of depth.
+
+A source answers two questions. `at(times)`: the weights at any times, stacked on a leading axis. `table(grid, nodes)`:
+the weights that a scheme needs on a grid of steps. Anything with these two methods is one.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """Block weights as a function of depth."""
+
+    def at(self, times: Any) -> BlockWeights:
+        """Weights at `times` (shape (time,), in [0, 1]), stacked on a leading axis of the same length."""
+        ...
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """Weights at all nodes of a grid, on two leading axes (step, node).
+
+        An axis of length 1 serves all steps, or all nodes of a step.
+        """
+        ...
+
+
+def unstack(rows: Any, steps: int, nodes: int) -> Any:
+    """One leading axis into two, (step, node)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(steps, nodes, *leaf.shape[1:]), rows)
+
+
+def is_shape(node: Any) -> bool:
+    """Whether a node of a block's tree is the shape of a linear map or of a norm."""
+    return isinstance(node, LinearShape | NormShape)
+
+
+def unit_keys(shapes: BlockShapes, key: Array) -> Any:
+    """A key of its own for every unit of a block."""
+    units, structure = jax.tree.flatten(shapes, is_leaf=is_shape)
+    return jax.tree.unflatten(structure, list(jax.random.split(key, len(units))))
+
+
+def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
+    """New rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
+    def half(shapes: Any, keys: Any, rows: int) -> Any:
+        def unit(shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
+            if isinstance(shape, NormShape):
+                return Norm(jnp.ones((rows, shape.width)), jnp.zeros((rows, shape.width)) if shape.shift else None)
+            weight = shape.std * jax.random.normal(key, (rows, shape.inputs, shape.outputs))
+            return Linear(weight, jnp.zeros((rows, shape.outputs)) if shape.bias else None)
+
+        return jax.tree.map(unit, shapes, keys, is_leaf=is_shape)
+
+    keys = unit_keys(shapes, key)
+    return Block(
+        half(shapes.attention, keys.attention, layers * len(nodes.attention)),
+        half(shapes.feed_forward, keys.feed_forward, layers * len(nodes.feed_forward)),
+    )

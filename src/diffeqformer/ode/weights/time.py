@@ -1,0 +1,73 @@
+"""DiffEqFormer's weights: smooth functions of depth."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+from jaxtyping import Key
+
+from diffeqformer.config import TimeConfig
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.weights.source import is_shape, unit_keys, unstack
+from diffeqformer.ode.weights.time_features import time_features
+from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
+from diffeqformer.sharding import constrain_weights
+
+
+class TimeWeights(eqx.Module):
+    """DiffEqFormer's weights: smooth functions of depth, one small network for each matrix and norm (paper eq. 6)."""
+
+    networks: Block[TimeLinear, TimeNorm]
+    shared: TimeNetwork | None
+    """The one MLP of all matrices and norms (paper, appendix D.2); `None` if each has its own."""
+    time: TimeConfig = eqx.field(static=True)
+
+    @staticmethod
+    def init(shapes: BlockShapes, time: TimeConfig, grid: Grid, key: Key[Array, ""]) -> "TimeWeights":
+        """Time networks whose generated matrices start, on `grid`, with the standard deviations of `shapes`."""
+        one_for_all = time.kind == "time-shared-mlp"
+        network = partial(TimeNetwork.init, time_features(grid.times(), time), time.d_emb)
+
+        def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:
+            if isinstance(shape, NormShape):
+                return TimeNorm.init(shape, None if one_for_all else network(key), time.d_emb)
+            network_key, own_key = jax.random.split(key)
+            return TimeLinear.init(shape, None if one_for_all else network(network_key), time.d_emb, own_key)
+
+        networks = jax.tree.map(unit, shapes, unit_keys(shapes, key), is_leaf=is_shape)
+        return TimeWeights(networks, network(jax.random.fold_in(key, 0)) if one_for_all else None, time)
+
+    def at(self, times: Any) -> BlockWeights:
+        """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
+        return self._generate(self.networks, times)
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """Weights at all nodes of the grid, generated at once."""
+
+        def half(networks: Any, nodes: tuple[float, ...]) -> Any:
+            rows = self._generate(networks, grid.times(nodes))
+            return unstack(rows, grid.steps, len(nodes))
+
+        return Block(
+            half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
+        )
+
+    def _generate(self, networks: Any, times: Any) -> Any:
+        dtype = self.networks.attention.output.projection.dtype
+        features = time_features(times, self.time, dtype)
+        shared = None if self.shared is None else self.shared(features)
+        is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
+
+        def at(unit: TimeLinear | TimeNorm) -> Linear | Norm:
+            return unit.of(unit.network(features) if unit.network is not None else shared)  # pyright: ignore
+
+        return constrain_weights(jax.tree.map(at, networks, is_leaf=is_unit))
+
+
+def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
+    """New weights of kind `time` or `time-shared-mlp`."""
+    return TimeWeights.init(shapes, section, grid, key)
