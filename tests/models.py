@@ -7,31 +7,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig
+from diffeqformer.config import LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 
 TINY = ModelConfig(
-    width=16, heads=2, steps=3, context=12, vocabulary=40, time=TimeConfig(d_emb=6, frequencies=5), init_std=0.2
+    width=16, heads=2, steps=3, context=12, vocabulary=40, weights=TimeConfig(d_emb=6, frequencies=5), init_std=0.2
 )
-PLAIN = dataclasses.replace(TINY, time=TimeConfig())
-"""The same without what only time networks read."""
+
+ONE_MLP = dataclasses.replace(TINY.weights, kind="time-shared-mlp")
 
 KINDS = {
     "diffeqformer": TINY,
     "time, lie-trotter": dataclasses.replace(TINY, scheme="lie-trotter"),
-    "vanilla": dataclasses.replace(PLAIN, weights="layer", scheme="lie-trotter", horizon="steps"),
-    "parallel blocks": dataclasses.replace(PLAIN, weights="layer", horizon="steps"),
-    "shared": dataclasses.replace(PLAIN, weights="shared"),
+    "vanilla": dataclasses.replace(TINY, weights="layer", scheme="lie-trotter", horizon="steps"),
+    "parallel blocks": dataclasses.replace(TINY, weights="layer", horizon="steps"),
+    "shared": dataclasses.replace(TINY, weights="shared"),
     "vanilla llama, grouped queries": dataclasses.replace(
-        PLAIN, family="llama", weights="layer", scheme="lie-trotter", horizon="steps", heads=4, kv_heads=2
+        TINY, field=LlamaConfig(kv_heads=2), weights="layer", scheme="lie-trotter", horizon="steps", heads=4
     ),
-    "time, llama, nested norm": dataclasses.replace(TINY, family="llama", nested_norm=True),
-    "one mlp, strang": dataclasses.replace(TINY, weights="time-shared-mlp", scheme="strang"),
-    "macaron": dataclasses.replace(PLAIN, weights="layer", layer_rows="node", scheme="macaron", horizon="steps"),
-    "ode transformer": dataclasses.replace(PLAIN, weights="layer", scheme="rk4", horizon="steps"),
+    "time, llama, nested norm": dataclasses.replace(TINY, field=LlamaConfig(nested_norm=True)),
+    "one mlp, strang": dataclasses.replace(
+        TINY, weights=dataclasses.replace(TINY.weights, kind="time-shared-mlp"), scheme="strang"
+    ),
+    "macaron": dataclasses.replace(TINY, weights=LayerConfig(rows="node"), scheme="macaron", horizon="steps"),
+    "ode transformer": dataclasses.replace(TINY, weights="layer", scheme="rk4", horizon="steps"),
     "time, long first step": dataclasses.replace(TINY, scheme="euler-middle", first_step=0.6),
-    "time, reversible": dataclasses.replace(TINY, scheme="reversible", reversible=ReversibleConfig("heun")),
+    "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }
 
 

@@ -24,7 +24,7 @@ def preset(name: str) -> ModelConfig:
 @pytest.mark.parametrize(("size", "d_emb"), [(size, d_emb) for size in TWINS for d_emb in TWINS[size]])
 def test_twins_have_the_authors_number_of_parameters_to_the_million(size, d_emb):
     model = preset(f"diffeqformer-gpt-{size}")
-    model = dataclasses.replace(model, time=dataclasses.replace(model.time, d_emb=d_emb))
+    model = dataclasses.replace(model, weights=dataclasses.replace(model.weights, d_emb=d_emb))
     assert round(parameters(model).stored / 1e6) == TWINS[size][d_emb]
 
 
@@ -63,7 +63,7 @@ def test_counts_from_shapes_are_counts_of_arrays(config):
     assert parameters(config) == (count(model), count(model.populate()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scheme != "reversible"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scheme.kind != "reversible"])
 def test_counted_operations_are_near_the_compilers_own_count(kind):
     """XLA counts element-wise work too, and all of the attention matrix; matrix products dominate at this width.
 

@@ -8,7 +8,7 @@ import pytest
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
-from diffeqformer.ode import grid
+from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
@@ -30,7 +30,7 @@ def test_no_logit_before_a_changed_token_changes_by_a_bit(config, dtype):
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_scheme_sees_the_future(scheme, family):
-    model, ids = model_of(dataclasses.replace(TINY, scheme=scheme, family=family, steps=2)), tokens()
+    model, ids = model_of(dataclasses.replace(TINY, scheme=scheme, field=family, steps=2)), tokens()
     before = np.asarray(logits(model, ids))
     after = np.asarray(logits(model, ids.at[:, 6].set((ids[:, 6] + 1) % 40)))
     assert (after[:, :6] == before[:, :6]).all()
@@ -57,13 +57,13 @@ def test_the_cached_path_sees_no_future_either_and_agrees(config):
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_a_populated_model_is_an_ordinary_model_with_the_same_output(config, steps):
     model, ids = model_of(config), tokens()
-    if config.weights == "layer" and steps != config.steps:
+    if config.weights.kind == "layer" and steps != config.steps:
         with pytest.raises(BadInput, match=r"a table of 3 layers and cannot run at \d steps"):
             model.populate(steps)
         return
     populated = model.populate(steps)
     assert type(populated) is type(model)
-    assert (populated.config.weights, populated.config.steps) == ("layer", steps)
+    assert (populated.config.weights.kind, populated.config.steps) == ("layer", steps)
     np.testing.assert_allclose(logits(populated, ids), logits(model, ids, steps=steps), atol=1e-5)
     np.testing.assert_allclose(logits(populated.populate(), ids), logits(populated, ids), atol=0)
 
@@ -71,12 +71,11 @@ def test_a_populated_model_is_an_ordinary_model_with_the_same_output(config, ste
 def test_the_trajectory_is_euler_by_hand():
     model, ids = model_of(TINY), tokens()
     states = model.trajectory(ids)
-    weights = model.weights.at(grid.times(3))
+    weights = model.weights.at(Grid.of(3).times())
     x = model.embed(ids)
     assert (np.asarray(states[0]) == np.asarray(x)).all()
-    from diffeqformer.ode.field import field_of
 
-    field = field_of(model.config)
+    field = model.field
     for step in range(3):
         row = jax.tree.map(lambda leaf, step=step: leaf[step], weights)
         x = x + (field.attention(row, x)[0] + field.feed_forward(row, x)) / 3

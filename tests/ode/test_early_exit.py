@@ -44,8 +44,10 @@ def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarra
         row = jax.tree.map(lambda leaf, step=step: leaf[step : step + 1], layers.weights.layers)
         one = dataclasses.replace(
             layers,
-            weights=dataclasses.replace(layers.weights, layers=row, first_step=None),
-            config=dataclasses.replace(layers.config, steps=1, first_step=None, horizon=model.config.interval * length),
+            weights=dataclasses.replace(layers.weights, layers=row, grid=None),
+            config=dataclasses.replace(
+                layers.config, steps=1, first_step=None, edges=(), horizon=model.config.interval * length
+            ),
         )
         new = np.asarray(one.flow(jnp.asarray(x)).state)
         for position in np.ndindex(*ids.shape):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import DropoutConfig, ModelConfig, ReversibleConfig, ToleranceConfig
+from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
 from diffeqformer.model.loss import next_token_loss
 from tests.models import KINDS, TINY, model_of, tokens
 
@@ -18,23 +18,25 @@ REVERSIBLE = {
     "time": dataclasses.replace(TINY, scheme="reversible", dropout=DROPPING),
     "one mlp, llama, rk4": dataclasses.replace(
         TINY,
-        weights="time-shared-mlp",
-        family="llama",
-        scheme="reversible",
-        reversible=ReversibleConfig("rk4"),
+        weights=dataclasses.replace(TINY.weights, kind="time-shared-mlp"),
+        field="llama",
+        scheme=ReversibleConfig("rk4"),
         horizon=0.3,
     ),
-    "shared, midpoint": dataclasses.replace(
-        TINY, weights="shared", scheme="reversible", reversible=ReversibleConfig("midpoint", 0.9)
-    ),
+    "shared, midpoint": dataclasses.replace(TINY, weights="shared", scheme=ReversibleConfig("midpoint", 0.9)),
 }
 
 GENERATED = [kind for kind in REVERSIBLE if kind != "shared, midpoint"]
 
 
+def way(method: str | None, checkpoints: int = 2) -> object:
+    """The section of a method."""
+    return RecursiveConfig(checkpoints) if method == "recursive" else method
+
+
 def gradient(config: ModelConfig, method: str, precision: type) -> list[np.ndarray]:
     """The gradient of the loss by a method, for a model of 5 steps that drops with a fixed key."""
-    config = dataclasses.replace(config, gradient=method, checkpoints=2, steps=5)
+    config = dataclasses.replace(config, gradient=way(method), steps=5)
     with jax.enable_x64(False):
         model = model_of(config)
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, precision), model)
@@ -89,8 +91,8 @@ def test_the_reversible_gradient_keeps_no_state_of_the_steps():
 )
 def test_the_gradient_through_an_adaptive_solve_is_the_derivative(method):
     """Of the solution: as the tolerance goes to zero both go to the derivative of the exact flow."""
-    time = dataclasses.replace(TINY.time, highest_frequency=4.0)
-    config = dataclasses.replace(TINY, scheme="diffrax:Tsit5", horizon=0.3, gradient=method, checkpoints=8, time=time)
+    time = dataclasses.replace(TINY.weights, highest_frequency=4.0)
+    config = dataclasses.replace(TINY, scheme="diffrax:Tsit5", horizon=0.3, gradient=way(method, 8), weights=time)
     model = model_of(dataclasses.replace(config, tolerance=ToleranceConfig(1e-9, 1e-11)))
     with jax.enable_x64(True):
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)

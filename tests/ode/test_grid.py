@@ -5,50 +5,69 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.ode import grid
+from diffeqformer.errors import BadInput
+from diffeqformer.ode.grid import Grid
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 6, 7, 49, 93, 99, 1000])
 def test_times_are_the_ends_of_the_steps_and_find_their_layers(steps):
-    times = grid.times(steps)
+    times = Grid.of(steps).times()
     assert times.dtype == np.float64
     assert times[-1] == 1.0
     assert [float(Fraction(step, steps)) for step in range(1, steps + 1)] == times.tolist()
-    assert grid.layer_of(times, steps).tolist() == list(range(steps))
+    assert Grid(steps).layer_at(times).tolist() == list(range(steps))
 
 
 def test_nodes_come_step_by_step():
-    np.testing.assert_allclose(grid.times(2, (0.0, 0.5, 1.0)), [0, 0.25, 0.5, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(Grid.of(2).times((0.0, 0.5, 1.0)), [0, 0.25, 0.5, 0.5, 0.75, 1.0])
 
 
 def test_a_layer_is_in_force_after_its_step_begins():
-    assert grid.layer_of(np.array([0.0, 0.1, 0.5, 0.51, 1.0]), 2).tolist() == [0, 0, 0, 1, 1]
+    assert Grid(2).layer_at(np.array([0.0, 0.1, 0.5, 0.51, 1.0])).tolist() == [0, 0, 0, 1, 1]
 
 
 def test_times_between_unequal_steps():
     edges = jnp.array([0.0, 0.1, 0.4, 1.0])
-    assert grid.number(edges) == 3
-    np.testing.assert_allclose(grid.times(edges, (0.5, 1.0)), [0.05, 0.1, 0.25, 0.4, 0.7, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(grid.times(jnp.linspace(0, 1, 8), (0.5, 1.0)), grid.times(7, (0.5, 1.0)), rtol=1e-6)
+    assert Grid.of(edges).steps == 3
+    np.testing.assert_allclose(Grid.of(edges).times((0.5, 1.0)), [0.05, 0.1, 0.25, 0.4, 0.7, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        Grid.of(jnp.linspace(0, 1, 8)).times((0.5, 1.0)), Grid.of(7).times((0.5, 1.0)), rtol=1e-6
+    )
 
 
 def test_jittered_times_stay_in_order_and_near_their_places():
     places = np.linspace(0, 1, 8)
-    edges = np.stack([grid.jittered(7, 1.0, jax.random.key(seed)) for seed in range(200)])
+    edges = np.stack([Grid(7).jittered(1.0, jax.random.key(seed)).edges for seed in range(200)])
     assert (edges[:, 0] == 0).all() and (edges[:, -1] == 1).all()
     assert (np.diff(edges) >= 0).all()
     away = (edges - places)[:, 1:-1] * 7
     assert -0.5 <= away.min() < -0.45 and 0.45 < away.max() <= 0.5
-    np.testing.assert_allclose(grid.jittered(7, 0.0, jax.random.key(0)), places, rtol=1e-6)
+    np.testing.assert_allclose(Grid(7).jittered(0.0, jax.random.key(0)).edges, places, rtol=1e-6)
 
 
 def test_a_first_step_keeps_its_length_whatever_the_number_of_steps():
-    np.testing.assert_allclose(grid.with_first(3, 1 / 3), [0, 1 / 3, 2 / 3, 1], rtol=1e-15)
-    np.testing.assert_allclose(grid.with_first(5, 0.2), np.arange(6) / 5, rtol=1e-15)
-    np.testing.assert_allclose(grid.with_first(4, 0.4), [0, 0.4, 0.6, 0.8, 1.0], rtol=1e-15)
-    assert grid.with_first(1, 0.4) == 1 and grid.with_first(4, None) == 4
-    moved = np.stack(
-        [grid.jittered(grid.with_first(4, 0.4), 1.0, jax.random.key(k), first_stays=True) for k in range(50)]
-    )
+    np.testing.assert_allclose(Grid.of(3, 1 / 3).edges, [0, 1 / 3, 2 / 3, 1], rtol=1e-15)
+    np.testing.assert_allclose(Grid.of(5, 0.2).edges, np.arange(6) / 5, rtol=1e-15)
+    np.testing.assert_allclose(Grid.of(4, 0.4).edges, [0, 0.4, 0.6, 0.8, 1.0], rtol=1e-15)
+    assert Grid.of(1, 0.4) == Grid(1) and Grid.of(4, None) == Grid(4)
+    moved = np.stack([Grid.of(4, 0.4).jittered(1.0, jax.random.key(k), first_stays=True).edges for k in range(50)])
     np.testing.assert_allclose(moved[:, :2], [[0, 0.4]] * 50, rtol=1e-6)
     assert np.ptp(moved[:, 2:-1], axis=0).min() > 0.1
+
+
+@pytest.mark.parametrize(
+    "asked", [4, np.int64(4), Grid(4), [0, 0.25, 0.5, 0.75, 1], np.linspace(0, 1, 5), (0.0, 0.25, 0.5, 0.75, 1.0)]
+)
+def test_whatever_stands_for_a_grid_is_one(asked):
+    grid = Grid.of(asked)
+    assert grid.steps == 4 and grid.edges.dtype == np.float64
+    np.testing.assert_array_equal(grid.edges, np.arange(5) / 4)
+    assert hash(grid) == hash(Grid.of(asked))
+
+
+@pytest.mark.parametrize(
+    "edges", [[0.0, 0.6, 0.5, 1.0], [0.1, 1.0], [0.0, 0.9], [0.0, 0.5, 0.5, 1.0], [0.0], [0.0, float("nan"), 1.0]]
+)
+def test_edges_that_do_not_rise_from_0_to_1_are_refused(edges):
+    with pytest.raises(BadInput, match="the times between steps are .*, but must rise from 0 to 1"):
+        Grid.of(np.array(edges))

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import LoRAConfig
+from diffeqformer.config import Config, LayerConfig, LoRAConfig, from_dict, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from diffeqformer.model.build import abstract
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps, targets
-from diffeqformer.validation import validate_model
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
 LORA = LoRAConfig(rank=3, alpha=6.0)
@@ -58,7 +57,7 @@ def test_merged_equals_unmerged(kind):
     model = stirred(model)
     assert np.abs(logits(model, tokens()) - logits(base, tokens())).max() > 0.1
     merged = model.merge()
-    assert not merged.config.adapted
+    assert not merged.config.lora
     assert jax.tree.structure(merged.weights) == jax.tree.structure(base.weights)
     np.testing.assert_allclose(logits(merged, tokens()), logits(model, tokens()), atol=1e-5)
     np.testing.assert_array_equal(logits(model.without_adapters(), tokens()), logits(base, tokens()))
@@ -92,23 +91,22 @@ def test_patterns_fit_whole_names_and_last_parts(patterns, found):
     "lora,sentence",
     [
         (LoRAConfig(2, targets=("query",)), "'query', which is none of this model's linear maps: attention.query_key"),
-        (LoRAConfig(2, targets=()), "model.lora.targets is empty"),
-        (LoRAConfig(17), "model.lora.rank is 17, but attention.query_key_value is 16 x 48: at most 16"),
-        (LoRAConfig(0), "model.lora.rank is 0, but must be at least 1"),
-        (LoRAConfig(2, alpha=-1.0), "model.lora.alpha is -1.0"),
-        (LoRAConfig(2, dropout=1.0), "model.lora.dropout is 1.0"),
-        (LoRAConfig(None, alpha=2.0), "model.lora.alpha is 2.0, but a model without model.lora.rank does not read it"),
+        (LoRAConfig(2, targets=()), "model.weights.lora.targets is empty"),
+        (LoRAConfig(17), "model.weights.lora.rank is 17, but attention.query_key_value is 16 x 48: at most 16"),
+        (LoRAConfig(0), "model.weights.lora.rank is 0, but must be at least 1"),
+        (LoRAConfig(2, alpha=-1.0), "model.weights.lora.alpha is -1.0"),
+        (LoRAConfig(2, dropout=1.0), "model.weights.lora.dropout is 1.0"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(lora, sentence):
     with pytest.raises(BadInput) as refused:
-        validate_model(dataclasses.replace(KINDS["vanilla"], lora=lora))
+        validate_model(dataclasses.replace(KINDS["vanilla"], weights=LayerConfig(lora=lora)))
     assert sentence in str(refused.value)
 
 
 def test_adapters_stand_beside_a_table_only():
-    with pytest.raises(BadInput, match=r"model.weights is 'time': adapters stand beside a table"):
-        validate_model(dataclasses.replace(TINY, lora=LORA))
+    with pytest.raises(BadInput, match=r"unknown key 'model.weights.lora'"):
+        from_dict(Config, {"model": {"weights": {"kind": "time", "lora": {"rank": 3}}}})
 
 
 def test_dropout_of_adapters_acts_in_training_only_and_follows_the_key():
@@ -127,7 +125,7 @@ def test_the_shapes_of_an_adapted_config_are_those_of_its_models():
 
 def test_a_table_has_no_functions_of_depth_to_keep():
     with pytest.raises(BadInput, match="method 'continuous' keeps weights that are functions of depth"):
-        adapted_config(KINDS["vanilla"], 3, layers=False, lora=LoRAConfig())
+        adapted_config(KINDS["vanilla"], 3, layers=False, lora=None)
     with pytest.raises(BadInput, match="a table of 3 layers and cannot run at 5 steps"):
         adapted_config(KINDS["vanilla"], 5, layers=True, lora=LORA)
 
@@ -135,5 +133,5 @@ def test_a_table_has_no_functions_of_depth_to_keep():
 def test_another_depth_covers_the_same_interval():
     counted = dataclasses.replace(TINY, horizon="steps")
     for layers in (True, False):
-        config = adapted_config(counted, 6, layers=layers, lora=LoRAConfig())
+        config = adapted_config(counted, 6, layers=layers, lora=None)
         assert (config.steps, config.interval) == (6, 3.0)

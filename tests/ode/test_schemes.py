@@ -11,12 +11,13 @@ import pytest
 
 from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.ode.schemes import SCHEMES, scheme_of
-from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang, adaptive_solver, evaluations_of
+from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
+from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
 from tests.models import TINY, model_of, tokens
 
 SMOOTH = dataclasses.replace(
-    TINY, width=8, horizon=0.3, time=TimeConfig(d_emb=6, frequencies=4, highest_frequency=4.0, lowest_frequency=0.5)
+    TINY, width=8, horizon=0.3, weights=TimeConfig(d_emb=6, frequencies=4, highest_frequency=4.0, lowest_frequency=0.5)
 )
 ORDERS = {
     "euler": 1, "euler-middle": 1, "lie-trotter": 1, "lie-trotter-middle": 1,
@@ -49,7 +50,7 @@ def order_of(config: ModelConfig, coarse: int, stretch: float = 1.0) -> float:
 @pytest.mark.parametrize("scheme", ORDERS)
 def test_schemes_converge_at_their_order_on_a_transformers_field(scheme):
     config = dataclasses.replace(SMOOTH, scheme=scheme)
-    assert scheme_of(config).order == ORDERS[scheme]
+    assert config.scheme.build().order == ORDERS[scheme]
     assert order_of(config, 16) == pytest.approx(ORDERS[scheme], abs=0.2)
 
 
@@ -65,8 +66,9 @@ def test_schemes_converge_at_their_order_over_unequal_steps(scheme):
 def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():
     edges = jnp.array([0.0, 0.3, 0.45, 1.0])
     loss = lambda model: jnp.square(model.integrate(tokens(), steps=edges).state).sum()
-    for scheme, gradient in (("euler", "recursive"), ("reversible", "reversible"), ("heun", "checkpointed")):
-        config = dataclasses.replace(SMOOTH, scheme=scheme, reversible=ReversibleConfig(coupling=1.0))
+    reversible = ReversibleConfig(coupling=1.0)
+    for scheme, gradient in (("euler", "recursive"), (reversible, "reversible"), ("heun", "checkpointed")):
+        config = dataclasses.replace(SMOOTH, scheme=scheme)
         plain, other = (
             jax.tree.leaves(jax.grad(loss)(model_of(dataclasses.replace(config, gradient=one))))
             for one in ("plain", gradient)
@@ -77,8 +79,8 @@ def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():
 
 @pytest.mark.parametrize(("base", "order"), [("midpoint", 2), ("strang", 2), ("rk4", 4)])
 def test_a_reversible_scheme_has_its_bases_order(base, order):
-    config = dataclasses.replace(SMOOTH, scheme="reversible", reversible=ReversibleConfig(base))
-    assert scheme_of(config).order == order
+    config = dataclasses.replace(SMOOTH, scheme=ReversibleConfig(base))
+    assert config.scheme.build().order == order
     assert order_of(config, 8 * order) == pytest.approx(order, abs=0.2)
 
 
@@ -136,9 +138,9 @@ def test_a_splitting_scheme_steps_its_halves_in_order_in_closed_form():
 def test_a_method_is_refused_by_name_with_the_list_of_those_that_exist():
     for name in ("rk5", "diffrax:Kvaerno5", "diffrax:Nonsense", "Tsit5"):
         with pytest.raises(BadInput, match=f"model.scheme is '{name}', but must be one of euler, .*diffrax:Tsit5"):
-            scheme_of(dataclasses.replace(TINY, scheme=name))
-    with pytest.raises(BadInput, match=r"model\.reversible\.base is 'reversible', but must be one of"):
-        scheme_of(dataclasses.replace(TINY, scheme="reversible", reversible=ReversibleConfig("reversible")))
+            dataclasses.replace(TINY, scheme=name).scheme.build()
+    with pytest.raises(BadInput, match=r"model\.scheme\.base is 'reversible', but must be one of"):
+        dataclasses.replace(TINY, scheme=ReversibleConfig("reversible")).scheme.build()
 
 
 ADAPTIVE = ["heun", "midpoint", "diffrax:Bosh3", "diffrax:Tsit5", "diffrax:Dopri8", "diffrax:ReversibleHeun"]
@@ -184,7 +186,7 @@ def test_counted_evaluations_are_those_that_happened(solver):
 def test_without_an_error_estimate_there_are_no_adaptive_steps():
     for scheme in ("euler", "rk4", "strang", "reversible", "diffrax:LeapfrogMidpoint"):
         with pytest.raises(BadInput, match=f"{scheme}.* has no error estimate.*diffrax:Tsit5"):
-            adaptive_solver(scheme)
+            adaptive_solver(ToleranceConfig(), SCHEMES[scheme])
 
 
 def test_steps_that_are_asked_for_are_fixed_whatever_the_tolerance():

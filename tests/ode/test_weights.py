@@ -8,10 +8,10 @@ import pytest
 from diffeqformer.config import ModelConfig, TimeConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
-from diffeqformer.ode import grid
-from diffeqformer.ode.schemes import ONE_STEP, scheme_of
-from diffeqformer.ode.time_features import frequencies, time_features
-from diffeqformer.ode.weights import written_out
+from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.schemes import SCHEMES, OneStep
+from diffeqformer.ode.weights import populated
+from diffeqformer.ode.weights.time_features import frequencies, time_features
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
 
@@ -37,39 +37,39 @@ def test_traced_times_give_the_same_features_to_float32s_precision_of_the_angle(
 
 @pytest.mark.parametrize("d_emb", [8, 96])
 def test_generated_matrices_start_at_the_standard_deviation_asked_for(d_emb):
-    config = ModelConfig(width=64, heads=2, steps=6, vocabulary=16, context=8, time=TimeConfig(d_emb=d_emb))
+    config = ModelConfig(width=64, heads=2, steps=6, vocabulary=16, context=8, weights=TimeConfig(d_emb=d_emb))
     source = build(config, jax.random.key(0)).weights
-    features = time_features(grid.times(6), config.time)
+    features = time_features(Grid.of(6).times(), config.weights)
     h = source.networks.feed_forward.up.network(features)
     assert float(jnp.square(h).sum(-1).mean()) == pytest.approx(1.0, rel=1e-5)
-    weights = jax.tree.map(lambda leaf: leaf[:, 0], source.table(6))
+    weights = jax.tree.map(lambda leaf: leaf[:, 0], source.table(Grid(6)))
     for linear in (weights.attention.query_key_value, weights.attention.output, weights.feed_forward.up):
         assert float(linear.weight.std()) == pytest.approx(0.02, rel=0.1)
         assert not np.asarray(linear.bias).any()
     assert (np.asarray(weights.attention.norm.scale) == 1).all()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].layer_rows == "step"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if getattr(KINDS[kind].weights, "rows", "step") == "step"])
 def test_at_and_table_agree_on_the_grid(kind):
     weights = model_of(KINDS[kind]).weights
-    rows = jax.tree.map(lambda x: jnp.broadcast_to(x[:, 0], (3, *x.shape[2:])), weights.table(3))
-    for a, b in zip(jax.tree.leaves(weights.at(grid.times(3))), jax.tree.leaves(rows), strict=True):
+    rows = jax.tree.map(lambda x: jnp.broadcast_to(x[:, 0], (3, *x.shape[2:])), weights.table(Grid(3)))
+    for a, b in zip(jax.tree.leaves(weights.at(Grid.of(3).times())), jax.tree.leaves(rows), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 NODES = {
-    "rk4": scheme_of(dataclasses.replace(TINY, scheme="rk4")).nodes,
-    "macaron": scheme_of(dataclasses.replace(TINY, scheme="macaron")).nodes,
+    "rk4": dataclasses.replace(TINY, scheme="rk4").scheme.build().nodes,
+    "macaron": dataclasses.replace(TINY, scheme="macaron").scheme.build().nodes,
 }
 
 
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES.keys())
 def test_a_written_out_table_holds_the_weights_of_all_nodes_of_all_steps(nodes):
     source = model_of(TINY).weights
-    table = written_out(source, 3, nodes)
+    table = populated(source, Grid(3), nodes)
     assert (table.depth, table.nodes) == (3, nodes)
     for name in ("attention", "feed_forward"):
-        times = grid.times(3, getattr(nodes, name))
+        times = Grid.of(3).times(getattr(nodes, name))
         rows, expected = (getattr(block, name) for block in (table.layers, source.at(times)))
         for a, b in zip(jax.tree.leaves(rows), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
@@ -81,19 +81,22 @@ def test_a_written_out_table_holds_the_weights_of_all_nodes_of_all_steps(nodes):
 def test_weights_that_are_the_same_at_all_nodes_are_written_out_once_a_step():
     for kind in ("layer", "shared"):
         source = model_of(dataclasses.replace(TINY, weights=kind)).weights
-        assert written_out(source, 3, NODES["rk4"]).nodes is None
+        assert populated(source, Grid(3), NODES["rk4"]).nodes is None
 
 
 def test_a_table_with_rows_at_nodes_runs_with_no_other_scheme():
     model = model_of(dataclasses.replace(TINY, scheme="rk4")).populate()
-    other = dataclasses.replace(model, config=dataclasses.replace(model.config, scheme="heun"))
+    other = model.replace(scheme=SCHEMES["heun"])
     with pytest.raises(BadInput, match=r"rows at the nodes .* but the scheme needs rows at .*1\.0"):
         other(tokens())
 
 
 def test_one_mlp_for_all_weights_is_held_once():
     """Appendix D.2: every P, G and S of its own, L1 and L2 shared."""
-    own, shared = (model_of(dataclasses.replace(TINY, weights=kind)).weights for kind in ("time", "time-shared-mlp"))
+    own, shared = (
+        model_of(dataclasses.replace(TINY, weights=dataclasses.replace(TINY.weights, kind=kind))).weights
+        for kind in ("time", "time-shared-mlp")
+    )
     assert own.shared is None
     assert shared.networks.attention.output.network is None
     mlp = sum(leaf.size for leaf in jax.tree.leaves(shared.shared))
@@ -102,10 +105,10 @@ def test_one_mlp_for_all_weights_is_held_once():
 
 
 @pytest.mark.parametrize("weights", ["time", "time-shared-mlp"])
-@pytest.mark.parametrize("scheme", sorted(ONE_STEP))
+@pytest.mark.parametrize("scheme", [n for n, s in SCHEMES.items() if isinstance(s, OneStep) and ":" not in n])
 def test_constant_time_networks_are_the_shared_weight_model(weights, scheme):
     """With P, B, G and S zero the weights are C at every depth."""
-    config = dataclasses.replace(TINY, weights=weights, scheme=scheme)
+    config = dataclasses.replace(TINY, weights=dataclasses.replace(TINY.weights, kind=weights), scheme=scheme)
     model, shared = model_of(config), model_of(dataclasses.replace(config, weights="shared"))
 
     def silence(path, leaf):
@@ -125,6 +128,6 @@ def test_weights_are_generated_for_the_whole_grid_in_one_product():
     program = jax.make_jaxpr(model)(tokens())
     scans = [equation for equation in program.jaxpr.eqns if "scan" in equation.primitive.name]
     assert len(scans) == 1
-    d_emb, width = TINY.time.d_emb, TINY.width
+    d_emb, width = TINY.weights.d_emb, TINY.width
     assert f"f32[{width},{width},{d_emb}]" in str(program)
     assert all(f",{d_emb}]" not in str(variable.aval) for scan in scans for variable in scan.invars)

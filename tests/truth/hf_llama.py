@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import ModelConfig
+from diffeqformer.config import LlamaConfig, ModelConfig
 from diffeqformer.model.build import build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import AttentionWeights
@@ -57,18 +57,16 @@ def vanilla(state: Mapping[str, np.ndarray], heads: int, context: int, rope_thet
     vocabulary, width = embedding.tokens.shape
     kv_width = (attention.query_key_value.weight.shape[-1] - width) // 2
     config = ModelConfig(
-        family="llama",
+        field=LlamaConfig(kv_heads=kv_width * heads // width, rope_theta=rope_theta),
         weights="layer",
         scheme="lie-trotter",
         horizon="steps",
         steps=layers,
         width=width,
         heads=heads,
-        kv_heads=kv_width * heads // width,
         hidden=feed_forward.up.weight.shape[-1],
         context=context,
         vocabulary=vocabulary,
-        rope_theta=rope_theta,
         tied=head is None,
     )
     ours = build(config, jax.random.key(0))

@@ -9,8 +9,8 @@ import pytest
 
 from diffeqformer.config import ModelConfig, TimeConfig
 from diffeqformer.model.build import build
-from diffeqformer.ode import grid
-from diffeqformer.ode.time_features import time_features
+from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.weights.time_features import time_features
 
 LINEAR = [("attention", name) for name in ("query_key_value", "output")]
 LINEAR += [("feed_forward", name) for name in ("up", "down")]
@@ -48,7 +48,7 @@ def model(request):
     """A tiny model whose every parameter is random: at the start many are zero, and would hide a mistake."""
     high, low = request.param
     time = TimeConfig(d_emb=5, frequencies=3, highest_frequency=high, lowest_frequency=low)
-    config = ModelConfig(width=4, heads=2, hidden=6, context=8, vocabulary=11, time=time)
+    config = ModelConfig(width=4, heads=2, hidden=6, context=8, vocabulary=11, weights=time)
     leaves, structure = jax.tree.flatten(build(config, jax.random.key(0)))
     keys = jax.random.split(jax.random.key(1), len(leaves))
     values = [0.5 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
@@ -84,7 +84,7 @@ def test_generated_linear_maps(model, part, name):
     generated = getattr(getattr(model.weights.at(np.array(TIMES)), part), name)
     assert generated.weight.shape == (len(TIMES), *unit.constant.shape)
     for i, t in enumerate(TIMES):
-        h = hidden_at(t, unit.network, model.config.time)
+        h = hidden_at(t, unit.network, model.config.weights)
         weight = combine(h, unit.projection) + np.asarray(unit.constant, np.float64)
         np.testing.assert_allclose(generated.weight[i], weight, rtol=0, atol=1e-5)
         np.testing.assert_allclose(generated.bias[i], combine(h, unit.bias_projection), rtol=0, atol=1e-5)
@@ -96,7 +96,7 @@ def test_generated_norms(model, part, name):
     unit = getattr(getattr(model.weights.networks, part), name)
     generated = getattr(getattr(model.weights.at(np.array(TIMES)), part), name)
     for i, t in enumerate(TIMES):
-        h = hidden_at(t, unit.network, model.config.time)
+        h = hidden_at(t, unit.network, model.config.weights)
         np.testing.assert_allclose(generated.scale[i], 1.0 + combine(h, unit.scale_projection), rtol=0, atol=1e-5)
         np.testing.assert_allclose(generated.shift[i], combine(h, unit.shift_projection), rtol=0, atol=1e-5)
 
@@ -105,8 +105,8 @@ def test_generated_norms(model, part, name):
 def test_weights_of_a_grid_are_those_at_the_ends_of_its_steps(model, steps):
     """`t_l = l / L`, l = 1..L, and the last is exactly 1; the table has a row for each."""
     ends = [(step + 1) / steps for step in range(steps)]
-    assert grid.times(steps).tolist() == ends
+    assert Grid.of(steps).times().tolist() == ends
     at_ends = model.weights.at(np.array(ends))
-    for ours, expected in zip(jax.tree.leaves(model.weights.table(steps)), jax.tree.leaves(at_ends), strict=True):
+    for ours, expected in zip(jax.tree.leaves(model.weights.table(Grid(steps))), jax.tree.leaves(at_ends), strict=True):
         assert ours.shape[:2] == (steps, 1)
         np.testing.assert_array_equal(ours[:, 0], expected)

@@ -1,4 +1,4 @@
-"""From words on the command line to dataclasses, with every mistake told in one sentence."""
+"""From words on the command line to dataclasses, every mistake as one sentence."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,21 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
-from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.config import (
+    Config,
+    LayerConfig,
+    LoRAConfig,
+    ModelConfig,
+    OwnConfig,
+    choices_of,
+    hints_of,
+    kinds_of,
+    read_yaml,
+    section_of_kind,
+    shipped_configs,
+    validate,
+)
 from diffeqformer.errors import BadInput
-from diffeqformer.validation import validate
 
 T = TypeVar("T")
 ABOUT = {
@@ -27,7 +39,7 @@ NOT_A_NUMBER = (
 )
 EXAMPLES = {
     "train": "quickstart-gpt --run runs/mine --data.source files --data.train 'texts/*.txt'",
-    "info": "diffeqformer-gpt-small --model.time.d-emb 96",
+    "info": "diffeqformer-gpt-small --model.weights.d-emb 96",
 }
 KINDS = {"int": "a whole number", "float": "a number"}
 
@@ -50,6 +62,10 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     **Raises:** `BadInput` with what is wrong as one sentence.
     """
     options = options_of(cls)
+    if isinstance(default, ConfigArguments):
+        model, words = chosen_sections(default.settings.model, words)
+        default = dataclasses.replace(default, settings=dataclasses.replace(default.settings, model=model))
+        _require_own(model, words)
     words = _joined(words, options)
     _require_known(words, list(options), prog)
     words = _spelled(words, options)
@@ -57,7 +73,9 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     try:
         with contextlib.redirect_stderr(heard):
             known = {} if default is None else {"default": default}
-            return tyro.cli(cls, args=words, prog=prog, description=about or None, **known)
+            # Of a choice of sections the options are those of the default's own.
+            config = (tyro.conf.AvoidSubcommands,)
+            return tyro.cli(cls, args=words, prog=prog, description=about or None, config=config, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -65,18 +83,81 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
 
 
 def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
-    """The dotted names of a dataclass's settings, as they are written behind two dashes, and their types."""
+    """The dotted names of a dataclass's settings, as they are written after two dashes, and their types.
+
+    Of a choice of sections, those of every section.
+    """
     options: dict[str, Any] = {}
     for name, hint in get_type_hints(cls).items():
+        sections = [one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)]
+        dotted = prefix + name.replace("_", "-")
         if name == "settings":  # their names stand for themselves
             options |= options_of(hint)
-        elif dataclasses.is_dataclass(hint):
-            options |= options_of(hint, f"{prefix}{name}.")
-        else:
-            options[prefix + name.replace("_", "-")] = hint
+        elif sections:
+            if any("kind" in hints_of(one) for one in sections):  # a bare word chooses
+                options[dotted] = str
+            for section in sections:
+                if section is not OwnConfig:  # which only `build` can make
+                    options |= options_of(section, f"{dotted}.")
+        elif name != "builder":
+            options[dotted] = hint
             if hint is bool:
                 options[f"{prefix}no-{name.replace('_', '-')}"] = hint
     return options
+
+
+def chosen_sections(model: ModelConfig, words: Sequence[str]) -> tuple[ModelConfig, list[str]]:
+    """The model with the sections that words such as `--model.weights layer` choose, and the other words.
+
+    An optional section is there as soon as one of its settings is given, with `model.weights.lora` too.
+
+    **Raises:** `BadInput` for a kind that does not exist.
+    """
+    left, words = [], list(words)
+    choices = choices_of(ModelConfig)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        name = name.removeprefix("--model.").removesuffix(".kind") if name.startswith("--model.") else ""
+        if name not in choices:
+            left.append(word)
+            continue
+        kind = value if equals else words.pop(0) if words else ""
+        try:
+            section = section_of_kind(choices[name], kind)
+        except BadInput:
+            kinds = ", ".join(map(repr, (one for choice in choices[name] for one in kinds_of(choice) if one != "own")))
+            raise BadInput(f"--model.{name} is {kind!r}, but must be one of {kinds}.") from None
+        if getattr(getattr(model, name), "kind", None) != kind:
+            model = dataclasses.replace(model, **{name: section})
+    given = lambda prefix: any(word.startswith(f"--{prefix}.") for word in left)
+    for name, hint in hints_of(ModelConfig).items():
+        if getattr(model, name) is None and given(f"model.{name}"):
+            section = next(one for one in get_args(hint) if dataclasses.is_dataclass(one))
+            model = dataclasses.replace(model, **{name: section()})
+    if isinstance(model.weights, LayerConfig) and model.weights.lora is None and given("model.weights.lora"):
+        model = dataclasses.replace(model, weights=dataclasses.replace(model.weights, lora=LoRAConfig()))
+    return model, left
+
+
+def _require_own(model: ModelConfig, words: Sequence[str]) -> None:
+    """Refuse settings of another kind than the one that is chosen."""
+    for name, choices in choices_of(ModelConfig).items():
+        chosen = getattr(model, name)
+        own = options_of(type(chosen), f"model.{name}.") if chosen else {}
+        for word in words:
+            option = word.partition("=")[0].removeprefix("--").replace("_", "-")
+            readers = [
+                kind
+                for choice in choices
+                if option in options_of(choice, f"model.{name}.")
+                for kind in kinds_of(choice) or ("euler",)
+            ]
+            if word.startswith(f"--model.{name}.") and option not in own and readers:
+                raise BadInput(
+                    f"--{option} is given, but model.{name} {getattr(chosen, 'kind', None)!r} has no such setting; "
+                    f"{' and '.join(map(repr, readers))} {'has' if len(readers) == 1 else 'have'}."
+                )
 
 
 def _joined(words: Sequence[str], options: dict[str, Any]) -> list[str]:
@@ -106,15 +187,18 @@ def _spelled(words: Sequence[str], options: dict[str, Any]) -> list[str]:
 
 
 def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
-    """Refuse the first option that is none; the nearest is looked for among whole names, then among last parts."""
+    """Refuse the first option that does not exist, and name the one whose last part is most alike, if one is."""
     for word in words:
         given = word.partition("=")[0][2:].replace("_", "-")
         if not word.startswith("--") or given in ("help", *options):
             continue
-        last = {option.rpartition(".")[2]: option for option in reversed(options)}
-        near = difflib.get_close_matches(given, options, n=1)
-        near = near or [last[name] for name in difflib.get_close_matches(given.rpartition(".")[2], last, n=1)]
-        advice = f"did you mean --{near[0]}?" if near else f"see `{prog} --help`."
+        last = lambda name: name.rpartition(".")[2]
+        alike = difflib.get_close_matches(last(given), {last(option) for option in options}, n=3)
+        nearest = sorted(
+            (option for option in options if last(option) in alike[:1]),
+            key=lambda option: -difflib.SequenceMatcher(None, option, given).ratio(),
+        )
+        advice = f"did you mean --{nearest[0]}?" if nearest else f"see `{prog} --help`."
         raise BadInput(f"unknown option --{given}: {advice}")
 
 

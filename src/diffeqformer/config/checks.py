@@ -6,7 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds
-from diffeqformer.config.model import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
+from diffeqformer.config.model import (
+    GradientConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    ReversibleConfig,
+    TimeConfig,
+)
 from diffeqformer.config.run import BaseConfig, Config, DepthConfig
 from diffeqformer.config.strict import shown
 from diffeqformer.errors import BadInput

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
 from diffeqformer.config.strict import hints_of, kinds_of
@@ -34,7 +34,7 @@ class TimeConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.weights.time:init_time"
 
-    kind: Literal["time", "time-shared-mlp"] = "time"
+    kind: Literal["time", "time-shared-mlp"] = dataclasses.field(default="time", kw_only=True)
     """A network of time for each matrix and norm, or one for all of them (paper, appendix D.2)."""
     d_emb: int = setting(48, least=1, most=SIZES)
     """Width of the time networks, the paper's d_emb."""
@@ -74,7 +74,7 @@ class LayerConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.weights.layer:init_layer"
 
-    kind: Literal["layer"] = "layer"
+    kind: Literal["layer"] = dataclasses.field(default="layer", kw_only=True)
     rows: Literal["step", "node"] = "step"
     """One row per step, shared by all of the scheme's nodes, or one for each node of each step."""
     lora: LoRAConfig | None = None
@@ -105,7 +105,7 @@ class LlamaConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
 
-    kind: Literal["llama"] = "llama"
+    kind: Literal["llama"] = dataclasses.field(default="llama", kw_only=True)
     kv_heads: int | None = setting(None, least=1, most=SIZES)
     """Heads of keys and values, each shared by heads / kv_heads queries; `model.heads` if not given."""
     nested_norm: bool = False
@@ -120,7 +120,7 @@ class ReversibleConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.schemes:reversible_scheme"
 
-    kind: Literal["reversible"] = "reversible"
+    kind: Literal["reversible"] = dataclasses.field(default="reversible", kw_only=True)
     base: str = "euler"
     """Scheme whose steps are made reversible; each reversible step takes two of them."""
     coupling: float = setting(0.99, positive=True)
@@ -143,7 +143,7 @@ class OwnConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.model.build:refuse_own"
 
-    kind: Literal["own"] = "own"
+    kind: Literal["own"] = dataclasses.field(default="own", kw_only=True)
     name: str = ""
     """Module and name of its class."""
 
@@ -154,7 +154,7 @@ class RecursiveConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.adjoints:recursive_adjoint"
 
-    kind: Literal["recursive"] = "recursive"
+    kind: Literal["recursive"] = dataclasses.field(default="recursive", kw_only=True)
     checkpoints: int = setting(4, least=2, most=SIZES)
     """States that are kept at each level of the recursion."""
 
@@ -196,6 +196,9 @@ WeightsConfig = TimeConfig | LayerConfig | SharedConfig | OwnConfig
 FieldConfig = GPTConfig | LlamaConfig | OwnConfig
 SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
 GradientSection = GradientConfig | RecursiveConfig
+if not TYPE_CHECKING:  # a bare word is taken too, but is a section as soon as the config is made
+    WeightsConfig, FieldConfig, SchemeSection = WeightsConfig | str, FieldConfig | str, SchemeSection | str
+    GradientSection = GradientSection | str
 
 
 @dataclass(frozen=True)
@@ -223,8 +226,8 @@ class ModelConfig:
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
     edges: tuple[float, ...] = ()
-    """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal, or as
-    `first_step` has them."""
+    """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal,
+    or as `first_step` has them."""
     width: int = setting(128, least=1, most=SIZES)
     heads: int = setting(4, least=1, most=SIZES)
     hidden: int | None = setting(None, least=1, most=SIZES)
@@ -275,8 +278,11 @@ class ModelConfig:
 @functools.cache
 def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
     """The settings of a config class that are a choice of sections, and the sections to choose from."""
-    parts = {name: tuple(one for one in get_args(hint) if one is not type(None)) for name, hint in hints_of(cls).items()}
-    return {name: sections for name, sections in parts.items() if any("kind" in hints_of(one) for one in sections if dataclasses.is_dataclass(one))}
+    choices = {}
+    for name, hint in hints_of(cls).items():
+        sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
+        choices |= {name: sections} if sections else {}
+    return choices
 
 
 def section_of_kind(choices: tuple[Any, ...], kind: str) -> Any:

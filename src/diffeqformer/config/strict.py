@@ -6,7 +6,7 @@ import functools
 import math
 import reprlib
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -114,15 +114,20 @@ def _section(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     anything = [choice for choice in choices if hints_of(choice).get("kind") is str]
     values = {"kind": value} if isinstance(value, str) and (kinds or anything) else value
     if not isinstance(values, dict):
-        words = f" or one of {', '.join(map(repr, kinds))}" if kinds else ""
+        words = f" or one of {_words(kinds)}" if kinds else ""
         raise BadInput(f"{path} is {shown(value)}, but must be a table of settings{words}.")
     if "kind" not in values:
         return from_dict(choices[0], values, path)
     kind = values["kind"]
     choice = kinds.get(kind) if isinstance(kind, str) else None
     if choice is None and not (anything and isinstance(kind, str)):
-        raise BadInput(f"{path} is {shown(kind)}, but must be one of {', '.join(map(repr, kinds))}.")
+        raise BadInput(f"{path} is {shown(kind)}, but must be one of {_words(kinds)}.")
     return from_dict(choice or anything[0], values, path)
+
+
+def _words(kinds: Iterable[str]) -> str:
+    """The kinds that a person may write."""
+    return ", ".join(repr(kind) for kind in kinds if kind != "own")
 
 
 def kinds_of(section: Any) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ def build(
 ) -> Transformer:
     """A new model with random weights, float32.
 
-    **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects in place
-    of those that the config's sections build. The config then says `own` in their place, with the name of their class.
+    **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects in
+    place of those that the config's sections build. The config then says `own` there, with the name of their class.
 
     **Raises:** `BadInput` if the config has no vocabulary size, or names a user's own part that is not given.
     """

@@ -46,9 +46,9 @@ def parameters(config: ModelConfig) -> Parameters:
 def flops(config: ModelConfig) -> Flops:
     """Floating-point operations of a model config.
 
-    Each entry of a matrix costs 2 operations per token and evaluation of its half of the field; attention costs `4 width`
-    per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive steps are counted as
-    `config.steps` fixed ones, adapters as merged.
+    Each entry of a matrix costs 2 operations per token and evaluation of its half of the field; attention costs
+    `4 width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive steps are
+    counted as `config.steps` fixed ones, adapters as merged.
     """
     model = abstract(config)
     block, evaluations = model.field.shapes(), model.scheme.evaluations.times(config.steps)
@@ -72,7 +72,7 @@ def _matrices(shapes: Any) -> int:
 
 
 def vanilla_twin(config: ModelConfig) -> ModelConfig:
-    """The vanilla transformer of the same family and sizes: one row per layer, Lie-Trotter steps of 1, norms not nested."""
+    """The vanilla transformer of the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
     own = config.field
     return dataclasses.replace(
         config,

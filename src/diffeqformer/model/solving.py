@@ -6,7 +6,6 @@ from diffeqformer.config import (
     GradientConfig,
     LayerConfig,
     OwnConfig,
-    SchemeConfig,
     ToleranceConfig,
     section_of_kind,
     validate_model,
@@ -67,4 +66,4 @@ def with_scheme(
     return model.replace(scheme=scheme, config=other)
 
 
-_SECTIONS = SchemeSection.__args__
+_SECTIONS = SchemeConfig, ReversibleConfig, OwnConfig

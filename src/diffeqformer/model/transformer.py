@@ -57,8 +57,8 @@ class Transformer(eqx.Module):
         """Logits of the next token at every position.
 
         **Arguments:** `ids`, tokens of shape (position,) or (batch, position), at most `config.context` of them;
-        `steps`, the number of depth steps, the trained one if not given (or the edges between unequal ones, a `Grid`, or
-        an `EarlyExit`); `key` for dropout, `None` outside training.
+        `steps`, the number of depth steps, the trained one if not given (or the edges between unequal ones, a `Grid`,
+        or an `EarlyExit`); `key` for dropout, `None` outside training.
 
         **Returns:** float32 logits.
 

@@ -14,7 +14,7 @@ the table at every level where these add to it in place. Adaptive solves do use 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class Flow(NamedTuple):
         return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
 
 
+@runtime_checkable
 class Adjoint(Protocol):
     """How the loop over depth is differentiated."""
 

@@ -9,6 +9,7 @@ Times that are known are float64 constants: in float32, `sin(1000 t)` is already
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Union
 
 import jax
@@ -79,7 +80,7 @@ class Grid:
         if isinstance(edges, Tracer):
             return Grid(len(edges) - 1, edges)
         times = tuple(np.asarray(edges, np.float64).tolist())
-        rising = len(times) > 1 and all(before < after for before, after in zip(times, times[1:], strict=False))
+        rising = len(times) > 1 and all(before < after for before, after in pairwise(times))
         if not rising or times[0] != 0.0 or times[-1] != 1.0:
             raise BadInput(f"the times between steps are {list(times)[:20]}, but must rise from 0 to 1.")
         return Grid(len(times) - 1, times)
@@ -132,7 +133,7 @@ class Grid:
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
     def row_at(self, time: Any, nodes: tuple[float, ...]) -> Any:
-        """The row in force at `time` of a table with `len(nodes)` rows per layer: of that layer's nodes, the nearest."""
+        """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node."""
         xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
         layer = self.layer_at(time)
         start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))

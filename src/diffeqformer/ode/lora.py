@@ -30,7 +30,8 @@ def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
     for pattern in patterns:
         if not any(fits(name, pattern) for name in names):
             raise BadInput(
-                f"model.weights.lora.targets has {pattern!r}, which is none of this model's linear maps: {', '.join(names)}."
+                f"model.weights.lora.targets has {pattern!r}, which is none of this model's linear maps: "
+                f"{', '.join(names)}."
             )
     return tuple(name for name in names if any(fits(name, pattern) for pattern in patterns))
 

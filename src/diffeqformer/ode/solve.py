@@ -6,7 +6,7 @@ with an end of its own; and how the loop is differentiated is an adjoint's busin
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ class Step(NamedTuple):
     """Length of the step in the state's clock."""
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Looks on at every step of a forward pass; it is traced into the loop's body once."""
 

@@ -68,7 +68,5 @@ EULER_MIDDLE = RungeKutta(((),), (1.0,), (0.5,), 1)
 EULER_START = RungeKutta(((),), (1.0,), (0.0,), 1)
 """The same with weights at the start of the step, as Diffrax has it."""
 MIDPOINT, HEUN = from_diffrax("Midpoint"), from_diffrax("Heun")
-RK4 = RungeKutta(
-    ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6), (0.0, 0.5, 0.5, 1.0), 4
-)
+RK4 = RungeKutta(((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6), (0.0, 0.5, 0.5, 1.0), 4)
 """Kutta 1901, the classic one of four stages (the ODE Transformer's, Li et al. 2021); Diffrax has none."""

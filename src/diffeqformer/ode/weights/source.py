@@ -49,6 +49,7 @@ def unit_keys(shapes: BlockShapes, key: Array) -> Any:
 
 def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
     """New rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
+
     def half(shapes: Any, keys: Any, rows: int) -> Any:
         def unit(shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
             if isinstance(shape, NormShape):

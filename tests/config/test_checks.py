@@ -1,4 +1,4 @@
-"""Settings that do not fit each other, or that nothing reads, are refused in one sentence that names them."""
+"""Settings that do not fit each other are refused in one sentence that names them; what nothing reads is no key."""
 
 import dataclasses
 from typing import Any
@@ -6,25 +6,43 @@ from typing import Any
 import pytest
 
 from diffeqformer.cli.parse import shipped_configs
-from diffeqformer.config import Config, DropoutConfig, ModelConfig, dump_yaml, from_dict, read_yaml
+from diffeqformer.config import (
+    Config,
+    DropoutConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    RecursiveConfig,
+    ReversibleConfig,
+    SchemeConfig,
+    SharedConfig,
+    TimeConfig,
+    choices_of,
+    dump_yaml,
+    from_dict,
+    read_yaml,
+    validate,
+    validate_model,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import vanilla_twin
 from diffeqformer.ode.schemes import SCHEMES
-from diffeqformer.validation import validate, validate_model
 from tests.models import KINDS, model_of
 
-TIME_DEPENDENT = "'time' and 'time-shared-mlp' do"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # sizes
     ({"width": 12, "heads": 5}, "model.width is 12, but must be divisible by model.heads, which is 5."),
-    ({"family": "llama", "kv_heads": 3}, "model.kv_heads is 3, but must divide model.heads, which is 4."),
-    ({"family": "llama", "kv_heads": 0}, "model.kv_heads is 0, but must be at least 1."),
     (
-        {"family": "llama", "width": 12},
+        {"field": {"kind": "llama", "kv_heads": 3}},
+        "model.field.kv_heads is 3, but must divide model.heads, which is 4.",
+    ),
+    ({"field": {"kind": "llama", "kv_heads": 0}}, "model.field.kv_heads is 0, but must be at least 1."),
+    (
+        {"field": "llama", "width": 12},
         "model.width / model.heads is 3, but must be even: rotary positions turn pairs.",
     ),
     ({"hidden": 0}, "model.hidden is 0, but must be at least 1."),
-    ({"checkpoints": 1, "gradient": "recursive"}, "model.checkpoints is 1, but must be at least 2."),
+    ({"gradient": {"kind": "recursive", "checkpoints": 1}}, "model.gradient.checkpoints is 1, but must be at least 2."),
     ({"horizon": 0}, "model.horizon is 0.0, but must be a positive number."),
     ({"horizon": -2.5}, "model.horizon is -2.5, but must be a positive number."),
     ({"horizon": float("inf")}, "model.horizon is inf, but must be a positive number."),
@@ -33,7 +51,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"horizon": "long"}, "model.horizon is 'long', but must be one of 'unit', 'steps' or a number."),
     ({"horizon": True}, "model.horizon is True, but must be one of 'unit', 'steps' or a number."),
     ({"tied": "yes"}, "model.tied is 'yes', but must be true or false."),
-    ({"gradient": "adjoint"}, "model.gradient is 'adjoint', but must be one of 'checkpointed', 'plain', 'recursive', "),
+    (
+        {"gradient": "adjoint"},
+        "'adjoint', but must be one of 'checkpointed', 'plain', 'reversible', 'recursive'.",
+    ),
     # schemes
     (
         {"scheme": "rk5"},
@@ -41,15 +62,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"scheme": "Tsit5"}, "; did you mean 'diffrax:Tsit5'?"),
     (
-        {"scheme": "reversible", "reversible": {"base": "rk5"}},
-        "model.reversible.base is 'rk5', but must be one of euler,",
+        {"scheme": {"kind": "reversible", "base": "rk5"}},
+        "model.scheme.base is 'rk5', but must be one of euler,",
     ),
-    ({"scheme": "reversible", "reversible": {"base": "reversible"}}, "model.reversible.base is 'reversible', but must"),
+    ({"scheme": {"kind": "reversible", "base": "reversible"}}, "model.scheme.base is 'reversible', but must"),
     (
-        {"scheme": "reversible", "reversible": {"coupling": 1.5}},
-        "model.reversible.coupling is 1.5, but must be above 0 and at most 1.",
+        {"scheme": {"kind": "reversible", "coupling": 1.5}},
+        "model.scheme.coupling is 1.5, but must be above 0 and at most 1.",
     ),
-    ({"reversible": {"coupling": 0}}, "model.reversible.coupling is 0.0, but must be a positive number."),
+    ({"scheme": {"kind": "reversible", "coupling": 0}}, "model.scheme.coupling is 0.0, but must be a positive number."),
     (
         {"gradient": "reversible"},
         "model.gradient is 'reversible', but model.scheme 'euler' cannot run back; 'reversible' can.",
@@ -66,38 +87,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"tolerance": {"rtol": 1e-3}, "scheme": "heun", "weights": "layer"},
         "model.tolerance.rtol is given, but model.weights is 'layer': a table of layers has no weights between its ",
     ),
-    # settings that nothing reads
-    ({"kv_heads": 2}, "model.kv_heads is 2, but model.family 'gpt' does not read it; 'llama' does."),
-    ({"nested_norm": True}, "model.nested_norm is True, but model.family 'gpt' does not read it; 'llama' does."),
-    ({"rope_theta": 5e5}, "model.rope_theta is 500000.0, but model.family 'gpt' does not read it; 'llama' does."),
-    ({"layer_rows": "node"}, "model.layer_rows is 'node', but model.weights 'time' does not read it; 'layer' does."),
-    (
-        {"weights": "shared", "time": {"d_emb": 4}},
-        f"model.time.d_emb is 4, but model.weights 'shared' does not read it; {TIME_DEPENDENT}.",
-    ),
-    (
-        {"weights": "layer", "time": {"frequencies": 4}},
-        f"model.time.frequencies is 4, but model.weights 'layer' does not read it; {TIME_DEPENDENT}.",
-    ),
-    (
-        {"reversible": {"base": "heun"}},
-        "model.reversible.base is 'heun', but model.scheme 'euler' does not read it; 'reversible' does.",
-    ),
-    ({"checkpoints": 8}, "model.checkpoints is 8, but model.gradient None does not read it; 'recursive' does."),
-    (
-        {"tolerance": {"atol": 1e-3}},
-        "model.tolerance.atol is 0.001, but a model without model.tolerance.rtol does not read it; one with it does.",
-    ),
+    # a setting of another kind is no key
+    ({"field": {"kv_heads": 2}}, "unknown key 'model.field.kv_heads': known keys: kind."),
+    ({"field": {"kind": "gpt", "rope_theta": 5e5}}, "unknown key 'model.field.rope_theta'"),
+    ({"weights": {"kind": "time", "rows": "node"}}, "unknown key 'model.weights.rows'"),
+    ({"weights": {"kind": "shared", "d_emb": 4}}, "unknown key 'model.weights.d_emb': known keys: kind."),
+    ({"weights": {"kind": "layer", "frequencies": 4}}, "unknown key 'model.weights.frequencies'"),
+    ({"weights": "tme"}, "model.weights is 'tme', but must be one of 'time', 'time-shared-mlp', 'layer', 'shared'."),
+    ({"weights": 3}, "model.weights is 3, but must be a table of settings or one of 'time', "),
+    ({"scheme": {"kind": "euler", "base": "heun"}}, "unknown key 'model.scheme.base'"),
+    ({"gradient": {"kind": "plain", "checkpoints": 8}}, "unknown key 'model.gradient.checkpoints'"),
+    # edges
+    ({"edges": [0, 0.5, 1]}, "model.edges has 3 times, but must have model.steps + 1, 7, without model.first_step."),
+    ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),
 ]
 ACCEPTED: list[dict[str, Any]] = [
     *({"scheme": scheme} for scheme in SCHEMES),
-    *({"weights": "layer", "layer_rows": "node", "scheme": scheme} for scheme in ("macaron", "heun", "reversible")),
+    *({"weights": {"kind": "layer", "rows": "node"}, "scheme": scheme} for scheme in ("macaron", "heun", "reversible")),
     *({"gradient": gradient} for gradient in (None, "plain", "checkpointed", "recursive")),
-    {"gradient": "recursive", "checkpoints": 2},
-    {"scheme": "reversible", "gradient": "reversible", "reversible": {"base": "rk4", "coupling": 1.0}},
+    {"gradient": {"kind": "recursive", "checkpoints": 2}},
+    {"scheme": {"kind": "reversible", "base": "rk4", "coupling": 1.0}, "gradient": "reversible"},
     {"scheme": "reversible", "gradient": "plain"},
-    {"family": "llama", "kv_heads": 2, "nested_norm": True, "rope_theta": 5e5, "tied": True},
-    {"weights": "time-shared-mlp", "time": {"d_emb": 4}, "horizon": 6},
+    {"field": {"kind": "llama", "kv_heads": 2, "nested_norm": True, "rope_theta": 5e5}, "tied": True},
+    {"weights": {"kind": "time-shared-mlp", "d_emb": 4}, "horizon": 6},
     {"scheme": "diffrax:Tsit5", "tolerance": {"rtol": "1e-3", "atol": 1e-3, "max_steps": 10}},
     {"scheme": "heun", "weights": "shared", "tolerance": {"rtol": 1e-3}, "gradient": "plain"},
 ]
@@ -116,7 +128,7 @@ def test_accepted(settings):
     config = from_dict(Config, {"model": settings})
     found = validate(config)
     assert validate(found) == found
-    given = dataclasses.replace(found.model, time=config.model.time)  # its band is filled in
+    given = dataclasses.replace(found.model, weights=config.model.weights)  # its band is filled in
     assert dataclasses.replace(found, model=given) == config
 
 
@@ -126,17 +138,19 @@ def test_a_horizon_is_a_word_or_a_number():
         assert from_dict(ModelConfig, {"horizon": horizon}).interval == length
 
 
-def test_every_setting_of_a_model_is_checked_for_whether_it_is_read():
-    """Of a model that reads as little as possible, each setting changed alone is refused, or changes what it does."""
-    least = ModelConfig(weights="shared")
-    unread = {"kv_heads": 2, "nested_norm": True, "rope_theta": 1.0, "layer_rows": "node", "checkpoints": 3}
-    for name, value in unread.items():
-        with pytest.raises(BadInput, match=f"model.{name} is .* does not read it"):
-            validate_model(dataclasses.replace(least, **{name: value}))
-    read = {"family", "weights", "scheme", "horizon", "steps", "width", "heads", "hidden", "context", "vocabulary"}
-    read |= {"norm_epsilon", "init_std", "compute_dtype", "gradient", "tied", "dropout", "first_step"}
-    grouped = {"reversible", "tolerance", "time", "lora"}
-    assert {field.name for field in dataclasses.fields(ModelConfig)} == unread.keys() | read | grouped
+def test_a_bare_word_is_short_for_its_kind():
+    words = {"weights": "time-shared-mlp", "field": "llama", "scheme": "reversible", "gradient": "recursive"}
+    config = ModelConfig(**words)
+    sections = TimeConfig(kind="time-shared-mlp"), LlamaConfig(), ReversibleConfig(), RecursiveConfig()
+    assert (config.weights, config.field, config.scheme, config.gradient) == sections
+    assert config == from_dict(ModelConfig, words) == from_dict(ModelConfig, {k: {"kind": v} for k, v in words.items()})
+    assert dataclasses.replace(config, scheme="rk4", weights="layer").scheme == SchemeConfig("rk4")
+    assert ModelConfig(weights="shared").weights == SharedConfig() and ModelConfig(weights="layer").lora is None
+
+
+def test_each_choice_of_a_model_is_a_section_that_builds_its_object():
+    assert choices_of(ModelConfig).keys() == {"weights", "field", "scheme", "gradient"}
+    assert LayerConfig(rows="node") == from_dict(ModelConfig, {"weights": {"kind": "layer", "rows": "node"}}).weights
 
 
 @pytest.mark.parametrize("path", shipped_configs().values(), ids=shipped_configs())
