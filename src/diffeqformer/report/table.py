@@ -7,8 +7,9 @@ from html import escape
 from textwrap import fill
 
 from rich.cells import cell_len
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from diffeqformer.report.text import clean
 
@@ -45,10 +46,9 @@ class Table:
             if len(groups[-1]) > 1 and needed(widths, [*groups[-1], column]) > width:
                 groups.append([0])
             groups[-1].append(column)
-        shown = []
-        for number, group in enumerate(groups):
-            caption = None if number or not self.caption else self.caption
-            table = RichTable(title=caption, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        shown: list[RenderableType] = [Text(self.caption, style="italic")] if self.caption else []
+        for group in groups:
+            table = RichTable(box=None, pad_edge=False, header_style="bold")
             for i in group:
                 name = fill(self.columns[i], max(widths[i], 1), break_long_words=False, break_on_hyphens=False)
                 table.add_column(name, justify="right" if self.numeric[i] else "left", overflow="fold")
