@@ -3,24 +3,18 @@
 import copy
 import json
 import re
-from typing import get_args
+from pathlib import Path
 
 import pytest
 
-from diffeqformer.benchmarks import updates
-from diffeqformer.benchmarks.scaling import exponent
-from diffeqformer.benchmarks.timing import summary
 from diffeqformer.cli import main
-from diffeqformer.cli.bench import BENCHMARKS, What
+from diffeqformer.cli.study import write_document
 from diffeqformer.errors import BadInput, Damaged
-from diffeqformer.report.benchmark_page import (
-    SECTIONS,
-    benchmark_page,
-    read_documents,
-    write_benchmark_page,
-    write_document,
-)
-from diffeqformer.report.benchmark_tables import TABLES
+from diffeqformer.studies import BENCHMARKS, bench_train
+from diffeqformer.studies.bench_page import benchmark_of, benchmark_page, read_documents
+from diffeqformer.studies.bench_scaling import exponent
+from diffeqformer.studies.bench_train import Arguments
+from diffeqformer.studies.benchmark import summary
 from tests.blocks import ROOT
 
 MACHINE = {
@@ -116,14 +110,21 @@ def documents():
     }
 
 
+def keep(document: dict, path: Path) -> None:
+    """As `diffeqformer bench NAME --to FILE` does."""
+    result = benchmark_of(document["benchmark"]).result(document)
+    write_document(result, Arguments(to=str(path)))
+
+
 def test_every_benchmark_has_a_table_and_a_section():
-    assert [*BENCHMARKS] == [*TABLES] == [*SECTIONS] == [*FOUND] == [name for name in get_args(What) if name != "page"]
+    assert [*BENCHMARKS] == [*FOUND, "page"]
+    assert [benchmark_of(name).name for name in FOUND] == [*FOUND]
 
 
 def test_make_runs_every_benchmark():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     (names,) = re.findall(r"^BENCHMARKS := (.*)$", text, re.M)
-    assert {*names.split(), "drafts"} == {*BENCHMARKS}
+    assert {*names.split(), "drafts"} == {*FOUND}
 
 
 @pytest.mark.parametrize(
@@ -138,35 +139,36 @@ def test_make_runs_every_benchmark():
     ],
 )
 def test_a_row_is_written(documents, name, row):
-    table, *_ = TABLES[name](documents[name])
+    table, *_ = benchmark_of(name).tables(documents[name])
     assert row in table.rows and all(len(one) == len(table.columns) for one in table.rows)
 
 
 def test_the_page_of_all_documents(documents, tmp_path):
     for name, document in documents.items():
-        write_document(document, tmp_path / "in" / f"{name}.json")
+        keep(document, tmp_path / "in" / f"{name}.json")
     found = read_documents(tmp_path / "in")
     assert json.dumps(found) == json.dumps(documents)
     pages = []
     for folder in ("one", "two"):
-        write_benchmark_page(found, tmp_path / folder / "benchmarks.md")
+        made = ["bench", "page", "--folder", str(tmp_path / "in"), "--to", str(tmp_path / folder / "benchmarks.md")]
+        assert main(made) == 0
         pages.append({path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()})
     assert pages[0] == pages[1] and {*pages[0]} == {
         "benchmarks.md", "benchmarks-memory.png", "benchmarks-scaling.png",
     }  # fmt: skip
     text = pages[0]["benchmarks.md"].decode()
-    assert re.findall("^## (.*)", text, re.M) == [section.title for section in SECTIONS.values()]
+    assert re.findall("^## (.*)", text, re.M) == [benchmark_of(name).title for name in FOUND]
     assert text.count("2 cores of Some | CPU, with Python 3.11.0 and JAX 0.10.2.") == len(documents)
     assert "![Memory by depth](benchmarks-memory.png)" in text and "Some \\| CPU" not in text
 
 
 def test_what_is_not_there_is_not_shown(documents):
-    text = benchmark_page({"start": documents["start"]}, {})
+    text = benchmark_page({"start": documents["start"]}, "benchmarks")
     assert re.findall("^## (.*)", text, re.M) == ["Start-up"] and "![" not in text
 
 
 def test_marks_say_whether_they_are_met(documents):
-    text = benchmark_page(documents, {})
+    text = benchmark_page(documents, "benchmarks")
     assert "Mark: DiffEqFormer takes at most 1.25 times the vanilla update's time. Here 1.5: not met." in text
     assert "Mark: PyTorch takes at least as long as our vanilla update. Here 1.5: met." in text
     assert "at 96 steps needs at most 1.1 times what it needs at 12. Here 1: met." in text
@@ -177,23 +179,23 @@ def test_a_page_without_torch_says_so(documents):
     for name in ("train", "generate"):
         documents[name]["rows"] = documents[name]["rows"][:1]
     missing = "PyTorch and Transformers were not installed, so their rows are missing."
-    assert " ".join(benchmark_page(documents, {}).split()).count(missing) == 2
+    assert " ".join(benchmark_page(documents, "benchmarks").split()).count(missing) == 2
     for name in ("train", "generate"):
         documents[name]["machine"] = {
             **MACHINE,
             "versions": {**MACHINE["versions"], "torch": "2.13", "transformers": "5"},
         }
-    text = benchmark_page(documents, {})
+    text = benchmark_page(documents, "benchmarks")
     assert "were not installed" not in text and "JAX 0.10.2, PyTorch 2.13 and Transformers 5." in text
 
 
 def test_documents_that_are_none_are_refused(documents, tmp_path):
     with pytest.raises(BadInput, match=r"folder '.*' holds no document of a benchmark, such as train.json\."):
         read_documents(tmp_path)
-    write_document(documents["text"], tmp_path / "start.json")
+    keep(documents["text"], tmp_path / "start.json")
     with pytest.raises(BadInput, match=r"start.json' is no document of `diffeqformer bench start --to FILE`\."):
         read_documents(tmp_path)
-    write_document(documents["start"], tmp_path / "start.json")
+    keep(documents["start"], tmp_path / "start.json")
     path = tmp_path / "start.json"
     text = path.read_text()
     path.write_text(text.replace("0.4", "0.3", 1))
@@ -207,7 +209,7 @@ def test_documents_that_are_none_are_refused(documents, tmp_path):
 
 def test_the_command_writes_its_document_and_the_page(documents, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(updates, "compare_updates", lambda config, rounds, progress: documents["train"]["rows"])
+    monkeypatch.setattr(bench_train, "compare_updates", lambda config, rounds, progress: documents["train"]["rows"])
     assert main(["bench", "train", "--rounds", "8", "--to", "in/train.json"]) == 0
     shown = capsys.readouterr().out
     assert "Training update: width 256" in shown and "1.500 (1.500 to 1.500)" in shown
@@ -225,9 +227,9 @@ def test_the_command_writes_its_document_and_the_page(documents, tmp_path, monke
         ("train --to x.txt", "--to is 'x.txt', but must end with .json."),
         ("page --to x.json", "--to is 'x.json', but must end with .md."),
         ("page", "`bench page` needs a file to write: name it with --to."),
-        ("page --rounds 9 --to x.md", "--rounds is given, but `bench page` does not read it."),
+        ("page --rounds 9 --to x.md", "unknown option --rounds: see `diffeqformer bench page --help`."),
         ("page --folder nowhere --to x.md", "folder 'nowhere' holds no document of a benchmark"),
-        ("text --folder x", "--folder is given, but `bench text` does not read it."),
+        ("text --folder x", "unknown option --folder: "),
         ("scaling --rounds 6", "--rounds is 6, but must be at least 7"),
         ("scaling --figure x.pdf", "--figure is 'x.pdf', but must end with .png or .svg."),
     ],

@@ -1,10 +1,12 @@
 """One checkpoint beside models of one depth each: equal compute, rows, and nothing trained twice."""
 
+from functools import partial
+
 import pytest
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, from_dict, read_yaml, shipped_configs
-from diffeqformer.experiments import elastic
 from diffeqformer.progress import Silent
+from diffeqformer.studies import elastic
 from diffeqformer.training.depths import compute_of
 from tests.training.tiny_run import write_text
 
@@ -16,7 +18,7 @@ DEPTH = {"sample": [2, 3, 4], "weights": [1.0, 2.0, 1.0], "shallow_fraction": 0.
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch) -> elastic.Plan:
+def data(tmp_path, monkeypatch) -> DataConfig:
     vanilla = {"weights": "layer", "scheme": "lie-trotter", "horizon": "steps"}
     points = {
         "elastic": {"model": TINY["model"] | {"first_step": 0.4}, "depth": DEPTH},
@@ -29,9 +31,9 @@ def plan(tmp_path, monkeypatch) -> elastic.Plan:
         path.write_text(dump_yaml(from_dict(Config, TINY | settings)))
         files[elastic.CONFIGS[kind]] = path
     monkeypatch.setattr(elastic, "shipped_configs", lambda: files)
+    monkeypatch.setattr(elastic, "READ", (2, 3, 4, 6))
     text = str(write_text(tmp_path / "text.txt", lines=300))
-    data = DataConfig(source="files", train=(text,), tokenizer_vocabulary=300, cache=str(tmp_path / "cache"))
-    return elastic.Plan(depths=(2, 4), read=(2, 3, 4, 6), data=data)
+    return DataConfig(source="files", train=(text,), tokenizer_vocabulary=300, cache=str(tmp_path / "cache"))
 
 
 def test_the_shipped_recipe_spends_what_the_quickstarts_models_do():
@@ -42,8 +44,9 @@ def test_the_shipped_recipe_spends_what_the_quickstarts_models_do():
 
 
 @pytest.mark.slow
-def test_all_spend_the_same_compute_and_finished_runs_are_kept(plan, tmp_path):
-    found = elastic.reproduce(plan, 1, tmp_path / "seed-1", Silent())
+def test_all_spend_the_same_compute_and_finished_runs_are_kept(data, tmp_path):
+    reproduce = partial(elastic.reproduce, elastic.Arguments(depths=(2, 4)), data)
+    found = reproduce(1, tmp_path / "seed-1", Silent())
     compute = {entry["role"]["kind"] + str(entry["steps"]): entry["role"]["compute"] for entry in found["models"]}
     spent = compute.pop("elastic4")
     # six updates at 2 steps, six drawn from 2, 3, 3, 4
@@ -61,6 +64,6 @@ def test_all_spend_the_same_compute_and_finished_runs_are_kept(plan, tmp_path):
 
     checkpoints = {path: path.stat().st_mtime_ns for path in (tmp_path / "seed-1").glob("*/checkpoints/**/*")}
     assert checkpoints
-    again = elastic.records([elastic.reproduce(plan, 1, tmp_path / "seed-1", Silent())])
+    again = elastic.records([reproduce(1, tmp_path / "seed-1", Silent())])
     assert again == rows
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "seed-1").glob("*/checkpoints/**/*")} == checkpoints

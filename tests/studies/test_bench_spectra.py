@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.benchmarks.spectra import compare_spectra, largest_difference
+from diffeqformer.studies.bench_spectra import compare_spectra, largest_difference
 
 
 def test_both_ways_give_the_same_eigenvalues():

@@ -1,27 +1,40 @@
-"""The work of `bench lyapunov`: pairwise exponents against whole Jacobians by reverse mode, on the same inputs."""
+"""`bench lyapunov`: pairwise exponents against whole Jacobians by reverse mode, on the same inputs."""
 
 import dataclasses
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
-
-from diffeqformer.analysis.exponents import first_tangents
-from diffeqformer.analysis.lyapunov import pairwise_exponents, populated
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import build
-from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.field import BlockWeights, field_of
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
+from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from diffeqformer.model.transformer import Transformer
 
 GPT_SMALL = ModelConfig(width=768, steps=12, heads=12, context=1024, vocabulary=50257)
 """Of the size of GPT-2 small; Euler steps."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Kept):
+    """Time the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians.
+
+    Example: diffeqformer bench lyapunov --to benchmarks/lyapunov.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time both ways at GPT-2 small's size."""
+    return BENCHMARK.measured(arguments, **compare_lyapunov(progress=progress))
 
 
 def compare_lyapunov(
@@ -41,7 +54,7 @@ def compare_lyapunov(
     taken `batch` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
     forward pass, and are timed without compiling.
 
-    **Arguments:** `config`, an Euler scheme's; its weights are written out first, and their generation is not timed;
+    **Arguments:** `config`, an Euler scheme's; its weights are populated first, and their generation is not timed;
     `repeats` of the fast way, of which the median counts; the dense way is run once after compiling; `progress`.
 
     **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
@@ -49,6 +62,14 @@ def compare_lyapunov(
 
     **Raises:** `BadInput` for another scheme than Euler's, or twice as many tokens as the context holds.
     """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from diffeqformer.analysis.exponents import first_tangents
+    from diffeqformer.analysis.lyapunov import populated
+    from diffeqformer.model.build import build
+
     if config.scheme != "euler":
         raise BadInput(f"model.scheme is {config.scheme!r}, but the dense way is written for 'euler'.")
     if not 1 <= tokens <= config.context // 2:
@@ -66,7 +87,7 @@ def compare_lyapunov(
             taken, found = _timed(partial(fast, *arguments))
             times.append(taken)
             stage.advance(1, f"{taken:.3f} s")
-        dense = _dense.lower(model, ids, first, batch).compile()
+        dense = jax.jit(_dense, static_argnames="batch").lower(model, ids, first, batch).compile()
         dense_seconds, wanted = _timed(partial(dense, model, ids, first))
         stage.advance(1, f"dense {dense_seconds:.1f} s")
     seconds = float(np.median(times[1:]))
@@ -92,23 +113,33 @@ def temporary_bytes(compiled: Any) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
-def _compiled(model: Transformer, ids: Array, first: Array) -> Any:
+def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.lyapunov import pairwise_exponents
+
     return pairwise_exponents.lower(model, ids, jnp.asarray(ids.size - 1), jnp.arange(ids.size), first).compile()
 
 
-def _timed(work: Callable[[], Array]) -> tuple[float, Array]:
+def _timed(work: "Callable[[], Array]") -> "tuple[float, Array]":
+    import jax
+
     start = time.perf_counter()
     found = jax.block_until_ready(work())
     return time.perf_counter() - start, found
 
 
-@partial(jax.jit, static_argnames="batch")
-def _dense(model: Transformer, ids: Array, first: Array, batch: int) -> Array:
+def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "Array":
     """The paper's formula with whole Jacobians of the last output; Euler's method, one tangent or more."""
+    import jax
+    import jax.numpy as jnp
+    from jax import Array
+
+    from diffeqformer.ode.field import BlockWeights, field_of
+
     config, output = model.config, ids.size - 1
     field, dt = field_of(config), config.interval / config.steps
-    table = model.weights.table(config.steps)
-    table = jax.tree.map(lambda leaf: leaf[:, 0], table)
+    layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(config.steps))
 
     def at_output(weights: BlockWeights, x: Array) -> Array:
         alone = field.feed_forward(weights, x[None, output : output + 1])
@@ -126,4 +157,20 @@ def _dense(model: Transformer, ids: Array, first: Array, batch: int) -> Array:
 
     x = model.embed(ids[None])[0]
     q = jnp.broadcast_to(first[None], (ids.size, *first.shape))
-    return jax.lax.scan(body, (x, q, jnp.zeros((ids.size, first.shape[1]), x.dtype)), table)[0][2]
+    return jax.lax.scan(body, (x, q, jnp.zeros((ids.size, first.shape[1]), x.dtype)), layers)[0][2]
+
+
+def tables(document: b.Document) -> tuple[Table, ...]:
+    """One row."""
+    caption = "Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"
+    return b.against_dense(caption, document)
+
+
+BENCHMARK = b.Benchmark(
+    "lyapunov",
+    "Lyapunov exponents",
+    "Products of Jacobians with tangents, against whole Jacobians by reverse mode on the same inputs. In brackets: "
+    "lowest and highest.",
+    lambda document: f"Exponents without whole Jacobians take a {number(document['ratio'])}th of the time.",
+    tables,
+)

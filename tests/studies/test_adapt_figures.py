@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from diffeqformer.report.adapt_figures import MOST, adaptation, systems_of, with_spread
-from diffeqformer.report.adapt_page import adapt_arrays, adapt_markdown, adapt_page, findings
-from diffeqformer.report.page import write_page
+from diffeqformer.studies.adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
+from diffeqformer.studies.study import Result
 
 HOSTILE = "</svg><script>alert(1)</script>|\n$x$ _y*"
 
@@ -35,8 +34,13 @@ RECORDS = [
 ]
 
 
+def markdown(result: Result) -> str:
+    return "\n\n".join(table.to_markdown() for table in result.tables)
+
+
 def test_sentences_rank_means_over_seeds():
-    assert findings(RECORDS) == [
+    assert findings(RECORDS, ["A → B", "B → A"]) == [
+        "Of 3 comparisons (a text and a method), GPT 8 in 2 and DiffEqFormer 6 → 4 in 1 ends at the lowest perplexity.",
         "A → B, LoRA: DiffEqFormer 6 → 4 ends lowest, at perplexity 21.00, before GPT 8 (25.00); from scratch GPT 8 "
         "reaches 30.00.",
         "A → B, full: GPT 8 ends lowest, at perplexity 19.00, before DiffEqFormer 6 → 4 (24.00); from scratch GPT 8 "
@@ -46,8 +50,8 @@ def test_sentences_rank_means_over_seeds():
 
 
 def test_markdown_has_a_row_for_each_system_and_method():
-    lines = adapt_markdown(RECORDS).splitlines()
-    assert lines[0] == "**A → B**" and lines.count("**B → A**") == 1
+    lines = markdown(result_of(RECORDS)).splitlines()
+    assert lines[0] == "A → B:" and lines.count("B → A:") == 1
     assert lines[4] == (
         "| DiffEqFormer 6 → 4 | LoRA | 4 | 2 | 21.00 ± 1.41 | 80.00 ± 0.00 | 60.0 k | 1.50 M | 1.40 M |"
     )
@@ -83,13 +87,14 @@ def test_missing_pieces_and_hostile_text(tmp_path):
         {"direction": HOSTILE, "method": "full", "system": "bare", "steps": 3, "seed": 0},
         record("$a$ & _b", "full", math.inf, direction=HOSTILE, curve=[[0, None], [5, math.nan]], final={"loss": None}),
     ]
-    written = write_page(tmp_path, "adapt", adapt_page(records, (HOSTILE,)), adapt_arrays(records))
+    result = result_of(records, (HOSTILE,), tmp_path)
+    written = result.write()
     page = written.read_text(encoding="utf-8")
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
-    rows = adapt_markdown(records).splitlines()[2:]
+    rows = markdown(result).splitlines()[2:]
     unescaped = [row.replace("\\|", "").count("|") for row in rows if row]
     assert set(unescaped) == {10}, "each row has nine cells"
-    assert "<script>" not in adapt_markdown(records)
+    assert "<script>" not in markdown(result)
     with np.load(written.with_name("adapt.npz")) as arrays:
         assert np.isnan(arrays["final_perplexity"]).all() and arrays["curve_record"].tolist() == [2, 2]
         assert arrays["system"][0] == HOSTILE
@@ -97,4 +102,4 @@ def test_missing_pieces_and_hostile_text(tmp_path):
 
 def test_only_from_scratch_is_drawn_alone():
     records = [record("GPT 8", "scratch", 30.0, before=None)]
-    assert len(adaptation(records, "A → B", systems_of(records)).axes) == 2 and findings(records) == []
+    assert len(adaptation(records, "A → B", systems_of(records)).axes) == 2 and findings(records, ["A → B"]) == []

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.report.elastic_figures import every_depth
-from diffeqformer.report.elastic_page import elastic_arrays, elastic_markdown, elastic_page, findings
-from diffeqformer.report.page import write_page
+from diffeqformer.studies.elastic_figures import every_depth, findings, result_of
 
 
 def record(kind: str, steps: int, perplexity: float | None, seed: int = 0, updates: int = 100) -> dict:
@@ -36,17 +34,18 @@ def test_sentences_name_the_least_favourable_depth():
 
 
 def test_the_table_has_a_row_for_each_depth_and_means_over_seeds():
-    lines = elastic_markdown([*RECORDS, record("elastic", 6, 22.0, seed=1)]).splitlines()
+    (table,) = result_of([*RECORDS, record("elastic", 6, 22.0, seed=1)]).tables
+    lines = table.to_markdown().splitlines()[2:]
     assert len(lines) == 2 + 4
     assert lines[2] == "| 3 | 21.00 | – | 20.00 | 5.0 % higher | 21.00 | 0.0 % higher | 4,000 |"
     assert lines[3] == "| 6 | 21.00 ± 1.41 | 0.0 % higher | 25.00 | 16.0 % lower | 20.00 | 5.0 % higher | – |"
 
 
 def test_numbers_are_kept_and_the_page_is_written(tmp_path):
-    arrays = elastic_arrays(RECORDS)
+    result = result_of(RECORDS, ["Made <b>by hand</b>."], tmp_path)
+    arrays = result.arrays
     assert arrays["perplexity"][:2].tolist() == [21.0, 20.0] and np.isnan(arrays["loss"][-3])
-    page = write_page(tmp_path, "elastic", elastic_page(RECORDS, ["Made <b>by hand</b>."]), arrays)
-    text = page.read_text(encoding="utf-8")
+    text = result.write().read_text(encoding="utf-8")
     assert "Made &lt;b&gt;by hand&lt;/b&gt;." in text and "600 evaluations of the field" in text
 
 
