@@ -63,7 +63,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
-    from diffeqformer.report.html import write_report
+    from diffeqformer.studies.run_report import write_report
     from diffeqformer.training.compare import Readings, compare
 
     progress = Terminal()
