@@ -211,7 +211,8 @@ class _Pace:
         if done:
             slower = (time.perf_counter() - self.began) / self._seconds(slice(done))
             costs = [Cost(*(slower * seconds for seconds in cost)) for cost in self.costs[done : len(self.updates)]]
-            rest = plan(costs, self.whole[done:], self.least[done:], self._left(USED_LATER), self.share)
+            least = [part / self.share for part in self.least[done:]]
+            rest = plan(costs, self.updates[done:], least, self._left(USED_LATER), most=1.0)
             self.told = self.updates[done:] == rest
             self.updates[done:] = rest
         if self.told:
@@ -230,7 +231,7 @@ class _Pace:
 
     def _seconds(self, models: slice) -> float:
         pairs = list(zip(self.costs, self.updates, strict=False))[models]
-        return sum(cost.fixed + updates * cost.update for cost, updates in pairs)
+        return sum((cost.fixed + updates * cost.update for cost, updates in pairs), 0.0)
 
 
 def _named(config: Config) -> str:
