@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from diffeqformer.ode.weights import TimeWeights as TimeWeights
     from diffeqformer.progress import Silent as Silent
     from diffeqformer.progress import Terminal as Terminal
-    from diffeqformer.report.html import write_report as write_report
+    from diffeqformer.studies.run_report import write_report as write_report
     from diffeqformer.training.finetune import finetune_config as finetune_config
     from diffeqformer.training.run import Run as Run
     from diffeqformer.training.run import load_run as load_run
@@ -155,7 +155,7 @@ _MODULES = {
         "Silent",
         "Terminal",
     ),
-    "report.html": ("write_report",),
+    "studies.run_report": ("write_report",),
     "training.finetune": ("finetune_config",),
     "training.run": (
         "Run",

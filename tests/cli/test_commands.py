@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.config import dump_yaml, read_yaml
 from diffeqformer.storage import SEAL
-from diffeqformer.training import sitting
+from diffeqformer.training import compare, sitting
 from diffeqformer.training.run import load_run
 from diffeqformer.validation import validate
 from tests.cli.conftest import write_config, write_text
@@ -276,13 +276,15 @@ def test_info_of_a_config(call, place):
 
 
 @pytest.mark.slow
-def test_quickstart_compares_three_models(call, place, tmp_path, monkeypatch):
+def test_quickstart_compares_three_models_and_goes_on_where_it_was_stopped(call, place, tmp_path, monkeypatch):
     kinds = {"diffeqformer": "time", "gpt": "layer", "shared": "shared"}
     for key, kind in kinds.items():
         write_config(tmp_path / f"tiny-{key}.yaml", kind, tmp_path / "unused", place.text, place.cache)
-    monkeypatch.setattr(quickstart, "MODELS", [f"tiny-{key}.yaml" for key in kinds])
+    monkeypatch.setattr(quickstart, "MODELS", {f"tiny-{key}.yaml": 0.0 for key in kinds})
     monkeypatch.setattr(quickstart, "DEPTHS", (1, 2, 3))
+    monkeypatch.setattr(quickstart, "MINUTES", 1.0)
     monkeypatch.setattr(quickstart, "PROMPT", "the")
+    monkeypatch.setattr(compare, "plan", lambda costs, *_: [20] * len(costs))
     called = call("quickstart", "--minutes", 0.5, "--json")
     assert called.status == 0, called.err
     folder = Path("runs/quickstart-0.5-minutes")
@@ -300,3 +302,16 @@ def test_quickstart_compares_three_models(call, place, tmp_path, monkeypatch):
     assert len(updates) == 3 * 20
     assert "<html" in (folder / "report.html").read_text() and str(folder / "report.html") in called.err
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(kinds)
+    assert "plan: DiffEqFormer 20 updates, Vanilla GPT 20 updates, Shared weights 20 updates; until about" in called.err
+    assert {path.name for path in folder.glob("*/checkpoints/*/*")} == {"model", "manifest.json"}
+
+    # Killed while the second model was trained, the same command keeps to the plan, and every number is the same.
+    measured = []
+    monkeypatch.setattr(compare, "measure", lambda *_: measured.append(1))
+    shutil.rmtree(folder / "shared")
+    (folder / "gpt" / "results.json").unlink()
+    shutil.rmtree(folder / "gpt" / "checkpoints")
+    again = strict_json(call("quickstart", "--minutes", 0.5, "--json").out)
+    for model in (*again["models"], *document["models"]):
+        del model["seconds"], model["tokens_per_second"]
+    assert not measured and again["models"] == document["models"]

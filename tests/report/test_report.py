@@ -10,8 +10,8 @@ import pytest
 import report_examples as examples
 
 from diffeqformer.errors import RunFailed
-from diffeqformer.report import figures, text
-from diffeqformer.report.html import render, write_report
+from diffeqformer.report import figures, run_figures, run_text, text
+from diffeqformer.studies.run_report import run_report, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "base"}
 SVG = {"svg", "g", "path", "use", "defs", "text", "clippath", "rect"}
@@ -61,6 +61,10 @@ class Page(HTMLParser):
             self.table[-1][-1] += data
 
 
+def render(results) -> str:
+    return run_report(results).page()
+
+
 @pytest.fixture(scope="module")
 def source() -> str:
     return render(examples.comparison())
@@ -73,7 +77,7 @@ def page(source) -> Page:
 
 def test_headline_and_terms_are_computed(page):
     assert (
-        "Of 3 models, DiffEqFormer has the lowest validation loss, 3.980 nats a token: "
+        "Of 3 models, DiffEqFormer has the lowest validation loss, 3.980 nats per token: "
         "0.100 below Vanilla GPT and 0.420 below Shared weights." in page.visible
     )
     assert "Each was trained once, for 1,500 updates, 3.07\u00a0M tokens." in page.visible
@@ -82,17 +86,19 @@ def test_headline_and_terms_are_computed(page):
 def test_headline_follows_the_numbers():
     models = examples.comparison()["models"]
     models[0]["validation"]["loss"] = 4.5
-    assert text.headline(models).startswith("Of 3 models, Vanilla GPT has the lowest validation loss, 4.080 nats")
+    assert run_text.headline(models).startswith("Of 3 models, Vanilla GPT has the lowest validation loss, 4.080 nats")
     models[0]["validation"]["loss"] = 4.0804
-    assert text.headline(models) == (
-        "Of 3 models, Vanilla GPT and DiffEqFormer share the lowest validation loss, 4.080 nats a token: "
+    assert run_text.headline(models) == (
+        "Of 3 models, Vanilla GPT and DiffEqFormer share the lowest validation loss, 4.080 nats per token: "
         "0.320 below Shared weights."
     )
     models[1]["validation"]["loss"] = math.nan
-    assert text.headline(models).endswith("Vanilla GPT did not reach a finite validation loss.")
-    assert text.headline(models[1:2]) == "Vanilla GPT did not reach a finite validation loss."
+    assert run_text.headline(models).endswith("Vanilla GPT did not reach a finite validation loss.")
+    assert run_text.headline(models[1:2]) == "Vanilla GPT did not reach a finite validation loss."
     models[1]["tokens"] //= 2
-    assert text.comparison(models).startswith("They were not trained equally long: DiffEqFormer on 3.07\u00a0M tokens")
+    assert run_text.comparison(models).startswith(
+        "They were not trained equally long: DiffEqFormer on 3.07\u00a0M tokens"
+    )
 
 
 def test_table_of_results(page):
@@ -241,7 +247,7 @@ def test_clean(raw, shown):
 def test_one_model_and_missing_parts_leave_their_sections_out():
     results = examples.single()
     page = Page(render(results))
-    assert "Vanilla GPT reaches a validation loss of 4.080 nats a token: perplexity 59.15" in page.visible
+    assert "Vanilla GPT reaches a validation loss of 4.080 nats per token: perplexity 59.15" in page.visible
     assert [a["id"] for tag, a in page.tags if tag == "section"] == ["results", "losses", "corpus", "settings", "terms"]
     assert "strong" not in [tag for tag, _ in page.tags]
     assert "settings differ" not in page.tables
@@ -290,7 +296,8 @@ def test_written_aside_and_renamed(tmp_path, monkeypatch):
 
 def test_curve_helpers():
     line = [(float(i), 3.0 * i) for i in range(90)]
-    assert [y for _, y in figures.smooth(line)] == pytest.approx([y for _, y in line])
+    averages = run_figures.smooth(line)  # full windows only: a line stays a line, and its ends are left out
+    assert averages == [pytest.approx(point) for point in line[1:-1]]
     points = [(float(i), (i * 7919 % 1009) / 1009) for i in range(20_000)]
     points[777] = (777.0, 50.0)
     thinned = figures.thin(points, 600)
@@ -301,7 +308,7 @@ def test_curve_helpers():
 
 def test_figures_hold_the_data():
     models = examples.comparison()["models"]
-    depth = figures.depth_curve(models, 2048)
+    depth = run_figures.depth_curve(models, 2048)
     (axis,) = depth.axes
     assert list(zip(*axis.lines[0].get_data(), strict=True)) == [
         (3, 7.46), (4, 6.1), (5, 5.4), (6, 3.98), (8, 5.2), (9, 6.09), (12, 6.97)
@@ -314,10 +321,10 @@ def test_figures_hold_the_data():
     assert list(axis.get_xticks()) == [3, 4, 5, 6, 8, 9, 12]
     models[0]["depth"][0]["loss"] = 60.0
     models[0]["depth"] += [{**models[0]["depth"][0], "steps": steps} for steps in (7, 10, 11, 96)]
-    (crowded,) = figures.depth_curve(models, 2048, width=figures.NARROW).axes
+    (crowded,) = run_figures.depth_curve(models, 2048, width=figures.NARROW).axes
     assert (crowded.get_xscale(), crowded.get_yscale()) == ("log", "log")
     assert {6, 96} < set(crowded.get_xticks()) < {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 96}
-    losses = figures.loss_curves(models, log_x=True)
+    losses = run_figures.loss_curves(models, log_x=True)
     assert [a.get_xscale() for a in losses.axes] == ["log", "linear"]
     assert min(losses.axes[1].lines[0].get_xdata()) == 1000
     assert len({figures.color(i) for i in range(3)}) == 3

@@ -11,7 +11,7 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
 from diffeqformer.config import shipped_configs
 
-CHOOSING = ("analyze", "reproduce")
+CHOOSING = ("analyze", "reproduce", "report")
 """Verbs that name a second word."""
 ALWAYS = ("--help", "--json", "--debug")
 

@@ -1,5 +1,6 @@
 """`diffeqformer quickstart`: the main job, on text that every Python has."""
 
+import time
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +16,29 @@ from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 from diffeqformer.validation import validate
 
-MODELS = ("quickstart-elastic", "quickstart-diffeqformer", "quickstart-gpt", "quickstart-shared")
-MINUTES = 25.0
-"""On two CPU cores, for the number of updates that the configs name."""
+MODELS = {"quickstart-diffeqformer": 0.0, "quickstart-gpt": 0.1, "quickstart-elastic": 0.2, "quickstart-shared": 0.2}
+"""Configs, the most important first, and the share of its updates below which each is rather left out."""
+MINUTES = 10.0
+START = 1.0
+"""Seconds from the start of the process until this file is run."""
 DEPTHS = (3, 4, 5, 6, 8, 12, 24)
+WHOLE_DEPTHS = 40.0
+"""Minutes from which on models are read at `DEPTHS` on the whole validation text; on a part in proportion below."""
 PROMPT = 'def read_config(path):\n    """'
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train four models on Python's standard library with the same compute, and compare them.
+    """Train up to four models on Python's standard library with the same compute, and compare them.
 
-    DiffEqFormer elastic, one checkpoint for every depth; as in the paper, at one depth; vanilla GPT; shared weights.
+    DiffEqFormer as in the paper, at one depth; vanilla GPT; DiffEqFormer elastic, one checkpoint for every depth;
+    shared weights. With little time only the first, or the first two.
 
-    Example: diffeqformer quickstart --minutes 1
+    Example: diffeqformer quickstart --minutes 2
     """
 
     minutes: float = MINUTES
-    """Scales the number of updates; at 25 each model gets the compute of 1500 updates at 6 steps, which is meant to
-    take as long on 2 CPU cores."""
+    """From start to report. The machine's speed is measured, and models and updates are planned to fit."""
     seed: int = 0
     """Of initial weights and of the order of batches."""
     run: str = ""
@@ -44,25 +49,29 @@ class Arguments:
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Train, evaluate, sample, and write the report."""
+    began = time.perf_counter()
     arguments = parse(Arguments, words, "diffeqformer quickstart")
-    if not 0 < arguments.minutes < float("inf"):
-        raise BadInput(f"--minutes is {arguments.minutes}, but must be a positive number.")
+    minutes = arguments.minutes
+    if not 0 < minutes < float("inf"):
+        raise BadInput(f"--minutes is {minutes}, but must be a positive number.")
     folder = Path(arguments.run or _folder(arguments))
     configs = []
     for name in MODELS:
         path = find_config(name)
         config = read_yaml(path)
-        updates = max(20, round(config.trainer.updates * arguments.minutes / MINUTES))
-        every = max(10, updates // 6)
-        trainer = replace(config.trainer, updates=updates, seed=arguments.seed, evaluate_every=every)
+        batches = config.trainer.evaluate_batches if minutes >= MINUTES / 2 else 4
+        trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
-    from diffeqformer.report.html import write_report
-    from diffeqformer.training.compare import compare
+    from diffeqformer.studies.run_report import write_report
+    from diffeqformer.training.compare import Readings, compare
 
     progress = Terminal()
-    part = min(1.0, max(0.1, arguments.minutes / MINUTES))  # reading at other depths takes no more than its share
-    found = compare(configs, folder, "Quickstart", PROMPT, DEPTHS, progress, part)
+    part = min(1.0, max(0.05, minutes / WHOLE_DEPTHS))
+    readings = Readings(PROMPT, DEPTHS if minutes >= MINUTES / 2 else DEPTHS[::3], part)
+    found = compare(
+        configs, list(MODELS.values()), folder, "Quickstart", readings, began + 60 * minutes - START, progress
+    )
     report = folder / "report.html"
     write_report(found, report)
     if as_json:

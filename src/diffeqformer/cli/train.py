@@ -38,7 +38,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
 
     if not is_first():
         return
-    from diffeqformer.report.html import write_report
+    from diffeqformer.studies.run_report import write_report
     from diffeqformer.report.text import drawn_depths, evaluations
     from diffeqformer.training.folder import RESULTS
     from diffeqformer.training.results import read_results

@@ -16,9 +16,9 @@ import matplotlib
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
-from diffeqformer.report.text import clean, depth_points, finite
+from diffeqformer.report.text import clean, finite
 
 # Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -59,23 +59,6 @@ def color(index: int) -> str:
 def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
     """The (step, nats) pairs of a curve that can be drawn."""
     return [(float(x), float(y)) for x, y in points if finite(x) and finite(y)]
-
-
-def smooth_window(points: Sequence[Any]) -> int:
-    """Points in the moving average over a curve: an odd number, about a thirtieth of the curve."""
-    return 2 * (len(points) // 60) + 1
-
-
-def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Centred moving average over `smooth_window` points; nearer the ends it narrows and stays centred."""
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
-    half, last, averages = smooth_window(points) // 2, len(points) - 1, []
-    for i, (x, _) in enumerate(points):
-        reach = min(half, i, last - i)
-        averages.append((x, (sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
-    return averages
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
@@ -131,120 +114,6 @@ def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool)
         if all(abs(place[step] - place[other]) >= room for other in kept):
             kept.append(step)
     return sorted(kept)
-
-
-def loss_curves(models: Sequence[dict[str, Any]], *, width: float = WIDE, log_x: bool = False) -> Figure:
-    """Training and validation loss against updates, whole and, in a second panel, over the last third.
-
-    Training losses are drawn raw (faint) and as a moving average; validation losses as points.
-
-    **Arguments:** `models`, entries of the results' `models`; `width` in inches, panels are stacked below 5;
-    `log_x`, updates on a logarithmic axis in the first panel.
-    """
-    curves = [(finite_points(m["curve"]["train"]), finite_points(m["curve"]["validation"])) for m in models]
-    steps = [x for train, validation in curves for x, _ in (*train, *validation)]
-    late = (2 / 3) * max(steps, default=0)
-    detail = max((sum(x >= late for x, _ in train) for train, _ in curves), default=0) >= 5
-    with style():
-        stacked = width < 5
-        height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        shape: dict[str, Any] = {"nrows": 2} if stacked else {"ncols": 2, "width_ratios": (3, 2)}
-        axes: list[Any] = list(figure.subplots(**shape)) if detail else [figure.subplots()]
-        for axis, start in zip(axes, (-math.inf, late), strict=False):
-            logarithmic = log_x and start < 0
-            for index, (train, validation) in enumerate(curves):
-                look = {"color": color(index), "marker": "None"}
-
-                def shown(points, start=start, logarithmic=logarithmic):
-                    return [p for p in points if p[0] >= start and (p[0] > 0 or not logarithmic)]
-
-                # Averages are taken over the whole curve, so both panels show the same line.
-                for points, more in ((train, {"alpha": 0.25, "linewidth": 0.8}), (smooth(train), {})):
-                    if part := shown(points):
-                        axis.plot(*zip(*thin(part), strict=True), **look, **more)
-                if part := shown(validation):
-                    marker = MARKERS[index % len(MARKERS)]
-                    axis.plot(*zip(*thin(part), strict=True), color=color(index), marker=marker, linestyle="None")
-            axis.set_xlabel("updates")
-            axis.set_ylabel("loss (nats a token)")
-            if logarithmic:
-                axis.set_xscale("log")
-                plain_log(axis.xaxis)
-            else:
-                axis.xaxis.set_major_locator(MaxNLocator(nbins=4 if stacked or start > 0 else 6, integer=True))
-                axis.margins(x=0.03)
-        if detail:
-            axes[0].set_title("all updates")
-            axes[1].set_title("the last third")
-        marks = [(color(i), MARKERS[i % len(MARKERS)]) for i in range(len(models))]
-        legend(figure, [Line2D([], [], color=c, marker=m) for c, m in marks], [m["name"] for m in models], width)
-    return figure
-
-
-def uniform_loss(models: Sequence[dict[str, Any]], vocabulary: int | None) -> float | None:
-    """`ln(vocabulary)`, the loss of guessing, if some run comes near enough for it to say something; else None."""
-    losses = [p["loss"] for m in models if m["depth"] for p in depth_points(m) if finite(p["loss"])]
-    guess = math.log(vocabulary) if vocabulary else math.inf
-    return guess if losses and max(losses) > 0.85 * guess else None
-
-
-def depth_curve(models: Sequence[dict[str, Any]], vocabulary: int | None = None, *, width: float = WIDE) -> Figure:
-    """Validation loss against the number of steps a model is run at, without fine-tuning.
-
-    Models without depth measurements are horizontal reference lines at their validation loss. The trained depth is
-    marked. The axis of the loss turns logarithmic if the largest is more than four times the smallest.
-
-    **Arguments:** `models`, entries of the results' `models`; `vocabulary`, to show the loss of guessing where
-    `uniform_loss` says so; `width` in inches.
-    """
-    handles, names, steps, losses, trained = [], [], set(), [], set()
-    with style():
-        height = 3.7 if width >= 5 else 3.1 + 0.2 * len(models)
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        axis: Any = figure.subplots()
-        for index, model in enumerate(models):
-            if not model["depth"]:
-                if finite(level := model["validation"]["loss"]):
-                    losses.append(level)
-                    handles.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
-                    names.append(f"{model['name']} ({model['steps']} steps)")
-                continue
-            points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
-            steps.update(p["steps"] for p in depth_points(model))
-            losses += [loss for _, loss in points]
-            trained.add(model["steps"])
-            marker = MARKERS[index % len(MARKERS)]
-            if points:
-                axis.plot(*zip(*points, strict=True), color=color(index), marker=marker)
-            for x, y in points:
-                if x == model["steps"]:
-                    axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
-            handles.append(Line2D([], [], color=color(index), marker=marker))
-            names.append(f"{model['name']}, not fine-tuned")
-        if (guess := uniform_loss(models, vocabulary)) is not None:
-            handles.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
-            names.append(f"guessing uniformly (ln {vocabulary:,})")
-        for x in sorted(trained):
-            axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
-            axis.annotate(
-                "trained", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-                ha="center", va="bottom",
-            )  # fmt: skip
-        wide_range = bool(steps) and max(steps) > 8 * min(steps)
-        if wide_range:
-            axis.set_xscale("log", base=2)
-            plain_log(axis.xaxis)
-        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
-        if losses and max(losses) > 4 * min(losses) > 0:
-            axis.set_yscale("log")
-            plain_log(axis.yaxis)
-            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axis.margins(y=0.07)
-        axis.set_xlabel("steps run (depth)")
-        axis.set_ylabel("validation loss (nats a token)")
-        legend(figure, handles, names, width)
-    return figure
 
 
 def gradient_memory(rows: Sequence[dict[str, Any]], *, width: float = 6.2) -> Figure:

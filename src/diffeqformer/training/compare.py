@@ -1,43 +1,147 @@
-"""Training several models on the same batches and measuring them in the same way."""
+"""Training several models on the same batches within a given time, and measuring them in the same way."""
 
 import json
+import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from diffeqformer.config import Config
-from diffeqformer.data.loader import evaluation_batches
-from diffeqformer.errors import BadInput
+from diffeqformer.data.cache import TokenCache, prepare
+from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
-from diffeqformer.storage import write_whole
+from diffeqformer.storage import read_sealed, write_sealed, write_whole
 from diffeqformer.training import folder as files
+from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.training.depths import depth_of_update
+from diffeqformer.training.lock import RunLock
 from diffeqformer.training.metrics import read_metrics
-from diffeqformer.training.results import document, measured, write_results
+from diffeqformer.training.results import document, measured, name_of_run, read_results, write_results
+from diffeqformer.training.run import load_run
 from diffeqformer.training.sampling import continue_text
 from diffeqformer.training.trainer import TrainResult, train
+from diffeqformer.training.update import initial_state, make_update
 from diffeqformer.validation import validate
 
+PLAN = "plan.json"
+"""In the comparison's folder: which models are trained, and for how many updates."""
 SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
+FEWEST = 20
+"""Updates of a model that is trained, however short the time."""
+EVALUATIONS = 6
+"""On the way of each model."""
+USED_AT_FIRST, USED_LATER = 0.88, 0.97
+"""Parts of the time left that are planned with: before anything is trained, and between two models. What lies between
+is for a machine that turns slower, so that models begun later need not be shortened for every small delay."""
+
+
+class Cost(NamedTuple):
+    """Time that a model takes on this machine, in seconds."""
+
+    fixed: float
+    """However long it is trained: compilation, evaluations, the sample."""
+    update: float
+    """Mean over its updates."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What is measured of every trained model besides its validation loss."""
+
+    prompt: str
+    """Text that each model continues."""
+    depths: tuple[int, ...]
+    """Numbers of steps that models with time-dependent weights are evaluated at, without any fine-tuning."""
+    part: float = 1.0
+    """Of the validation batches, evenly spread, that those evaluations take."""
+
+
+def plan(
+    costs: Sequence[Cost], whole: Sequence[int], least: Sequence[float], seconds: float, most: float | None = None
+) -> list[int]:
+    """How many updates each model gets, so that all of it ends in time: the same share of its `whole` for each.
+
+    With too little time for all, the last ones are left out rather than all trained too briefly.
+
+    **Arguments:** `costs` of the models, the most important first; `whole`, updates of each that are the same compute;
+    `least`, the share of `whole` below which a model is not worth training; `seconds` there are; `most`, a bound of
+    the share. Without it one model is planned at least.
+
+    **Returns:** the updates of the first models, as many as are to be trained.
+    """
+    for count in range(len(costs), 0, -1):
+        share = (seconds - sum(cost.fixed for cost in costs[:count])) / sum(
+            cost.update * updates for cost, updates in zip(costs[:count], whole, strict=False)
+        )
+        share = share if most is None else min(share, most)
+        if share >= max(least[:count]) or (count == 1 and most is None):
+            return [max(FEWEST, int(share * updates)) for updates in whole[:count]]
+    return []
+
+
+def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
+    """Time a few updates of a state that is thrown away, and count what else the model takes in compilations and
+    evaluations of the same speed.
+
+    Where depth is drawn, two depths are timed; an update's time is linear in depth.
+    """
+    config = files.resolve(config, tokens)
+    loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    update, drawn = make_update(config), config.depth.depths
+    # Zeros take as long as drawn weights, and need no compilation of their own.
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config)))
+    compilation, each = 0.0, []
+    for steps in sorted({min(drawn), config.model.steps}) if drawn else [None]:
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(update(state, loader[0], steps))
+        first, count = time.perf_counter(), 0
+        while count < 3 or time.perf_counter() - first < 1:
+            state, _ = jax.block_until_ready(update(state, loader[count], steps))
+            count += 1
+        each.append((time.perf_counter() - first) / count)
+        compilation = max(compilation, first - began - each[-1])
+    depth_of, own = depth_of_update(config), config.model.steps
+    times = Counter(depth_of(k) or own for k in range(config.trainer.updates))
+    mean = sum(steps * count for steps, count in times.items()) / config.trainer.updates
+    slope = (each[-1] - each[0]) / max(1, own - min(times))
+    # Ratios as seen of the shipped models on CPUs: a batch's forward pass takes 0.3 of an update; compiling it, the
+    # initial state and the sample takes 0.25, 1 and 0.75 of the time that compiling an update takes.
+    batches = len(evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size))
+    forward = EVALUATIONS * config.trainer.evaluate_batches + batches
+    compiled = len(times) + 2.0
+    if config.model.time_dependent:
+        forward += readings.part * batches * sum(readings.depths) / own
+        compiled += 0.25 * len(readings.depths)
+    return Cost(compiled * compilation + 0.3 * each[-1] * forward, each[-1] + slope * (mean - own))
 
 
 def compare(
     configs: Sequence[Config],
+    least: Sequence[float],
     folder: Path,
     title: str,
-    prompt: str,
-    depths: Sequence[int],
+    readings: Readings,
+    ends: float,
     progress: Progress,
-    part: float = 1.0,
 ) -> dict[str, Any]:
-    """Train every config and write `results.json` and `metrics.jsonl` over all of them into `folder`.
+    """Train models so that everything ends in time, and write `results.json` and `metrics.jsonl` over all of them.
 
-    The configs must agree in data, context, batch size and seed, so that each model sees the same batches in the same
-    order, some of them more.
+    Speeds are measured first, and `plan` says what is trained; the plan is kept in the folder, so the same call
+    continues what was stopped with the same numbers. Between two models the time left is looked at anew: models that
+    have not begun are shortened or left out if the machine has become slower. A finished model keeps its weights only.
 
-    **Arguments:** `configs`, each with a run folder of its own; `prompt`, text that every model continues; `depths`,
-    numbers of steps that models with time-dependent weights are also evaluated at, without any fine-tuning; `part`, as
-    for `at_depths_of`.
+    **Arguments:** `configs`, each with a run folder of its own, the most important first, whose updates are the same
+    compute. They must agree in data, context, batch size and seed, so that each model sees the same batches in the
+    same order, some of them more. `least`, as for `plan`; `ends`, when all should be done, by `time.perf_counter`.
 
     **Returns:** the document, as `results.document` describes it, with the `depth_part`.
 
@@ -47,23 +151,129 @@ def compare(
     assert len(same) == 1, "models that are compared see the same batches"
     if (folder / files.CONFIG).exists():
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
-    for config in configs:  # all are refused before any is trained
-        files.require_own_folder(validate(config))
+    plan_file = folder / PLAN
+    updates, pace = read_sealed(plan_file)["updates"] if plan_file.exists() else {}, None
+    names = [Path(config.run).name for config in configs]
+    for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
+        files.require_own_folder(validate(_trained_for(config, updates.get(name, config.trainer.updates))))
+    if not updates:
+        pace = _Pace(configs, least, readings, ends, progress)
     entries, metrics, corpus = [], [], {}
-    for number, config in enumerate(configs, 1):
-        progress.say(f"{number}/{len(configs)} {config.run}: {config.model.weights} weights, {config.model.scheme}")
-        result = train(config, progress)
-        corpus = result.tokens.statistics
-        entry = {**result.entry, "sample": _sample(result, prompt)}
-        if config.model.time_dependent and not config.model.adaptive:
-            entry["depth"] = at_depths_of(result, depths, progress, part)
-        entries.append(entry)
-        records = read_metrics(result.folder / files.METRICS)
-        metrics += [json.dumps({"model": entry["key"], **record}) for record in records]
-    found = {**document(title, corpus, entries), "depth_part": part}
+    for config, name in zip(configs, names, strict=True):
+        if pace is not None and pace.changed(len(entries)):
+            updates = dict(zip(names, pace.updates, strict=False))
+            folder.mkdir(parents=True, exist_ok=True)
+            write_sealed(plan_file, {"updates": updates})
+        if name not in updates:
+            break
+        planned, own = _trained_for(config, updates[name]), files.run_folder(config)
+        progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
+        found = _finished(planned) or _train(planned, title, readings, progress)
+        _keep_weights_only(own)
+        corpus = found["corpus"]
+        entries += found["models"]
+        records = read_metrics(own / files.METRICS)
+        metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
+    results = {**document(title, corpus, entries), "depth_part": readings.part}
     write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
-    write_results(folder / files.RESULTS, found)
+    write_results(folder / files.RESULTS, results)
+    return results
+
+
+class _Pace:
+    """The plan of this process, what it was made from, and how it is kept to; arguments as for `compare`."""
+
+    def __init__(
+        self, configs: Sequence[Config], least: Sequence[float], readings: Readings, ends: float, progress: Progress
+    ):
+        self.configs, self.least, self.ends, self.progress = configs, least, ends, progress
+        self.whole = [config.trainer.updates for config in configs]
+        self.costs: list[Cost] = []
+        self.updates: list[int] = []
+        tokens = prepare(configs[0].data, progress)
+        for config, part in zip(configs, least, strict=True):
+            # Another model makes every share smaller, so what is too little now needs no further measurement.
+            if len(self.updates) < len(self.costs) or (self.updates and self.share < part):
+                break
+            progress.say(f"timing a few updates: {_named(config)}")
+            self.costs.append(measure(config, tokens, readings))
+            self.updates = plan(self.costs, self.whole, least, self._left(USED_AT_FIRST))
+        self.began, self.told = time.perf_counter(), False
+
+    @property
+    def share(self) -> float:
+        """Of the updates that the configs name, of the models that are trained for the planned time."""
+        return self.updates[0] / self.whole[0]
+
+    def changed(self, done: int) -> bool:
+        """Whether there is a new plan, now that `done` models are finished and it is known how long they took."""
+        slower = 1.0
+        if done:
+            slower = (time.perf_counter() - self.began) / self._seconds(slice(done))
+            costs = [Cost(*(slower * seconds for seconds in cost)) for cost in self.costs[done : len(self.updates)]]
+            least = [part / self.share for part in self.least[done:]]
+            rest = plan(costs, self.updates[done:], least, self._left(USED_LATER), most=1.0)
+            self.told = self.updates[done:] == rest
+            self.updates[done:] = rest
+        if self.told:
+            return False
+        models = ", ".join(f"{_named(c)} {n:,} updates" for c, n in zip(self.configs, self.updates, strict=False))
+        end = datetime.now() + timedelta(seconds=slower * self._seconds(slice(done, None)))
+        self.progress.say(
+            f"{'shorter plan, as time runs out' if done else 'plan'}: {models}; until about {end:%H:%M:%S}"
+        )
+        self.told = True
+        return True
+
+    def _left(self, part: float) -> float:
+        """Seconds to plan with; the report takes about a fifth of what a model takes besides its updates."""
+        return part * (self.ends - time.perf_counter()) - 0.2 * self.costs[0].fixed
+
+    def _seconds(self, models: slice) -> float:
+        pairs = list(zip(self.costs, self.updates, strict=False))[models]
+        return sum((cost.fixed + updates * cost.update for cost, updates in pairs), 0.0)
+
+
+def _named(config: Config) -> str:
+    return name_of_run(config)[1]
+
+
+def _trained_for(config: Config, updates: int) -> Config:
+    """The config for this many updates, whose folder holds no more than what it takes to continue."""
+    every = max(10, updates // EVALUATIONS)
+    kept = {"keep_last": 1, "keep_best": 0, "checkpoint_every": 0, "checkpoint_minutes": 1.0}
+    return replace(config, trainer=replace(config.trainer, updates=updates, evaluate_every=every, **kept))
+
+
+def _train(config: Config, title: str, readings: Readings, progress: Progress) -> dict[str, Any]:
+    """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
+    result = train(config, progress)
+    entry = {**result.entry, "sample": _sample(result, readings.prompt)}
+    if config.model.time_dependent and not config.model.adaptive:
+        entry["depth"] = at_depths_of(result, readings.depths, progress, readings.part)
+    found = document(title, result.tokens.statistics, [entry])
+    write_results(result.folder / files.RESULTS, found)
     return found
+
+
+def _finished(config: Config) -> dict[str, Any] | None:
+    """What `_train` found, if it came to its end."""
+    folder = files.run_folder(config)
+    with suppress(Damaged):
+        found = read_results(folder / files.RESULTS)
+        if found and found["models"][0]["sample"] and Checkpoints(folder / files.CHECKPOINTS).steps():
+            return found
+    return None
+
+
+def _keep_weights_only(folder: Path) -> None:
+    """Write the last checkpoint again without the optimiser's state, which is two thirds of it."""
+    checkpoints = Checkpoints(folder / files.CHECKPOINTS, keep_last=1, keep_best=0)
+    step, metadata = checkpoints.metadata()
+    if (checkpoints.folder / str(step) / "optimizer").exists():
+        model = load_run(folder).model
+        with RunLock(folder):
+            checkpoints.save(step, {"model": model}, metadata)
 
 
 def at_depths_of(

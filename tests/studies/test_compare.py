@@ -10,8 +10,9 @@ from diffeqformer.cli import main
 from diffeqformer.config import Config, ModelConfig, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
-from diffeqformer.report.compare_figures import accuracies, stars, task_figure
-from diffeqformer.report.compare_page import findings, remarks, runs_table, tasks_table
+from diffeqformer.report.figures import color
+from diffeqformer.studies.compare import accuracies, findings, remarks, runs_table, stars, tasks_table
+from diffeqformer.studies.compare_figures import task_figure
 
 HOSTILE = "$x$ <b>_y</b>"
 
@@ -62,18 +63,18 @@ def test_what_is_compared_and_said(pair):
     assert (stars(piqa.holm), stars(0.02), stars(0.05), stars(None)) == ("***", "*", "", "")
     assert found.missing == ((), ("sciq",))
     assert findings(found) == [
-        "Vanilla GPT has the lower validation loss, by 0.500 nats a token (3.000 against 3.500 of Vanilla Llama). With "
-        "one run of each, a small difference can be chance.",
+        "Vanilla GPT has the lower validation loss, by 0.500 nats per token (3.000 against 3.500 of Vanilla Llama). "
+        "With one run of each, a small difference can be chance.",
         "Vanilla GPT is significantly better on piqa; of 2 measurements that can be compared item by item, 1 differ "
         "significantly after Holm's correction.",
     ]
     assert "Not evaluated in Vanilla Llama: sciq." in remarks(found)
-    columns, rows = tasks_table(found)
-    assert dict(zip(columns, rows[0], strict=True)) == {
+    table = tasks_table(found)
+    assert dict(zip(table.columns, table.rows[0], strict=True)) == {
         "task": "piqa", "metric": "acc", "Vanilla GPT": "0.7500 ± 0.0100", "Vanilla Llama": "0.2500 ± 0.0100",
         "difference": "+0.5000 ± 0.0801", "items": "40", "p": "0.001 or less", "Holm's p": "0.001 or less", "": "***",
     }  # fmt: skip
-    assert runs_table(found)[1][1][:4] == ("Vanilla Llama", "other", "3.500", "33.12")
+    assert runs_table(found).rows[1][:4] == ("Vanilla Llama", "other", "3.500", "33.12")
 
 
 def test_swapping_the_runs_swaps_the_signs(pair):
@@ -83,10 +84,28 @@ def test_swapping_the_runs_swaps_the_signs(pair):
 
 
 def test_the_figure_shows_every_accuracy_and_difference(pair):
-    axes = task_figure(compare_runs(*pair)).axes
-    points = [bar.lines[0].get_xdata().tolist() for bar in axes[0].containers]
+    figure = task_figure(compare_runs(*pair))
+    left, right = figure.axes
+    points = [bar.lines[0].get_xdata().tolist() for bar in left.containers]
     assert points == [[75.0, 50.0], [25.0, 50.0]]  # a model each
-    assert [text.get_text() for text in axes[1].texts] == ["+50.0***", "+0.0"]
+    assert [bar.lines[0].get_color() for bar in left.containers] == [color(0), color(1)]
+    first, second = (bar.lines[0].get_ydata() for bar in left.containers)
+    assert list(first - second) == pytest.approx([0.28, 0.28]) and list(first) == pytest.approx([1.14, 0.14])
+    errors = [segment[:, 0].tolist() for bar in left.containers for segment in bar.lines[2][0].get_segments()]
+    assert errors[0] == [74.0, 76.0] and errors[2] == [24.0, 26.0]  # a standard error to each side
+    names = [(label.get_position()[1], label.get_text()) for label in left.get_yticklabels()]
+    assert names == [(1, "piqa"), (0, HOSTILE.replace("$", r"\$"))]
+    assert [text.get_text() for text in right.texts] == ["+50.0***", "+0.0"]
+    sure, unsure = (bar.lines[0] for bar in right.containers)
+    assert (sure.get_xydata().tolist(), unsure.get_xydata().tolist()) == ([[50.0, 1.0]], [[0.0, 0.0]])
+    assert (sure.get_color(), sure.get_markerfacecolor(), unsure.get_markerfacecolor()) == (color(0), color(0), "none")
+    assert [axis.get_xlabel() for axis in figure.axes] == [
+        "accuracy (%), ± standard error", "difference (points), 95 % interval"
+    ]  # fmt: skip
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Vanilla GPT", "Vanilla Llama"]
+    assert [line.get_color() for line in figure.legends[0].get_lines()] == [color(0), color(1)]
+    swapped = task_figure(compare_runs(*pair[::-1])).axes[1]
+    assert swapped.containers[0].lines[0].get_color() == color(1)  # of the model that is ahead
 
 
 def test_of_several_evaluations_the_runs_own_steps_count(tmp_path):
@@ -112,7 +131,7 @@ def test_a_metric_that_is_no_mean_has_its_own_difference(tmp_path):
     for one, value in zip(documents, (8.0, 20.0), strict=True):
         one["results"][0] |= {"value": value, "higher_is_better": False}
     found = compare_runs(*(make(tmp_path / name, [one]) for name, one in zip("ab", documents, strict=True)))
-    _, ((_, _, _, _, difference, items, p, *_),) = tasks_table(found)
+    ((_, _, _, _, difference, items, p, *_),) = tasks_table(found).rows
     assert (difference, items, p) == ("−12.0000", "3", "0.038")  # t = 5 with 2 degrees of freedom
     assert not accuracies(found)
 

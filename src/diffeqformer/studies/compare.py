@@ -1,21 +1,75 @@
-"""The page of two runs side by side."""
+"""Two runs side by side: loss, size and speed, and the tasks that both were evaluated on, as figures 9 to 12 of the
+paper."""
 
 import math
-from typing import Any
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
+import tyro
 
-from diffeqformer.interop.comparing import Comparison, Row, Side
-from diffeqformer.report.compare_figures import SIGNIFICANT, accuracies, label, stars, task_figure
-from diffeqformer.report.figures import NARROW
-from diffeqformer.report.page import Figure, Page, Table
-from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, clean, compact, duration, finite, join, nats, number, perplexity
+from diffeqformer.studies.study import Result
 
-Rows = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from diffeqformer.interop.comparing import Comparison, Row, Side
+
+SIGNIFICANT = 0.05
+"""Corrected p-values below this are marked."""
 
 
-def compare_page(comparison: Comparison) -> Page:
+@dataclass(frozen=True)
+class Arguments:
+    """Two runs side by side: loss, size and speed, and the tasks of lm-evaluation-harness that both were evaluated on.
+
+    Accuracies are compared item by item, with p-values. The page shows them as figures 9 to 12 of the paper.
+
+    Example: diffeqformer report compare runs/quickstart/diffeqformer runs/quickstart/gpt
+    """
+
+    first: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_A")]
+    """Folder of a run."""
+    second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_B")]
+    """Folder of the run to compare it with."""
+    to: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given."""
+
+
+@dataclass(frozen=True)
+class SideBySide(Result):
+    """A `Result` whose terminal output has every sentence: also what could not be compared."""
+
+    def show(self) -> None:
+        super().show()
+        print("", *self.findings[1:], sep="\n")
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Compare two runs by their folders; no model is opened.
+
+    **Raises:** `BadInput` as `compare_runs`.
+    """
+    from diffeqformer.interop.comparing import compare_runs
+
+    found = compare_runs(arguments.first, arguments.second)
+    other = re.sub(r"[^\w.-]+", "-", found.sides[1].folder.resolve().name)
+    folder = (
+        Path(arguments.to).expanduser() if arguments.to else found.sides[0].folder / "analysis" / f"compare-{other}"
+    )
+    return result(found, folder)
+
+
+def result(comparison: "Comparison", folder: Path) -> Result:
     """Sentences, the figure of accuracies, and tables of training and of every task."""
+    from diffeqformer.report.figures import NARROW
+    from diffeqformer.report.page import Figure
+    from diffeqformer.studies.compare_figures import task_figure
+
     figures = ()
     if accuracies(comparison):
         caption = (
@@ -24,14 +78,37 @@ def compare_page(comparison: Comparison) -> Page:
         )
         figure = task_figure(comparison)
         figures = (Figure("accuracy", caption, figure, task_figure(comparison, width=NARROW)),)
-    tables = (Table("The two runs", *runs_table(comparison)),)
-    if comparison.rows:
-        tables += (Table("Tasks evaluated in both", *tasks_table(comparison)),)
-    title = " and ".join(side.name for side in comparison.sides)
-    return Page(title, (*findings(comparison), *remarks(comparison)), figures, tables)
+    tables = (runs_table(comparison), *((tasks_table(comparison),) if comparison.rows else ()))
+    return SideBySide(
+        name="compare",
+        title=" and ".join(side.name for side in comparison.sides),
+        findings=(*findings(comparison), *remarks(comparison)),
+        tables=tables,
+        figures=figures,
+        arrays=compare_arrays(comparison),
+        document=compare_document(comparison),
+        folder=folder,
+    )
 
 
-def findings(comparison: Comparison) -> list[str]:
+def accuracies(comparison: "Comparison") -> "list[Row]":
+    """The rows that the figure shows."""
+    return [row for row in comparison.rows if row.is_accuracy and None not in row.values]
+
+
+def label(row: "Row") -> str:
+    """A row's task, with its examples and its metric where they are not the usual ones."""
+    shots = f", {row.fewshot}-shot" if row.fewshot else ""
+    metric = "" if row.metric == "acc" else f", {row.metric}"
+    return clean(f"{row.task}{shots}{metric}")
+
+
+def stars(p: float | None) -> str:
+    """`*`, `**` and `***` for corrected p-values below 0.05, 0.01 and 0.001."""
+    return "" if p is None else "*" * sum(p < bound for bound in (SIGNIFICANT, 0.01, 0.001))
+
+
+def findings(comparison: "Comparison") -> list[str]:
     """What the comparison shows, in sentences computed from it."""
     first, second = comparison.sides
     said = []
@@ -39,11 +116,11 @@ def findings(comparison: Comparison) -> list[str]:
     if comparison.same_text and all(map(finite, losses)):
         ahead, behind = (first, second) if losses[0] <= losses[1] else (second, first)
         said.append(
-            f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats a token "
+            f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats per token "
             f"({nats(min(losses))} against {nats(max(losses))} of {behind.name}). With one run of each, a small "
             "difference can be chance."
             if losses[0] != losses[1]
-            else f"Both have the same validation loss, {nats(losses[0])} nats a token."
+            else f"Both have the same validation loss, {nats(losses[0])} nats per token."
         )
     tested = [row for row in comparison.rows if row.holm is not None]
     if tested:
@@ -59,12 +136,12 @@ def findings(comparison: Comparison) -> list[str]:
     return said
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def remarks(comparison: "Comparison") -> list[str]:
     """What could not be compared, and how the rest was."""
     said = []
     if not comparison.same_text and all(side.entry for side in comparison.sides):
         said.append(
-            "The runs were validated on different text or with different tokenizers: losses and perplexities a token "
+            "The runs were validated on different text or with different tokenizers: losses and perplexities per token "
             "cannot be compared, bits per byte only if the text is alike."
         )
     for side, missing in zip(comparison.sides, comparison.missing, strict=True):
@@ -83,16 +160,16 @@ def remarks(comparison: Comparison) -> list[str]:
     return said
 
 
-def runs_table(comparison: Comparison) -> Rows:
-    """Columns and rows: what each run is and what training it came to."""
+def runs_table(comparison: "Comparison") -> Table:
+    """What each run is and what training it came to."""
     columns = (
         "model", "run", "loss (nats)", "perplexity", "bits/byte", "parameters stored", "effective", "tokens",
         "tokens/s", "training time",
     )  # fmt: skip
-    return columns, tuple(_run(side) for side in comparison.sides)
+    return Table("The two runs", columns, tuple(_run(side) for side in comparison.sides))
 
 
-def _run(side: Side) -> tuple[str, ...]:
+def _run(side: "Side") -> tuple[str, ...]:
     entry = side.entry or {}
     found, size = entry.get("validation", {}), side.parameters
     return (
@@ -109,11 +186,11 @@ def _run(side: Side) -> tuple[str, ...]:
     )
 
 
-def tasks_table(comparison: Comparison) -> Rows:
-    """Columns and rows: every metric of every task in both runs."""
+def tasks_table(comparison: "Comparison") -> Table:
+    """Every metric of every task in both runs."""
     first, second = (side.name for side in comparison.sides)
     columns = ("task", "metric", first, second, "difference", "items", "p", "Holm's p", "")
-    return columns, tuple(
+    rows = tuple(
         (
             f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task,
             row.metric,
@@ -126,10 +203,13 @@ def tasks_table(comparison: Comparison) -> Rows:
         )
         for row in comparison.rows
     )
+    return Table("Tasks evaluated in both", columns, rows)
 
 
-def compare_arrays(comparison: Comparison) -> dict[str, np.ndarray]:
-    """Every number of the page by name, as `write_page` takes them; NaN where there is none."""
+def compare_arrays(comparison: "Comparison") -> "dict[str, np.ndarray]":
+    """Every number of the page by name; NaN where there is none."""
+    import numpy as np
+
     rows = comparison.rows
     known = lambda value: math.nan if value is None else value
     found = {
@@ -145,7 +225,7 @@ def compare_arrays(comparison: Comparison) -> dict[str, np.ndarray]:
     return names | {name: np.array(numbers, float) for name, numbers in found.items()}
 
 
-def compare_document(comparison: Comparison) -> dict[str, object]:
+def compare_document(comparison: "Comparison") -> dict[str, object]:
     """The comparison as JSON takes it."""
     runs = [
         {
@@ -169,7 +249,7 @@ def p_value(p: float | None) -> str:
     return "0.001 or less" if p <= 0.001 else number(p, 3)
 
 
-def _ahead(row: Row) -> int:
+def _ahead(row: "Row") -> int:
     """The place of the model with the better value."""
     one, other = (value or 0.0 for value in row.values)
     return int((one > other) == (row.higher_is_better is False))
@@ -180,7 +260,7 @@ def _plus_minus(value: float | None, error: float | None) -> str:
     return shown if error is None else f"{shown} ± {number(error, 4)}"
 
 
-def _difference(row: Row) -> str:
+def _difference(row: "Row") -> str:
     """Difference of the values; its standard error where the value is the items' mean."""
     if None in row.values:
         return MISSING

@@ -8,27 +8,8 @@ from matplotlib.lines import Line2D
 
 from diffeqformer.interop.comparing import Comparison, Row
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, style
-from diffeqformer.report.text import clean, number
-
-SIGNIFICANT = 0.05
-"""Corrected p-values below this are marked."""
-
-
-def accuracies(comparison: Comparison) -> list[Row]:
-    """The rows that the figure shows."""
-    return [row for row in comparison.rows if row.is_accuracy and None not in row.values]
-
-
-def label(row: Row) -> str:
-    """A row's task, with its examples and its metric where they are not the usual ones."""
-    shots = f", {row.fewshot}-shot" if row.fewshot else ""
-    metric = "" if row.metric == "acc" else f", {row.metric}"
-    return clean(f"{row.task}{shots}{metric}")
-
-
-def stars(p: float | None) -> str:
-    """`*`, `**` and `***` for corrected p-values below 0.05, 0.01 and 0.001."""
-    return "" if p is None else "*" * sum(p < bound for bound in (SIGNIFICANT, 0.01, 0.001))
+from diffeqformer.report.text import number
+from diffeqformer.studies.compare import accuracies, label, stars
 
 
 def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:

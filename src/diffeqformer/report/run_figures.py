@@ -1,0 +1,167 @@
+"""The figures of a run's report; each takes the entries of the results' `models` and returns a Matplotlib `Figure`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+
+from diffeqformer.report.figures import (
+    INK,
+    MARKERS,
+    WIDE,
+    color,
+    finite_points,
+    legend,
+    plain_log,
+    spaced,
+    style,
+    thin,
+)
+from diffeqformer.report.run_text import Model, compute_at, depth_points, trained_depths
+from diffeqformer.report.text import finite
+
+Points = Sequence[tuple[float, float]]
+
+
+def smooth_window(points: Sequence[Any]) -> int:
+    """Points in the moving average over a curve: an odd number, about a thirtieth of the curve."""
+    return 2 * (len(points) // 60) + 1
+
+
+def smooth(points: Points) -> list[tuple[float, float]]:
+    """Centred moving average over `smooth_window` points, where all of them are there: not at the very ends."""
+    window = smooth_window(points)
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    middles = range(window // 2, len(points) - window // 2)
+    return [(points[i][0], (sums[i + window // 2 + 1] - sums[i - window // 2]) / window) for i in middles]
+
+
+def loss_curves(
+    models: Sequence[Model], *, width: float = WIDE, log_x: bool = False, against_compute: bool = False
+) -> Figure:
+    """Training and validation loss against updates, whole and, in a second panel, over the last third.
+
+    Training losses are drawn raw (faint) and as a moving average; validation losses as points.
+
+    **Arguments:** `width` in inches, panels are stacked below 5; `log_x`, a logarithmic axis in the first panel;
+    `against_compute`, the steps of depth summed over all updates so far in place of their number.
+    """
+    curves: list[tuple[list, list]] = []
+    for m in models:
+        place = (lambda x, m=m: compute_at(m, x)) if against_compute else float
+        kinds = (finite_points(m["curve"][kind]) for kind in ("train", "validation"))
+        train, validation = ([(place(x), y) for x, y in points] for points in kinds)
+        curves.append((train, validation))
+    late = (2 / 3) * max((x for both in curves for points in both for x, _ in points), default=0)
+    detail = max((sum(x >= late for x, _ in train) for train, _ in curves), default=0) >= 5
+    stacked = width < 5
+    with style():
+        height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        shape: dict[str, Any] = {"nrows": 2} if stacked else {"ncols": 2, "width_ratios": (3, 2)}
+        axes: list[Any] = list(figure.subplots(**shape)) if detail else [figure.subplots()]
+        for axis, start in zip(axes, (-math.inf, late), strict=False):
+            logarithmic = log_x and start < 0
+            _draw_losses(axis, curves, 0.0 if logarithmic else None, start)
+            axis.set_xlabel("compute (steps of depth, all updates)" if against_compute else "updates")
+            axis.set_ylabel("loss (nats per token)")
+            if logarithmic:
+                axis.set_xscale("log")
+                plain_log(axis.xaxis)
+            else:
+                axis.xaxis.set_major_locator(MaxNLocator(nbins=4 if stacked or start > 0 else 6, integer=True))
+                axis.margins(x=0.03)
+        if detail:
+            axes[0].set_title("all compute" if against_compute else "all updates")
+            axes[1].set_title("the last third")
+        marks = [Line2D([], [], color=color(i), marker=MARKERS[i % len(MARKERS)]) for i in range(len(models))]
+        legend(figure, marks, [m["name"] for m in models], width)
+    return figure
+
+
+def _draw_losses(axis: Any, curves: Sequence[tuple[Points, Points]], above: float | None, start: float) -> None:
+    """A model's colour each: from `start` on, and `above` a number if it is given."""
+    for index, (train, validation) in enumerate(curves):
+        # Averages are taken over the whole curve, so both panels show the same line.
+        looks = [
+            (train, {"alpha": 0.25, "linewidth": 0.8, "marker": "None"}),
+            (smooth(train), {"marker": "None"}),
+            (validation, {"marker": MARKERS[index % len(MARKERS)], "linestyle": "None"}),
+        ]
+        for points, look in looks:
+            if shown := [p for p in points if p[0] >= start and (above is None or p[0] > above)]:
+                axis.plot(*zip(*thin(shown), strict=True), color=color(index), **look)
+
+
+def uniform_loss(models: Sequence[Model], vocabulary: int | None) -> float | None:
+    """`ln(vocabulary)`, the loss of guessing, if some run comes near enough for it to say something; else None."""
+    losses = [p["loss"] for m in models if m["depth"] for p in depth_points(m) if finite(p["loss"])]
+    guess = math.log(vocabulary) if vocabulary else math.inf
+    return guess if losses and max(losses) > 0.85 * guess else None
+
+
+def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width: float = WIDE) -> Figure:
+    """Validation loss against the number of steps a model is run at, without fine-tuning.
+
+    Models without depth measurements are horizontal reference lines at their validation loss. Depths that a model was
+    trained at have a ring; the axis says so where it is one. The axis of the loss turns logarithmic if the largest is
+    more than four times the smallest.
+
+    **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
+    """
+    handles, names, steps, losses, trained = [], [], set(), [], set()
+    with style():
+        height = 3.7 if width >= 5 else 3.1 + 0.2 * len(models)
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        axis: Any = figure.subplots()
+        for index, model in enumerate(models):
+            if not model["depth"]:
+                if finite(level := model["validation"]["loss"]):
+                    losses.append(level)
+                    handles.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
+                    names.append(f"{model['name']} ({model['steps']} steps)")
+                continue
+            points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
+            steps.update(p["steps"] for p in depth_points(model))
+            losses += [loss for _, loss in points]
+            own, marker = trained_depths(model), MARKERS[index % len(MARKERS)]
+            trained |= {*own} if len(own) == 1 else set()
+            if points:
+                axis.plot(*zip(*points, strict=True), color=color(index), marker=marker)
+            for x, y in points:
+                if x in own:
+                    axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
+            handles.append(Line2D([], [], color=color(index), marker=marker))
+            names.append(
+                f"{model['name']}, not fine-tuned"
+                if len(own) == 1
+                else f"{model['name']}, trained at {own[0]} to {own[-1]} steps"
+            )
+        if (guess := uniform_loss(models, vocabulary)) is not None:
+            handles.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
+            names.append(f"guessing uniformly (ln {vocabulary:,})")
+        for x in sorted(trained):
+            axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
+            axis.annotate(
+                "trained", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+                ha="center", va="bottom",
+            )  # fmt: skip
+        wide_range = bool(steps) and max(steps) > 8 * min(steps)
+        if wide_range:
+            axis.set_xscale("log", base=2)
+            plain_log(axis.xaxis)
+        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
+        if losses and max(losses) > 4 * min(losses) > 0:
+            axis.set_yscale("log")
+            plain_log(axis.yaxis)
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axis.margins(y=0.07)
+        axis.set_xlabel("steps run (depth)")
+        axis.set_ylabel("validation loss (nats per token)")
+        legend(figure, handles, names, width)
+    return figure

@@ -1,0 +1,128 @@
+"""Sentences of a run's report, and what else is read off the entries of `results.json`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffeqformer.report.text import compact, finite, join, nats, number, perplexity
+
+Model = dict[str, Any]
+"""An entry of the results' `models`."""
+
+
+def headline(models: Sequence[Model]) -> str:
+    """What was found, in one or two sentences: which model has the lowest validation loss, and by how much.
+
+    Losses that are written alike count as a tie; models whose loss is not finite are named, not ranked.
+    """
+    ranked = sorted((m for m in models if finite(m["validation"]["loss"])), key=lambda m: m["validation"]["loss"])
+    failed = [m["name"] for m in models if not finite(m["validation"]["loss"])]
+    failure = f"{join(failed)} did not reach a finite validation loss." if failed else ""
+    if not ranked:
+        return failure
+    best = ranked[0]["validation"]
+    written = nats(best["loss"])
+    if len(models) == 1:
+        bits = best["bits_per_byte"]
+        return (
+            f"{ranked[0]['name']} reaches a validation loss of {written} nats per token: perplexity "
+            f"{perplexity(best['perplexity'])}{'' if bits is None else f', {nats(bits)} bits per byte'}."
+        )
+    leaders = [m["name"] for m in ranked if nats(m["validation"]["loss"]) == written]
+    others = ranked[len(leaders) :]
+    verb = "has" if len(leaders) == 1 else "share"
+    sentence = f"Of {len(models)} models, {join(leaders)} {verb} the lowest validation loss, {written} nats per token"
+    if others:
+        gaps = [f"{nats(m['validation']['loss'] - best['loss'])} below {m['name']}" for m in others]
+        sentence += f": {join(gaps)}"
+    return f"{sentence}. {failure}".rstrip()
+
+
+def comparison(models: Sequence[Model]) -> str:
+    """On what terms the models were compared: tokens seen, parameters stored, number of runs."""
+    one = len(models) == 1
+    if not unequal(models):
+        amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
+        trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}."
+    else:
+        seen = join([f"{m['name']} on {compact(m['tokens'])} tokens" for m in models])
+        compute = [m.get("compute", 0) for m in models]
+        if 0 < max(compute) <= 1.01 * min(compute):
+            trained = f"Each was trained once, with the same compute (NFE times tokens): {seen}."
+        else:
+            trained = f"They were not trained equally long: {seen}, once each."
+    stored = [f"{compact(m['parameters']['stored'])} in {m['name']}" for m in models]
+    parameters = f"Parameters stored: {compact(models[0]['parameters']['stored']) if one else join(stored)}."
+    caution = "" if one else " With a single run of each, a small difference can be chance."
+    return f"{trained} {parameters}{caution}"
+
+
+def unequal(models: Sequence[Model]) -> bool:
+    """Whether some made more updates than others, or saw more tokens."""
+    return len({(m["tokens"], m["updates"]) for m in models}) > 1
+
+
+def compute_at(model: Model, update: float) -> float:
+    """Compute of a model's first updates: steps of depth, summed over them.
+
+    Where depth is drawn: all shallow ones first, then in the mean of the rest, from which a sequence of low discrepancy
+    never strays far.
+    """
+    updates, total = model["updates"], model.get("compute") or model["updates"] * model["steps"]
+    depth = model["config"].get("depth", {})
+    shallow = updates * depth.get("shallow_fraction", 0.0) if depth.get("sample") else 0.0
+    least = min(trained_depths(model))
+    if update <= shallow or shallow >= updates:
+        return least * update
+    return least * shallow + (total - least * shallow) * (update - shallow) / (updates - shallow)
+
+
+def trained_depths(model: Model) -> list[int]:
+    """Numbers of steps that updates were made at, increasing."""
+    return sorted({d["steps"] for d in model.get("drawn", []) if d["updates"]}) or [model["steps"]]
+
+
+def depth_points(model: Model) -> list[dict[str, Any]]:
+    """A model's losses at all depths it was run at, the one of its config included, by increasing steps."""
+    points = {p["steps"]: p for p in model["depth"]}
+    points.setdefault(model["steps"], {"steps": model["steps"], **model["validation"]})
+    return [points[steps] for steps in sorted(points)]
+
+
+def own_loss(model: Model) -> float:
+    """The loss at the number of steps that the model's config names."""
+    return next(point["loss"] for point in depth_points(model) if point["steps"] == model["steps"])
+
+
+def depth_finding(model: Model) -> str:
+    """What a model's depth curve shows, from its numbers."""
+    changes = _depth_changes(model)
+    if not changes:
+        return ""
+    near, far = min(changes, key=changes.__getitem__), max(changes, key=changes.__getitem__)
+
+    def at(steps: int) -> str:
+        change = changes[steps]
+        return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {steps} steps"
+
+    own, loss, trained = model["steps"], nats(own_loss(model)), trained_depths(model)
+    if trained == [own]:
+        start = f"{model['name']} was trained at {own} steps only, where its loss is {loss} nats."
+    else:
+        start = (
+            f"{model['name']} was trained at {join(list(map(str, trained)))} steps; at {own} its loss is {loss} nats."
+        )
+    if len(changes) == 1:
+        return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
+    return f"{start} Run at other depths without fine-tuning, its loss lies between {at(near)} and {at(far)}."
+
+
+def poor_elsewhere(model: Model) -> bool:
+    """Whether a model that was trained at one depth loses more than a tenth of a nat at every other."""
+    changes = _depth_changes(model)
+    return bool(changes) and trained_depths(model) == [model["steps"]] and min(changes.values()) > 0.1
+
+
+def _depth_changes(model: Model) -> dict[int, float]:
+    points = {p["steps"]: p["loss"] for p in depth_points(model)}
+    own = points.pop(model["steps"])
+    return {steps: loss - own for steps, loss in points.items() if finite(loss) and finite(own)}

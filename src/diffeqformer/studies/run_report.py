@@ -1,0 +1,275 @@
+"""The report of a run, or of a comparison of several: `results.json` as sentences, tables, figures, and one page."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from diffeqformer.report import files, run_figures, run_text, text
+from diffeqformer.report.figures import NARROW, finite_points, svg
+from diffeqformer.report.page import Figure, from_template
+from diffeqformer.report.run_text import Model
+from diffeqformer.report.table import Table
+from diffeqformer.studies.study import Result
+
+NATS = "nats per token"
+
+
+@dataclass(frozen=True)
+class RunReport(Result):
+    """A `Result` whose page has samples, settings and an explanation of the terms, too."""
+
+    sections: dict[str, Any] = field(default_factory=dict)
+    """What `report.html` shows, by name."""
+
+    def page(self) -> str:
+        """One self-contained HTML page: no scripts, nothing fetched, light and dark."""
+        return from_template("report.html", name=self.name, title=self.title, findings=self.findings, **self.sections)
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    """Write the report of a run, or of a comparison, as one HTML file, whole or not at all.
+
+    Equal results give equal bytes.
+
+    **Arguments:** `results`, what `results.json` holds; `path`, the file to write.
+
+    **Raises:** `RunFailed` if the file cannot be written.
+    """
+    files.write(Path(path), run_report(results).page().encode())
+
+
+def run_report(results: dict[str, Any]) -> RunReport:
+    """The report of what `results.json` holds.
+
+    Sections whose numbers are missing (an empty `depth`, an empty `curve`, a null `sample`) are left out, and so are
+    columns without a single number.
+    """
+    models = results["models"]
+    curves, depth = _curves(models), _depth(models, results)
+    main, best = _main_table(models)
+    drawn = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
+    by_depth = [(i, *_depth_table(m)) for i, m in enumerate(models) if m["depth"]]
+    every, differing = _settings(models)
+    sections = {
+        "created": _date(results["created"]),
+        "main": main,
+        "best": best,
+        "curves": [(one, _picture(one)) for one in curves],
+        "drawn": drawn,
+        "depth": depth and (depth, _picture(depth)),
+        "by_depth": by_depth,
+        "samples": [(i, m["name"], m["sample"], _pairs(m["sample"])) for i, m in enumerate(models) if m["sample"]],
+        "corpus": _corpus(results["corpus"]),
+        "every": every,
+        "differing": differing,
+        "made": [
+            *((f"{name} version", value) for name, value in results["versions"].items()),
+            ("device", results["device"]),
+        ],
+    }
+    return RunReport(
+        name="report",
+        title=results["title"],
+        findings=(run_text.headline(models), run_text.comparison(models)),
+        tables=(main, *(table for _, table in drawn), *(table for _, table, _ in by_depth)),
+        figures=(*curves, *([depth] if depth else [])),
+        document=results,
+        sections=sections,
+    )
+
+
+def _date(created: str) -> dict[str, str]:
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return {"machine": created, "human": created}
+    zone = "" if moment.tzinfo is None else " UTC"
+    moment = moment if moment.tzinfo is None else moment.astimezone(UTC)
+    return {"machine": created, "human": f"{moment.day} {moment:%B %Y, %H:%M}{zone}"}
+
+
+def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
+    """One row per model; and the row and column of each cell that is the best of its column, ties included."""
+    columns, best = [("model", [m["name"] for m in models])], set()
+
+    def add(title: str, read: Callable[[Model], Any], write: Callable, better: Callable | None = None) -> None:
+        values = [read(m) for m in models]
+        cells, known = [write(v) for v in values], [v for v in values if text.finite(v)]
+        if set(cells) == {text.MISSING}:
+            return
+        # Cells that read alike are equally good: nothing is won by a digit that is not shown.
+        if better and known and len(set(cells)) > 1:
+            best.update((row, len(columns)) for row, cell in enumerate(cells) if cell == write(better(known)))
+        columns.append((title, cells))
+
+    add(f"validation loss ({NATS})", lambda m: m["validation"]["loss"], text.nats, min)
+    add("perplexity", lambda m: m["validation"]["perplexity"], text.perplexity, min)
+    add("bits per byte", lambda m: m["validation"]["bits_per_byte"], text.nats, min)
+    add("weights", lambda m: m["weights"], str)
+    add("scheme", lambda m: m["scheme"], str)
+    add("steps", lambda m: m, _steps)
+    add("NFE", lambda m: m.get("evaluations"), text.evaluations)
+    add("parameters, stored", lambda m: m["parameters"]["stored"], text.compact)
+    add("parameters, effective", lambda m: m["parameters"]["effective"], text.compact)
+    add("tokens per second", lambda m: m["tokens_per_second"], text.number, max)
+    add("training time", lambda m: m["seconds"], text.duration, min)
+    names, cells = zip(*columns, strict=True)
+    return Table("Results", names, tuple(zip(*cells, strict=True))), best
+
+
+def _steps(model: Model) -> str:
+    """The number of steps, the depths that were trained besides, or the tolerance that chose the steps."""
+    rtol = (model["config"].get("model", {}).get("tolerance") or {}).get("rtol")
+    if rtol is not None:
+        return f"adaptive (rtol {rtol:g})"
+    trained = run_text.trained_depths(model)
+    more = "" if trained == [model["steps"]] else f" (trained at {trained[0]} to {trained[-1]})"
+    return f"{text.number(model['steps'])}{more}"
+
+
+def _curves(models: Sequence[Model]) -> list[Figure]:
+    """Losses against updates; against compute, too, where models made unequal numbers of updates."""
+    trains = [finite_points(m["curve"]["train"]) for m in models]
+    everything = [p for m in models for kind in ("train", "validation") for p in m["curve"][kind]]
+    drawn = finite_points(everything)
+    if not drawn:
+        return []
+    notes = []
+    if any(trains):
+        window = max(map(run_figures.smooth_window, trains))
+        average = f" and as a moving average over up to {window} of its points" if window > 1 else ""
+        notes.append(f"Lines: training loss (faint; means of a few updates in long runs){average}.")
+    if any(m["curve"]["validation"] for m in models):
+        some = {n for m in models if (n := m["config"].get("trainer", {}).get("evaluate_batches"))}
+        way = f", estimated during training on {text.join(sorted(map(str, some)))} batches" if some else ""
+        notes.append(f"Points: validation loss{way}.")
+    if missing := len(everything) - len(drawn):
+        notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")
+    figures = [_figure("loss", " ".join(notes), run_figures.loss_curves, models)]
+    if run_text.unequal(models):
+        note = (
+            "The same losses against compute: steps of depth, summed over the updates so far. Models that made more "
+            "updates made them at fewer steps."
+            if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1
+            else "The same losses against compute: steps of depth, summed over the updates so far."
+        )
+        figures.append(_figure("compute", note, run_figures.loss_curves, models, against_compute=True))
+    return figures
+
+
+def _depth(models: Sequence[Model], results: dict[str, Any]) -> Figure | None:
+    run, vocabulary = [m for m in models if m["depth"]], results["corpus"].get("vocabulary")
+    if not run:
+        return None
+    said = [finding for m in run if (finding := run_text.depth_finding(m))]
+    if (part := results.get("depth_part", 1.0)) < 1:
+        said.append(f"All of this was read on {text.number(100 * part)} % of the validation text, evenly spread.")
+    if any(m["weights"].startswith("time") and run_text.poor_elsewhere(m) for m in run):
+        said.append(
+            "A DiffEqFormer can be run at any number of steps, but its training only ever asked for the weights at "
+            "the times of its own steps: at a depth it was not trained at, it is poor until it is fine-tuned there."
+        )
+    if references := [m["name"] for m in models if not m["depth"]]:
+        said.append(f"Dashed: {', '.join(references)}, at the trained depth.")
+    if (guess := run_figures.uniform_loss(models, vocabulary)) is not None:
+        said.append(f"Dotted: guessing every token uniformly, {text.nats(guess)} nats.")
+    return _figure("depth", " ".join(said), run_figures.depth_curve, models, vocabulary)
+
+
+def _figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any, **more: Any) -> Figure:
+    return Figure(name, caption, draw(*arguments, **more), draw(*arguments, **more, width=NARROW))
+
+
+def _picture(one: Figure) -> dict[str, Markup]:
+    both = {"wide": one.figure, "narrow": one.narrow or one.figure}
+    return {name: Markup(svg(figure, f"{one.name}-{name}", one.caption)) for name, figure in both.items()}
+
+
+def _drawn_table(model: Model) -> Table | None:
+    """Where depth was drawn: one row per depth."""
+    rows = [
+        (*map(text.number, (d["steps"], d["updates"])), text.nats(d["loss"]), text.number(d["tokens_per_second"]))
+        for d in model.get("drawn", [])
+    ]
+    columns = ("steps", "updates", f"training loss ({NATS}, last tenth)", "tokens per second")
+    return Table(f"{model['name']}: depths drawn for its updates", columns, rows) if rows else None
+
+
+def _depth_table(model: Model) -> tuple[Table, set[int]]:
+    """One row per depth, and the rows of the depths that were trained at."""
+    own, trained = run_text.own_loss(model), run_text.trained_depths(model)
+    points = run_text.depth_points(model)
+    rows = [
+        (
+            f"{text.number(p['steps'])}{' trained' if p['steps'] in trained else ''}",
+            text.nats(p["loss"]),
+            _signed(p["loss"], own) if p["steps"] != model["steps"] else text.MISSING,
+            text.perplexity(p["perplexity"]),
+            text.nats(p["bits_per_byte"]),
+        )
+        for p in points
+    ]
+    change = f"change from {text.number(model['steps'])} steps"
+    table = Table(
+        f"{model['name']} by depth",
+        ("steps run", f"validation loss ({NATS})", change, "perplexity", "bits per byte"),
+        rows,
+    )
+    if any(p["bits_per_byte"] is None for p in points):  # read on a part of the text: nothing to compare with
+        table = replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in rows])
+    return table, {i for i, p in enumerate(points) if p["steps"] in trained}
+
+
+def _signed(loss: Any, reference: Any) -> str:
+    if not (text.finite(loss) and text.finite(reference)):
+        return text.MISSING
+    return f"{'+' if loss >= reference else '−'}{text.nats(abs(loss - reference))}"
+
+
+def _corpus(corpus: dict[str, Any]) -> tuple[str, Table]:
+    """A sentence, and documents, bytes and tokens of both splits."""
+    kinds = (("Documents", "documents", text.number), ("Text", "bytes", text.size), ("Tokens", "tokens", text.number))
+    rows = [
+        (title, *(write(corpus.get(f"{split}_{key}")) for split in ("train", "validation")))
+        for title, key, write in kinds
+    ]
+    known = [row for row in rows if row[1:] != (text.MISSING, text.MISSING)]
+    said = f"{corpus['name']}, as tokens of a vocabulary of {text.number(corpus.get('vocabulary'))}."
+    return said, Table("Corpus", ("", "training", "validation"), known)
+
+
+def _pairs(sample: dict[str, Any]) -> list[tuple[str, str]]:
+    settings = sample.get("settings") or {}
+    return [(name.replace("_", " "), _setting(value)) for name, value in settings.items() if value is not None]
+
+
+def _settings(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
+    """Every setting of every model by its dotted name, with the rows that differ; and a table of those alone."""
+    flat = [dict(_flatten(m["config"])) for m in models]
+    names = list(dict.fromkeys(name for one in flat for name in one))
+    rows = [(name, *(one.get(name, text.MISSING) for one in flat)) for name in names]
+    columns = ("setting", *(m["name"] for m in models))
+    differ = {i for i, row in enumerate(rows) if len(set(row[1:])) > 1}
+    own = Table("Settings that differ", columns, [rows[i] for i in sorted(differ)])
+    return (Table("Every setting", columns, rows), differ), own
+
+
+def _flatten(config: dict[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", _setting(value)
+
+
+def _setting(value: Any) -> str:
+    """A setting as YAML would have it, nearly."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_setting, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if value != "" else '""'

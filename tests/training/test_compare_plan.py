@@ -1,0 +1,75 @@
+"""What the quickstart trains in the time it has: a pure plan, and a new one when the machine becomes slower."""
+
+import pytest
+
+from diffeqformer.config import Config, TrainerConfig
+from diffeqformer.progress import Silent
+from diffeqformer.training import compare
+from diffeqformer.training.compare import Cost, Readings, plan
+
+WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
+COSTS = (Cost(20.0, 0.1), Cost(10.0, 0.1), Cost(30.0, 0.05))
+
+
+def needed(updates):
+    return sum(cost.fixed + cost.update * n for cost, n in zip(COSTS, updates, strict=False))
+
+
+@pytest.mark.parametrize("seconds", [60.0, 90.0, 150.0, 300.0, 600.0, 3600.0])
+def test_what_is_planned_fits_and_uses_the_time(seconds):
+    updates = plan(COSTS, WHOLE, LEAST, seconds)
+    assert 0.99 * seconds < needed(updates) <= seconds
+    shares = [n / whole for n, whole in zip(updates, WHOLE, strict=False)]
+    assert max(shares) - min(shares) < 0.001  # the same compute
+    assert all(share >= least for share, least in zip(shares, LEAST, strict=False))
+
+
+def test_with_less_time_there_are_fewer_models():
+    assert [len(plan(COSTS, WHOLE, LEAST, seconds)) for seconds in (20.0, 59.0, 61.0, 150.0, 160.0)] == [1, 1, 2, 2, 3]
+    assert plan(COSTS, WHOLE, LEAST, -5.0) == [compare.FEWEST]  # one is always trained
+    assert plan(COSTS, WHOLE, LEAST, 50.0) == [300]
+
+
+def test_later_models_are_shortened_or_left_out_and_never_get_more():
+    assert plan(COSTS[1:], WHOLE[1:], LEAST[1:], 1000.0, most=0.5) == [750, 1736]
+    assert plan(COSTS[1:], WHOLE[1:], LEAST[1:], 137.3, most=0.5) == [450, 1044]
+    assert plan(COSTS[1:], WHOLE[1:], LEAST[1:], 60.0, most=0.5) == [500]
+    assert plan(COSTS[1:], WHOLE[1:], LEAST[1:], 20.0, most=0.5) == []
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that stand still, and say what is measured without training."""
+    now = [100.0]
+    monkeypatch.setattr(compare.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(compare, "prepare", lambda *_: None)
+    costs = {"a": COSTS[0], "b": COSTS[1], "c": COSTS[2]}
+    monkeypatch.setattr(compare, "measure", lambda config, *_: costs[config.run])
+    return now
+
+
+def pace(ends):
+    configs = [Config(run=name, trainer=TrainerConfig(updates=n)) for name, n in zip("abc", WHOLE, strict=True)]
+    return compare._Pace(configs, LEAST, Readings("the", (3, 6)), ends, Silent())
+
+
+def test_a_slower_machine_shortens_the_models_that_have_not_begun(clock):
+    kept = pace(ends=700.0)
+    assert kept.changed(0) and not kept.changed(0)  # told once
+    first, second, third = kept.updates
+    assert needed(kept.updates) < 600.0
+    clock[0] += COSTS[0].fixed + COSTS[0].update * first
+    assert not kept.changed(1) and kept.updates == [first, second, third]  # as fast as measured
+    clock[0] += 100.0
+    assert kept.changed(1)
+    slower = (clock[0] - 100.0) / (COSTS[0].fixed + COSTS[0].update * first)
+    assert kept.updates[0] == first and kept.updates[1] < second and kept.updates[2] < third
+    assert clock[0] + slower * (needed(kept.updates) - needed(kept.updates[:1])) < 700.0
+    clock[0] = 690.0
+    assert kept.changed(2) and len(kept.updates) == 2
+
+
+def test_a_model_that_cannot_fit_is_not_even_timed(clock, monkeypatch):
+    timed = []
+    monkeypatch.setattr(compare, "measure", lambda config, *_: timed.append(config.run) or COSTS[0])
+    assert len(pace(ends=130.0).updates) == 1 and timed == ["a"]
