@@ -14,6 +14,7 @@ from diffeqformer.data.cache import prepare
 from diffeqformer.data.corpus import open_corpus
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.store.folders import remove_abandoned
 
 
 def texts_of(config, progress):
@@ -186,7 +187,7 @@ def test_losing_a_race_at_the_rename_uses_the_other_processs_cache(tmp_path, fil
     assert np.array_equal(cache.train, other.train) and names(tmp_path / "cache") == [other.fingerprint]
 
 
-@pytest.mark.parametrize("stop", ["_write", "_pack", "_signature", "sync_folder"])
+@pytest.mark.parametrize("stop", ["write_whole", "_pack", "_signature", "sync_folder"])
 def test_an_interrupted_build_leaves_nothing(tmp_path, files_config, progress, monkeypatch, stop):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -216,7 +217,7 @@ def test_a_folder_that_is_being_built_is_locked(files_config, progress, monkeypa
     build, seen = module._build, []
 
     def build_beside_another(folder, *rest):
-        module._remove_abandoned(folder.parent)
+        remove_abandoned(folder.parent)
         seen.append(folder)
         build(folder, *rest)
 
@@ -252,13 +253,13 @@ def test_a_cache_folder_that_cannot_be_used_is_refused(tmp_path, files_config, p
 
 
 def test_a_disk_that_reads_back_something_else_is_named(files_config, progress, monkeypatch):
-    move = module._move
+    install = module.install
 
-    def move_and_spoil(building, folder, progress):
-        move(building, folder, progress)
+    def install_and_spoil(building, folder, is_sound):
+        install(building, folder, is_sound)
         flip(folder / "train.bin")
 
-    monkeypatch.setattr(module, "_move", move_and_spoil)
+    monkeypatch.setattr(module, "install", install_and_spoil)
     with pytest.raises(RunFailed, match=r"reads back damaged \(train.bin does not match its digest\)"):
         prepare(files_config(), progress)
 

@@ -15,10 +15,10 @@ import jax
 from diffeqformer.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
 from diffeqformer.errors import DiffEqFormerError
 from diffeqformer.progress import Silent
-from diffeqformer.training.distributed import join
-from diffeqformer.training.finetune import finetune_config
-from diffeqformer.training.run import load_run
-from diffeqformer.training.trainer import train
+from diffeqformer.runs.distributed import join
+from diffeqformer.runs.finetune import finetune_config
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
 
 
 class Printed(Silent):

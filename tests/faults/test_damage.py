@@ -22,9 +22,9 @@ from diffeqformer.interop.exporting import export
 from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import load_adapter
-from diffeqformer.training.finetune import finetune_config
-from diffeqformer.training.run import load_run
-from diffeqformer.training.trainer import train
+from diffeqformer.runs.finetune import finetune_config
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 

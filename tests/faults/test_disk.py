@@ -19,8 +19,8 @@ from diffeqformer.config import Config
 from diffeqformer.data.cache import prepare
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Stage
-from diffeqformer.training.run import load_run
-from diffeqformer.training.trainer import train
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 from tests.faults.test_kill import final_state, lasting

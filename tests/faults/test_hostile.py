@@ -21,9 +21,9 @@ from diffeqformer.interop.exporting import export
 from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.peft import load_adapter
 from diffeqformer.report.page import Page, Table, TokenMap, visible, write_page
-from diffeqformer.training import checkpoint
-from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.run import load_run
+from diffeqformer.runs import checkpoint
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.opening import load_run
 from tests.browser.test_clicks import dump
 from tests.faults.conftest import Lines
 

@@ -19,11 +19,11 @@ import pytest
 from diffeqformer.config import read_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
-from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.distributed import START_AGAIN
-from diffeqformer.training.metrics import read_metrics
-from diffeqformer.training.run import load_run
-from diffeqformer.training.trainer import train
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.distributed import START_AGAIN
+from diffeqformer.runs.metrics import read_metrics
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
 from diffeqformer.training.update import initial_state
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of

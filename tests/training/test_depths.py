@@ -1,6 +1,5 @@
-"""Training at drawn depths: drawn in the right proportions, each as if it were the only one, resumed to the bit."""
+"""Training at drawn depths: drawn in the right proportions, each as if it were the only one."""
 
-import dataclasses
 import itertools
 from collections import Counter
 
@@ -9,18 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_trainer import lasting, same_model, stop_after
-from tiny_run import changed
 
 from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict
-from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode import grid
-from diffeqformer.progress import Silent
 from diffeqformer.training.depths import depth_of_update
-from diffeqformer.training.trainer import train
 from diffeqformer.training.update import initial_state, make_update
 from diffeqformer.validation import validate
+from tests.runs.tiny_run import changed
 
 IDS = jax.random.randint(jax.random.key(1), (4, 9), 0, 40)
 MODEL = ModelConfig(
@@ -96,42 +92,6 @@ def test_jitter_moves_the_times_anew_each_update():
         losses.append(float(measured.loss))
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert losses[0] != losses[1]
-
-
-@pytest.fixture
-def config_of_run(text, cache, tmp_path):
-    run = from_dict(
-        Config,
-        {
-            "run": str(tmp_path / "run"),
-            "model": {"steps": 2, "width": 16, "heads": 2, "context": 16, "hidden": 32,
-                      "time": {"d_emb": 4, "frequencies": 3, "highest_frequency": 6.0}},
-            "depth": {"sample": [2, 3], "jitter": 0.5},
-            "data": {"source": "files", "train": [str(text)], "tokenizer_vocabulary": 280, "cache": str(cache)},
-            "optimizer": {"learning_rate": 1e-2},
-            "trainer": {"updates": 11, "batch_size": 4, "log_every": 3, "evaluate_every": 5, "evaluate_batches": 2,
-                        "checkpoint_every": 4},
-        },
-    )  # fmt: skip
-    return validate(run)
-
-
-def test_a_run_at_drawn_depths_resumes_to_the_bit_and_tells_of_each_depth(config_of_run, monkeypatch, tmp_path):
-    whole = train(config_of_run, Silent())
-    stopped = dataclasses.replace(config_of_run, run=str(tmp_path / "stopped"))
-    with monkeypatch.context() as patch:
-        stop_after(patch, 6)
-        with pytest.raises(Interrupted):
-            train(stopped, Silent())
-    again = train(stopped, Silent())
-    assert lasting(config_of_run.run) == lasting(stopped.run)
-    assert same_model(whole.model, again.model)
-    updates = [record["steps"] for record in lasting(stopped.run) if record["kind"] == "update"]
-    assert len(updates) == 11 and set(updates) == {2, 3}
-    told = {one["steps"]: one for one in again.entry["drawn"]}
-    assert {steps: one["updates"] for steps, one in told.items()} == Counter(updates)
-    last = [r["loss"] for r in lasting(stopped.run) if r["kind"] == "update" and r["steps"] == 2][-1]
-    assert told[2]["loss"] == last and all(one["tokens_per_second"] > 0 for one in told.values())
 
 
 REFUSED = [

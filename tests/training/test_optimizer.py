@@ -1,4 +1,5 @@
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,3 +56,12 @@ def test_all_of_a_time_dependent_weight_has_the_role_time():
 
 def test_an_untied_head_has_the_role_of_an_embedding():
     assert roles(model_of(KINDS["vanilla llama, grouped queries"])).head == "embedding"
+
+
+def test_arrays_of_an_own_weight_source_are_matrices():
+    class Model(NamedTuple):
+        embedding: jax.Array
+        weights: dict
+
+    found = roles(Model(jnp.zeros(2), {"mine": jnp.zeros((2, 3))}))
+    assert found == Model("embedding", {"mine": "matrix"})

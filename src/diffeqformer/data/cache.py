@@ -1,13 +1,7 @@
 """Tokens packed once into memory-mapped files, fingerprinted, written aside and renamed, and reused."""
 
 import errno
-import fcntl
-import hashlib
-import json
-import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +18,14 @@ from diffeqformer.data.files import Reader, find_files
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.progress import Progress
-from diffeqformer.storage import file_digest, read_sealed, sealed, sync_folder
+from diffeqformer.store.digests import file_digest, json_digest
+from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed, write_whole
+from diffeqformer.store.folders import candidate, install
 
 PACKING_VERSION = 1
 """Part of every fingerprint; raised whenever the same text would be packed into other files."""
+FINGERPRINT = 32
+"""Hexadecimal digits of a fingerprint, which names a folder."""
 PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
 """Characters that are tokenised at one time, over all cores."""
@@ -82,11 +80,10 @@ def prepare(
     parts = corpus.split()  # finds most mistakes, so it comes before anything is written
     with _disk_errors(root), _removed_if_empty(root):
         root.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(root)
-        with _aside(root, fingerprint) as building:
+        with candidate(folder) as building:
             _build(building, config, corpus.name, parts, tokenizer, progress)
             _accepted(building, accept)
-            _move(building, folder, progress)
+            install(building, folder, lambda other: _damage(other, progress) is None)
         damage = _damage(folder, progress)
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
@@ -123,8 +120,7 @@ def tokens_of(
 
 def _fingerprint(config: DataConfig, corpus: Corpus, tokenizer: Tokenizer | None) -> str:
     how = ["train", config.tokenizer_vocabulary] if tokenizer is None else ["load", tokenizer.to_str()]
-    state = json.dumps([PACKING_VERSION, corpus.name, corpus.fingerprint, how])
-    return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
+    return json_digest([PACKING_VERSION, corpus.name, corpus.fingerprint, how])[:FINGERPRINT]
 
 
 def _build(
@@ -141,7 +137,7 @@ def _build(
     vocabulary = vocabulary_size(tokenizer)
     dtype = np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
     statistics: dict[str, Any] = {"name": name, "vocabulary": vocabulary}
-    _write(folder / "tokenizer.json", tokenizer.to_str().encode())
+    write_whole(folder / "tokenizer.json", tokenizer.to_str())
     for split, part in zip(SPLITS, parts, strict=True):
         statistics |= _pack(part, tokenizer, folder / f"{split}.bin", dtype, split, progress)
     files = ["tokenizer.json", *(f"{split}.bin" for split in SPLITS)]
@@ -151,7 +147,7 @@ def _build(
         "statistics": statistics,
         "files": {file: _signature(folder / file) for file in files},
     }
-    _write(folder / "meta.json", json.dumps(sealed(meta), indent=2).encode())
+    write_sealed(folder / "meta.json", meta)
     sync_folder(folder)
 
 
@@ -189,7 +185,7 @@ def _pack(
                 documents, tokens = documents + last, tokens + len(ids) + last
                 text_bytes += len(text.encode())
                 stage.advance(_amount(part, text, last))
-        _sync(file)
+        flush(file)
     if not text_bytes:
         raise BadInput(f"the {split} split has no text, but needs at least one document that is not empty.")
     return {f"{split}_documents": documents, f"{split}_bytes": text_bytes, f"{split}_tokens": tokens}
@@ -252,71 +248,11 @@ def _removed_if_empty(folder: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _aside(root: Path, fingerprint: str) -> Iterator[Path]:
-    """A new folder beside the final one, locked while this process lives, and removed unless it has been renamed."""
-    while True:
-        folder = _aside_name(root, fingerprint)
-        folder.mkdir()
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # another process cleaned up before we held the lock
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: then nobody can take this folder for abandoned, either
-        if folder.exists():
-            break
-        os.close(lock)
-    try:
-        yield folder
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _aside_name(root: Path, fingerprint: str) -> Path:
-    return root / f".{fingerprint}.{uuid.uuid4().hex}.building"
-
-
-def _remove_abandoned(root: Path) -> None:
-    """Remove what killed processes left: the kernel has dropped their locks."""
-    for folder in root.glob(".*.building"):
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # its process lives
-        finally:
-            os.close(lock)
-
-
-def _move(building: Path, folder: Path, progress: Progress) -> None:
-    """Rename the finished folder into place, unless another process has put a sound one there meanwhile."""
-    if folder.exists():
-        if _damage(folder, progress) is None:
-            return
-        damaged = _aside_name(folder.parent, folder.name)  # so that it is removed later if we are killed here
-        os.rename(folder, damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
-    try:
-        os.rename(building, folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-    sync_folder(folder.parent)
-
-
 def _damage(folder: Path, progress: Progress) -> str | None:
     """What is wrong with a cache, or `None` if all its files are as they were written."""
     try:
         meta = read_sealed(folder / "meta.json")
-        files = {name: (entry["bytes"], entry["blake2b"]) for name, entry in meta["files"].items()}
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in meta["files"].items()}
         complete = {f"{split}.bin" for split in SPLITS} <= set(files) and "validation_bytes" in meta["statistics"]
     except (OSError, Damaged, KeyError, TypeError, AttributeError):
         complete = False
@@ -329,7 +265,7 @@ def _damage(folder: Path, progress: Progress) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size} bytes instead of {size}"
-            if _signature(path)["blake2b"] != digest:
+            if file_digest(path) != digest:
                 return f"{name} does not match its digest"
             stage.advance()
     return None
@@ -347,20 +283,9 @@ def _open(folder: Path) -> TokenCache:
         validation=validation,
         validation_bytes=statistics["validation_bytes"],
         statistics=statistics,
-        content=hashlib.blake2b(json.dumps(meta["files"], sort_keys=True).encode(), digest_size=16).hexdigest(),
+        content=json_digest(meta["files"]),
     )
 
 
 def _signature(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "blake2b": file_digest(path, 64)}
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        _sync(file)
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}

@@ -1,11 +1,9 @@
 """Where text comes from: Python's standard library, files, or a Hugging Face dataset; and how it is split."""
 
-import hashlib
-import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,6 +24,7 @@ from diffeqformer.data.files import (
 )
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
+from diffeqformer.store.digests import file_digest, json_digest
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Folders of the standard library that are not counted as its text."""
@@ -71,11 +70,11 @@ def _standard_library(config: DataConfig, progress: Progress) -> Corpus:
     files = _library_files(root)
     if not files:
         raise BadInput(f"Python's standard library has no source files in {str(root)!r}; use data.source 'files'.")
-    content = [(f.path.relative_to(root).as_posix(), hashlib.blake2b(f.path.read_bytes()).hexdigest()) for f in files]
+    content = [(f.path.relative_to(root).as_posix(), file_digest(f.path)) for f in files]
     name = f"Python {sys.version_info.major}.{sys.version_info.minor} standard library"
     reader = Reader(config.text_field, config.strict, progress.say)
     return Corpus(
-        name, _digest(_settings(config), content), lambda: _split_files(name, files, [], reader, config, progress)
+        name, json_digest([_settings(config), content]), lambda: _split_files(name, files, [], reader, config, progress)
     )
 
 
@@ -96,7 +95,7 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     listed = [[(str(f.path), f.size, f.modified_ns) for f in files] for files in (train, validation)]
     reader = Reader(config.text_field, config.strict, progress.say)
     name = ", ".join(config.train)
-    fingerprint = _digest(_settings(config), listed)
+    fingerprint = json_digest([_settings(config), listed])
     return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, reader, config, progress))
 
 
@@ -252,7 +251,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
         kept, held = (train.select(parts[part]["row"][:], keep_in_memory=True) for part in ("train", "test"))
         return _rows(kept, config, name), _rows(held, config, name)
 
-    return Corpus(name, _digest(_settings(config), prints), split)
+    return Corpus(name, json_digest([_settings(config), prints]), split)
 
 
 def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
@@ -305,7 +304,3 @@ def _settings(config: DataConfig) -> list[Any]:
         config.source, config.dataset, config.dataset_name, config.text_field, config.validation_fraction,
         config.split_seed, config.strict,
     ]  # fmt: skip
-
-
-def _digest(*parts: Sequence[Any]) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

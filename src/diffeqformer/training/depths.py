@@ -11,7 +11,7 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 def depth_of_update(config: Config) -> Callable[[int], int | None]:
-    """The number of steps of update k, counted from 0; none if depth is not drawn.
+    """The number of steps of update k, counted from 0; `None` if depth is not drawn.
 
     `u_k = u_0 + k (sqrt 5 - 1) / 2 mod 1`, `u_0` from the run's key, through the inverse of the depths' distribution.
     Every stretch of updates so has its depths in almost the right proportions, and runs of other seeds cost the same;
@@ -31,7 +31,7 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
 
 
 def compute_of(config: Config) -> int:
-    """Steps of depth over all updates of a run: its compute, in evaluations of the field for an update's tokens.
+    """Steps of depth over all updates of a run: its compute, in NFE (evaluations of the field) on an update's tokens.
 
     Exact for schemes that evaluate the field once a step.
     """

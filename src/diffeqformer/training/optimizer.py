@@ -29,13 +29,14 @@ def roles(model: Any) -> Any:
 
     `time`: all parameters of a time-dependent weight. `matrix` and `bias`: of a linear map that is stored as such.
     `adapter`: low-rank factors beside one. `norm`: scales and shifts. `embedding`: token and position vectors and an
-    untied head. Parameters that are absent (`None`) stay so.
+    untied head. Arrays of a weight source that none of these classes holds have the role `matrix`. Parameters that are
+    absent (`None`) stay so.
     """
 
     def fill(role: Role, node: Any) -> Any:
         return jax.tree.map(lambda _: role, node)
 
-    def of_unit(node: Any) -> Any:
+    def of_unit(path: Any, node: Any) -> Any:
         if isinstance(node, TimeLinear | TimeNorm):
             return fill("time", node)
         if isinstance(node, Norm):
@@ -45,14 +46,15 @@ def roles(model: Any) -> Any:
         if isinstance(node, Linear):
             both = fill("matrix", node.weight), fill("bias", node.bias)
             return eqx.tree_at(lambda n: (n.weight, n.bias), node, both, is_leaf=lambda leaf: leaf is None)
-        return fill("embedding", node)
+        own_weights = bool(path) and getattr(path[0], "name", "") == "weights"
+        return fill("matrix" if own_weights else "embedding", node)
 
     is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm | Norm | Linear | Adapter | Embedding)
-    return jax.tree.map(of_unit, model, is_leaf=is_unit)
+    return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=is_unit)
 
 
 def split_trained(model: Any, config: OptimizerConfig) -> tuple[Any, Any]:
-    """The model as two trees, absent parameters as `None`: those of `config.train_roles`, and those that stay."""
+    """The model as two trees, absent parameters as `None`: those of `config.train_roles`, and those that are frozen."""
     return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, ModelConfig
 from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
@@ -19,6 +19,9 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode import grid
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
+
+Build = Callable[[ModelConfig, Array], Transformer]
+"""What makes a new model of a config and a key."""
 
 
 class State(NamedTuple):
@@ -34,19 +37,19 @@ class Measured(NamedTuple):
     """What one update measured, on the device."""
 
     loss: Array
-    """Mean nats a token, before the update."""
+    """Mean nats per token, before the update."""
     gradient_norm: Array
     """Global norm, before clipping."""
     learning_rate: Array
 
 
-def initial_state(config: Config, base: Transformer | None = None) -> State:
+def initial_state(config: Config, base: Transformer | None = None, build: Build = build) -> State:
     """The state before the first update; `config.model.vocabulary` must be set.
 
-    With a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The optimiser's state is that
-    of the trained parameters. All randomness comes from one root key, `key(trainer.seed)`: the model's from
-    `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`, the drawn depths' from `fold_in(root, 2)`,
-    the times' between their steps from `fold_in(fold_in(root, 3), step)`.
+    The model is `build`'s; with a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The
+    optimiser's state is that of the trained parameters. All randomness comes from one root key, `key(trainer.seed)`:
+    the model's from `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`, the drawn depths' from
+    `fold_in(root, 2)`, the times' between their steps from `fold_in(fold_in(root, 3), step)`.
     """
     rule = optimizer(config.optimizer, config.trainer.updates)
 
@@ -63,9 +66,10 @@ def initial_state(config: Config, base: Transformer | None = None) -> State:
 def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     """The compiled update `(state, ids, steps) -> (state, measured)`; the memory of the state passed in is reused.
 
-    `ids` is int32 (trainer.batch_size, context + 1), or cut into the parts below already; `steps` the depth, as the
-    model's config has it if not given, each of which compiles once. With `trainer.accumulation` A the batch is A parts
-    of equal size, one after the other, and the gradient is the mean of theirs, which equals the whole batch's.
+    `ids` is int32 (trainer.batch_size, context + 1), or has the parts below on a leading axis already; `steps` the
+    depth, as the model's config has it if not given, each of which compiles once. With `trainer.accumulation` A the
+    batch is A parts of equal size, one after the other, and the gradient is the mean of theirs, which equals the whole
+    batch's.
     """
     parts = config.trainer.accumulation
     drops = any((*dataclasses.astuple(config.model.dropout), config.model.lora.dropout))
@@ -75,8 +79,8 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     def loss_of(model: Transformer, steps: grid.Steps | None, ids: Array, key: Array | None) -> Array:
         return next_token_loss(model, ids, steps=steps, key=key, block=config.trainer.loss_block)
 
-    # Between the parts of a batch stand the weights written out for the grid, so that generating them, and the way back
-    # to their networks, comes once an update (unless they are a table anyway, or steps are adaptive or unequal).
+    # All parts of a batch share one populated model, so that generating the weights, and the way back to their
+    # networks, comes once per update (unless they are a table anyway, or steps are adaptive or unequal).
     jitter, adaptive = config.depth.jitter, config.model.adaptive
     first_stays = config.model.first_step is not None
     once = parts > 1 and config.model.weights != "layer" and not adaptive and not jitter
@@ -94,9 +98,9 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
         before, after = (
             (lambda trained: whole(trained).populate(steps), lambda model: model) if once else (_same, whole)
         )
-        written_out, to_trained = jax.vjp(before, trained)
+        populated, to_trained = jax.vjp(before, trained)
         of_part = jax.value_and_grad(lambda *part: loss_of(after(part[0]), between, *part[1:]))
-        loss, gradients = _mean_over_parts(of_part, written_out, ids.reshape(parts, -1, ids.shape[-1]), keys)
+        loss, gradients = _mean_over_parts(of_part, populated, ids.reshape(parts, -1, ids.shape[-1]), keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             now = jnp.asarray(rate(state.step), jnp.float32)

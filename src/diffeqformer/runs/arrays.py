@@ -1,0 +1,58 @@
+"""Arrays of a checkpoint, by Orbax: each process writes the parts that its devices hold; they are read to any devices."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The arrays of a PyTree by the path to each, as in `weights.networks.attention.output`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def kinds(tree: Any) -> dict[str, str]:
+    """Type and shape of every array, by its path."""
+    return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in by_path(tree).items()}
+
+
+def write_arrays(folder: Path, items: Mapping[str, Any]) -> None:
+    """Write PyTrees of arrays, one folder inside `folder` for each name."""
+    for item, tree in items.items():
+        with _orbax() as checkpointer:
+            checkpointer.save(folder / item, args=ocp.args.StandardSave(by_path(tree)))
+
+
+def read_arrays(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The PyTrees that `write_arrays` wrote, with the shapes and to the shardings of `like`."""
+    items = {}
+    for item, tree in like.items():
+        with _orbax() as checkpointer:
+            targets = {name: _target(leaf) for name, leaf in by_path(tree).items()}
+            leaves = checkpointer.restore(folder / item, args=ocp.args.StandardRestore(targets))
+        items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
+    return items
+
+
+def _target(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Where a restored array goes: never to the devices that wrote it, which may not exist here."""
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+@contextmanager
+def _orbax() -> Iterator[ocp.Checkpointer]:
+    """A checkpointer that reports by raising alone; Orbax would also log each failure, with a traceback per thread."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,56 @@
+"""Checkpoints that are written while the updates go on."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffeqformer.runs.checkpoint import Checkpoints
+
+
+class Writer:
+    """Saves the checkpoints of a run in the background; a context that ends when all is written.
+
+    The arrays are copied to the host's memory, and one thread writes the copy. Several processes meet while they write,
+    which only their main threads may do: there, `save` returns when the checkpoint is written.
+
+    **Arguments:** `checkpoints`, where they are saved.
+    """
+
+    def __init__(self, checkpoints: Checkpoints):
+        self.checkpoints = checkpoints
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[None] | None = None
+
+    def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None) -> None:
+        """`Checkpoints.save`, once the checkpoint before is written; its arrays may be donated afterwards.
+
+        **Raises:** what saving the one before raised.
+        """
+        self.require_sound(wait=True)
+        if jax.process_count() > 1:
+            return self.checkpoints.save(step, items, metadata, metric)
+        # On a CPU what JAX hands out is the array's own memory, which the next update overwrites.
+        copied = jax.tree.map(np.array, jax.device_get(dict(items)))
+        self.pending = self.thread.submit(self.checkpoints.save, step, copied, metadata, metric)
+
+    def require_sound(self, wait: bool = False) -> None:
+        """Raise what saving has raised, if it has; with `wait`, when it is done."""
+        if self.pending is not None and (wait or self.pending.done()):
+            written, self.pending = self.pending, None
+            written.result()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written, well or not."""
+        if self.pending is not None:
+            self.pending.exception()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.thread.shutdown()
+        if error is None:
+            self.require_sound(wait=True)

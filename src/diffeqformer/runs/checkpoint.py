@@ -1,0 +1,253 @@
+"""Checkpoints that are either sound or known not to be.
+
+Orbax writes the arrays. Around it stand a manifest with the digest of every file, one rename that makes a checkpoint
+count, and a reader that verifies before it trusts:
+
+    checkpoints/300/manifest.json     step, metric, metadata, types and shapes of arrays, digests of files; sealed
+                   /model/...         one Orbax folder for each item
+                   /optimizer/...
+    checkpoints/writing-400/...       not finished; never read, removed by the next writer
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.runs.arrays import kinds, read_arrays, write_arrays
+from diffeqformer.runs.distributed import ReportedElsewhere, by_main, is_loss
+from diffeqformer.store.digests import file_digest
+from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was verified and read."""
+
+    step: int
+    """Updates done when it was written."""
+    items: dict[str, Any]
+    """The PyTrees that were asked for, by name."""
+    metadata: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    **Arguments:** `folder`, where they lie (made by the first save); `keep_last`, how many of the newest to keep;
+    `keep_best`, how many of lowest metric to keep besides.
+    """
+
+    def __init__(self, folder: Path, keep_last: int = 2, keep_best: int = 1):
+        self.folder = folder.absolute()  # Orbax takes no others
+        self.keep_last, self.keep_best = keep_last, keep_best
+
+    def steps(self) -> list[int]:
+        """Updates at which a checkpoint lies here, oldest first, sound or not."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal())
+
+    def last_good(self) -> str:
+        """What is safe, as the end of a message."""
+        steps = self.steps()
+        return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"
+
+    def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None = None) -> None:
+        """Write a checkpoint aside, rename it into place, then remove those that are no longer kept.
+
+        **Arguments:** `items`, PyTrees of arrays by name, any sharding; `metadata`, what JSON can hold; `metric`, lower
+        is better, `None` if it was not measured at this step.
+
+        **Raises:** `RunFailed` if it could not be written, for example on a full disk; earlier checkpoints are intact.
+        """
+        aside = self.folder / f"writing-{step}"
+
+        def begin() -> None:
+            self.clean()
+            aside.mkdir(parents=True)
+
+        def end() -> None:
+            files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
+            manifest = {
+                "step": step,
+                "metric": metric,
+                "metadata": metadata,
+                "arrays": {item: kinds(tree) for item, tree in items.items()},
+                "files": {name: _digest_of_new(aside / name) for name in files},
+            }
+            write_sealed(aside / MANIFEST, manifest)
+            self._remove(step)
+            os.rename(aside, self.folder / str(step))
+            sync_folder(self.folder)
+            self._rotate()
+
+        try:
+            by_main(begin)
+            write_arrays(aside, items)
+            by_main(end)
+        except ReportedElsewhere:
+            raise
+        except Exception as error:  # Orbax and TensorStore report a full disk as errors of several types
+            if is_loss(error):
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
+            last = max((s for s in self.steps() if s != step), default=None)
+            safe = "there is no earlier one" if last is None else f"the last good one is at update {last}"
+            raise RunFailed(
+                f"the checkpoint at update {step} could not be written in {str(self.folder)!r} "
+                f"({_reason(error)}); {safe}."
+            ) from error
+
+    def latest(self, like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
+        """The newest sound checkpoint, or `None` if there is none at all.
+
+        **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`, whose shardings, if
+        they have any, are where the arrays go (else the default device); `say`, which is given a line for each damaged
+        checkpoint.
+
+        **Raises:** `RunFailed` if there are checkpoints but none is sound; `BadInput` if one does not fit `like`.
+        """
+        return self._first_sound(lambda: self.steps()[::-1], like, say)
+
+    def best(self, like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
+        """The same as `latest` for the sound checkpoint of lowest metric; `None` if none has one."""
+        return self._first_sound(self._by_metric, like, say)
+
+    def metadata(self) -> tuple[int, dict[str, Any]]:
+        """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
+        for step in self.steps()[::-1]:
+            with suppress(Damaged):
+                return step, self._manifest(step)["metadata"]
+        return 0, {}
+
+    def clean(self, after: int | None = None) -> None:
+        """Remove what killed writes and removals left, and checkpoints of updates later than `after`, if given.
+
+        Only for the process that holds the run's lock.
+        """
+        for step in self.steps():
+            if after is not None and step > after:
+                self._remove(step)
+        if self.folder.is_dir():
+            for entry in self.folder.iterdir():
+                if entry.name.startswith(("writing-", "removing-")):
+                    shutil.rmtree(entry)
+
+    def _first_sound(
+        self, order: Callable[[], list[int]], like: Mapping[str, Any], say: Callable[[str], None]
+    ) -> Restored | None:
+        """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
+
+        def first_sound() -> tuple[int, dict[str, Any]] | None:
+            damage, seen = "", set()
+            while (step := next((step for step in order() if step not in seen), None)) is not None:
+                seen.add(step)
+                if damage:
+                    say(f"{damage}; using the one at update {step}.")
+                try:
+                    return step, self._verified(step, like)
+                except Damaged as reason:
+                    if self._lies(step):
+                        damage = f"checkpoint at update {step} is damaged ({reason})"
+            if damage:
+                raise RunFailed(f"{damage}, and no other in {str(self.folder)!r} is sound.")
+            return None
+
+        while found := by_main(first_sound):
+            step, metadata = found
+            try:
+                return Restored(step, read_arrays(self.folder / str(step), like), metadata)
+            except Exception:  # of Orbax and TensorStore, of several types
+                if self._lies(step):
+                    raise
+        return None
+
+    def _lies(self, step: int) -> bool:
+        return (self.folder / str(step)).is_dir()
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        """**Raises:** `Damaged`, starting with the file."""
+        try:
+            manifest = read_sealed(self.folder / str(step) / MANIFEST)
+        except FileNotFoundError:
+            raise Damaged(f"{MANIFEST} is missing") from None
+        except Damaged:
+            raise Damaged(f"{MANIFEST}: digest differs") from None
+        if manifest.get("step") != step:
+            raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
+        return manifest
+
+    def _verified(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+        """The metadata of a checkpoint that is sound and has the arrays of `like`."""
+        folder, manifest = self.folder / str(step), self._manifest(step)
+        for item, tree in like.items():
+            self._require_same_arrays(step, item, manifest["arrays"].get(item), kinds(tree))
+        for name, digest in manifest["files"].items():
+            if name.split("/")[0] not in like:
+                continue
+            try:
+                found = file_digest(folder / name)
+            except FileNotFoundError:
+                raise Damaged(f"{name} is missing") from None
+            except OSError as error:
+                raise Damaged(f"{name} cannot be read: {_reason(error)}") from None
+            if found != digest:
+                raise Damaged(f"{name}: digest differs")
+        return manifest["metadata"]
+
+    def _require_same_arrays(self, step: int, item: str, stored: dict[str, str] | None, here: dict[str, str]) -> None:
+        where = f"the checkpoint at update {step} in {str(self.folder)!r}"
+        if stored is None:
+            raise BadInput(f"{where} has no {item!r}, but this run needs one.")
+        for name in sorted(here.keys() | stored.keys()):
+            if here.get(name) != stored.get(name):
+                raise BadInput(
+                    f"{where} does not fit this run: array {item}/{name} is {stored.get(name, 'absent')} there, "
+                    f"but {here.get(name, 'absent')} here."
+                )
+
+    def _by_metric(self) -> list[int]:
+        metrics: list[tuple[float, int]] = []
+        for step in self.steps():
+            with suppress(Damaged):
+                if (metric := self._manifest(step)["metric"]) is not None:
+                    metrics.append((metric, step))
+        return [step for _, step in sorted(metrics)]
+
+    def _rotate(self) -> None:
+        keep = {*self.steps()[-self.keep_last :], *self._by_metric()[: self.keep_best]}
+        for step in self.steps():
+            if step not in keep:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Rename before removing: a folder named by a step is never half there."""
+        folder, aside = self.folder / str(step), self.folder / f"removing-{step}"
+        if folder.exists():
+            os.rename(folder, aside)
+            shutil.rmtree(aside)
+
+
+def _digest_of_new(path: Path) -> str:
+    """The digest of a file that is flushed to the disk first."""
+    with path.open("rb") as file:
+        flush(file)
+    return file_digest(path)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    if os.strerror(errno.ENOSPC) in text:
+        return os.strerror(errno.ENOSPC)
+    return text[:200] or type(error).__name__

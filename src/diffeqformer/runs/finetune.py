@@ -1,0 +1,114 @@
+"""Fine-tuning: a trained run, another depth and another text become the config of a new run (paper section 6.2)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from diffeqformer.config import (
+    BaseConfig,
+    Config,
+    DataConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    Role,
+    TrainerConfig,
+)
+from diffeqformer.data.cache import TokenCache
+from diffeqformer.errors import BadInput
+from diffeqformer.model.adapt import adapted_config
+from diffeqformer.progress import Progress
+from diffeqformer.runs.folder import TOKENIZER
+from diffeqformer.runs.opening import Run, load_run
+from diffeqformer.runs.results import name_of_run
+from diffeqformer.training.update import Build
+
+Method = Literal["lora", "full", "continuous"]
+ROLES: dict[Method, tuple[Role, ...]] = {
+    "lora": ("adapter",),
+    "full": ("matrix", "bias", "norm"),
+    "continuous": ("time", "matrix", "bias", "norm"),
+}
+"""What each method trains, besides embeddings."""
+RANK = 8
+UPDATES, EVALUATE_EVERY = 500, 50
+ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
+"""LoRA's learning rate over that of training all weights (Schulman & Thinking Machines 2025, "LoRA Without Regret"),
+and where that stops: higher ones harm narrow models."""
+
+
+def usual_settings(base: Config, method: Method) -> tuple[OptimizerConfig, TrainerConfig]:
+    """The base's own settings, but `UPDATES` updates, and for LoRA a learning rate of adapters.
+
+    That is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
+    """
+    rate = base.optimizer.learning_rate
+    rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if method == "lora" else rate
+    trainer = replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
+    return replace(base.optimizer, learning_rate=rate), trainer
+
+
+def finetune_config(
+    base: Run,
+    folder: str,
+    *,
+    steps: int | None = None,
+    method: Method = "lora",
+    lora: LoRAConfig = LoRAConfig(RANK),
+    train_embeddings: bool = True,
+    checkpoint: Literal["latest", "best"] = "latest",
+    data: DataConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+    trainer: TrainerConfig | None = None,
+) -> Config:
+    """The config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
+
+    `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
+    `continuous` keeps the functions of depth and trains those.
+
+    **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
+    if not given; `lora`, read by that method only; `train_embeddings`, which the paper
+    does with LoRA too; `checkpoint`, which of the base's `base` is; `data`, the base's if not given; `optimizer` and
+    `trainer`, `usual_settings` if not given. The tokenizer is the base's.
+
+    **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains.
+    """
+    model = base.config.model
+    steps = base.model.depth(steps)
+    system = f"{name_of_run(base.config)[1]} {model.steps}"
+    embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
+    layers = method != "continuous"
+    usual_optimizer, usual_trainer = usual_settings(base.config, method)
+    return Config(
+        run=folder,
+        base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
+        model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else LoRAConfig()),
+        data=replace(data or base.config.data, tokenizer=str(Path(folder).expanduser() / TOKENIZER)),
+        optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES[method] + embeddings),
+        trainer=trainer or usual_trainer,
+    )
+
+
+def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) -> Run:
+    """The run that another starts from, at the very update that its config names.
+
+    **Raises:** `BadInput` if it is gone, or has been trained further; what `load_run` raises.
+    """
+    found = load_run(base.run, base.checkpoint, progress, build)
+    if base.update not in (None, found.step):
+        raise BadInput(
+            f"base.update is {base.update}, but the {base.checkpoint} checkpoint of {base.run!r} is at {found.step}: "
+            "the base has been trained further; start another run from it with --to."
+        )
+    return found
+
+
+def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:
+    """Check that the text has been tokenised as the base's was.
+
+    **Raises:** `BadInput` if it has not.
+    """
+    if base is not None and tokens.tokenizer.to_str() != base.tokenizer.to_str():
+        raise BadInput(
+            f"the text is tokenised by another tokenizer than that of the base run {str(base.folder)!r}; "
+            f"set data.tokenizer to {str(base.folder / TOKENIZER)!r}."
+        )

@@ -1,0 +1,211 @@
+"""A run folder: whose it is, and the files that say so.
+
+config.yaml      the resolved config; what makes a folder a run
+data.json        digest and statistics of the tokens
+tokenizer.json   the tokenizer, whole
+imported.json    where an imported model came from; such a run has no text of its own, and no data.json
+checkpoints/     metrics.jsonl     results.json     profile/, traces that trainer.profile asks for
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
+from diffeqformer.data.cache import TokenCache
+from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.distributed import by_main
+from diffeqformer.store.digests import file_digest
+from diffeqformer.store.files import read_sealed, write_sealed, write_whole
+from diffeqformer.store.folders import require_space
+from diffeqformer.store.lock import LOCK, FolderLock
+
+CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
+CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
+
+MAY_CHANGE = frozenset(
+    ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
+    + [f"trainer.{name}" for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best")]
+    + [
+        f"trainer.{name}"
+        for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project", "profile")
+    ]
+)
+"""Settings that a run may be continued with other values of, because no update's numbers depend on them."""
+
+
+class RunFolder:
+    """The folder of the run that a config describes, from the first look to the lock. Opening it writes nothing.
+
+    **Arguments:** `config`, whose vocabulary size may be set later.
+    """
+
+    def __init__(self, config: Config):
+        self.config, self.path = config, Path(config.run).expanduser()
+        self.metrics, self.results = self.path / METRICS, self.path / RESULTS
+        self.checkpoints = Checkpoints(self.path / CHECKPOINTS, config.trainer.keep_last, config.trainer.keep_best)
+
+    @property
+    def data(self) -> DataConfig:
+        """The text's settings, with the base's tokenizer until a fine-tuned run has its own copy of it."""
+        config, own = self.config, Path(self.config.data.tokenizer).expanduser()
+        if not config.base.run or own != self.path / TOKENIZER or own.exists():
+            return config.data
+        return dataclasses.replace(config.data, tokenizer=str(Path(config.base.run).expanduser() / TOKENIZER))
+
+    def require_own(self) -> None:
+        """Check that the folder is free, or holds this very run.
+
+        A vocabulary size that the config does not give (the tokenizer decides it) differs from none.
+
+        **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run;
+        `Damaged` for a tokenizer that is not what it was.
+        """
+        try:
+            names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+        except OSError as error:
+            raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
+        if CONFIG not in names:
+            if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
+                raise BadInput(f"folder {str(self.path)!r} exists and is not a run; choose another folder with --run.")
+            return
+        if IMPORTED in names:
+            raise BadInput(f"run folder {str(self.path)!r} holds an imported model; choose another folder with --run.")
+        _, remembered = self.checkpoints.metadata()
+        if Path(self.config.data.tokenizer).expanduser() == self.path / TOKENIZER:  # else it is written again
+            _require_tokenizer(self.path, self.config, remembered)
+        # What a checkpoint remembers is verified; without one there is the file.
+        theirs = remembered.get("config") or _numeric(read_yaml(self.path / CONFIG))
+        for name, value in _numeric(self.config).items():
+            if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
+                continue
+            raise BadInput(
+                f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
+                f"{value!r} here; choose another folder with --run."
+            )
+
+    @contextmanager
+    def held(self, tokens: TokenCache, checkpoint_bytes: int) -> Iterator[None]:
+        """Make or reopen the folder, describe the run in it, and hold its lock while the `with` block runs.
+
+        **Arguments:** `tokens`; `checkpoint_bytes`, the size of one checkpoint.
+
+        **Raises:** `BadInput` if the disk cannot take all checkpoints that the run will hold at one time, or the folder
+        cannot be written, is being written, or belongs to another config or other text.
+        """
+        with ExitStack() as stack:
+
+            def take() -> None:
+                self._require_space(checkpoint_bytes)
+                try:
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(FolderLock(self.path))
+                    self.require_own()
+                    require_same_text(self.path, tokens, "choose another folder with --run")
+                    for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
+                        left.unlink()
+                    write_whole(self.path / CONFIG, dump_yaml(self.config))
+                    write_whole(self.path / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
+                    write_sealed(self.path / DATA, {"content": tokens.content, **tokens.statistics})
+                except OSError as error:
+                    raise BadInput(f"run folder {str(self.path)!r} cannot be written: {error.strerror}.") from error
+
+            by_main(take)
+            yield
+
+    def _require_space(self, checkpoint_bytes: int) -> None:
+        held = sum(path.stat().st_size for path in self.checkpoints.folder.rglob("*") if path.is_file())
+        # The one being written lies beside those that are kept.
+        needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
+        advice = "choose another disk with --run, or lower trainer.keep_last"
+        require_space(self.path, needed, f"run folder {str(self.path)!r}", " for checkpoints", advice)
+
+    def remember(self) -> dict[str, Any]:
+        """`remember` of this folder."""
+        return remember(self.config, self.path)
+
+
+def open_config(folder: Path) -> Config:
+    """The config of a run, once it and the tokenizer are found to be those that its checkpoints were written with.
+
+    **Raises:** `BadInput` if there is no run; `Damaged` naming the file that is not what it was.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
+    try:
+        config = read_yaml(folder / CONFIG)
+    except BadInput as error:
+        raise Damaged(f"file {str(folder / CONFIG)!r} is damaged, or was edited: {error}") from None
+    step, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    found, written = _numeric(config), remembered.get("config", {})
+    for name in found.keys() & written.keys():
+        if found[name] != written[name]:
+            raise Damaged(
+                f"file {str(folder / CONFIG)!r} is damaged, or was edited: {name} is {found[name]!r}, but the "
+                f"checkpoint at update {step} was written with {written[name]!r}; put that back."
+            )
+    _require_tokenizer(folder, config, remembered)
+    if config.data.tokenizer == str(Path(config.run).expanduser() / TOKENIZER):  # the run may have been moved since
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(folder / TOKENIZER)))
+    return config
+
+
+def remember(config: Config, folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds about the run's other files, so that damage to them is seen.
+
+    **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
+    """
+    return {"config": _numeric(config), "tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
+
+
+def text_of(folder: Path) -> str | None:
+    """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
+
+    **Raises:** `Damaged` if no checkpoint remembers it, and its file is not what was written.
+    """
+    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    if "text" in remembered:
+        return remembered["text"]
+    try:
+        return read_sealed(folder / DATA)["content"]
+    except FileNotFoundError:
+        return None
+
+
+def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
+    """Check that `tokens` are those that the run in `folder` is trained on, if it has begun.
+
+    **Raises:** `BadInput` that ends with `advice`.
+    """
+    if text_of(folder) not in (None, tokens.content):
+        raise BadInput(
+            f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; {advice}."
+        )
+
+
+def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any]) -> None:
+    path = folder / TOKENIZER
+    if "tokenizer" in remembered and (not path.is_file() or file_digest(path) != remembered["tokenizer"]):
+        advice = "`diffeqformer train` with the run's config writes it again"
+        if config.base.run:
+            advice = f"copy that of its base, {config.base.run!r}"
+        elif (folder / IMPORTED).is_file():
+            advice = "import the model again"
+        raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest; {advice}.")
+
+
+def _numeric(config: Config) -> dict[str, Any]:
+    """The settings that numbers depend on, by their dotted names, as in `model.time.d_emb`."""
+
+    def flat(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in values.items():
+            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        return found
+
+    return {name: value for name, value in flat(to_dict(config), "").items() if name not in MAY_CHANGE}

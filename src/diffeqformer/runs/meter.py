@@ -1,0 +1,85 @@
+"""What the updates of a run measured, and how long they took."""
+
+import time
+from typing import Any
+
+import jax
+
+from diffeqformer.config import Config
+from diffeqformer.runs.resume import Clock
+from diffeqformer.runs.utilization import utilization
+from diffeqformer.training.update import Measured
+
+
+def tokens_per_update(config: Config) -> int:
+    """That the loss of an update is a mean over."""
+    return config.trainer.batch_size * config.model.context
+
+
+class Meter:
+    """Keeps what updates measured on the device until it is fetched, so that nobody waits for every single one.
+
+    **Arguments:** `config`; `clock`, which is advanced.
+    """
+
+    def __init__(self, config: Config, clock: Clock):
+        self.config, self.clock = config, clock
+        self.measured: list[tuple[int | None, Measured]] = []
+        self.ready: list[float] = []
+        """When each of these was there."""
+        self.compiled: set[int | None] = set()
+        """Depths whose update has been compiled."""
+        self.mark = time.perf_counter()
+
+    def add(self, steps: int | None, measured: Measured) -> None:
+        """Take what an update at depth `steps` measures, once the update before it is done.
+
+        So one update is on its way while the next batch is made: the device never idles, and no queue builds up that a
+        request to stop would have to wait for.
+        """
+        self.wait()
+        self.measured.append((steps, measured))
+
+    def wait(self) -> None:
+        """Wait until all that is measured is there, and note when."""
+        if len(self.ready) < len(self.measured):
+            jax.block_until_ready(self.measured[-1])
+            self.ready.append(time.perf_counter())
+
+    def fetch(self, step: int) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
+        """The records of the updates up to `step`, that of their time, and whether one was timed that did not compile."""
+        self.wait()
+        timing, timed = self._timing(step)
+        depths, fetched = zip(*jax.device_get(self.measured), strict=True)
+        first = step - len(fetched) + 1
+        self.measured, self.ready = [], []
+        records = [
+            {"kind": "update", "step": first + i}
+            | ({"steps": steps} if steps else {})
+            | {name: float(value) for name, value in one._asdict().items()}
+            for i, (steps, one) in enumerate(zip(depths, fetched, strict=True))
+        ]
+        return records, timing, timed
+
+    def _timing(self, step: int) -> tuple[dict[str, Any], bool]:
+        depths: dict[str, list[float]] = {}
+        for (steps, _), begin, end in zip(self.measured, [self.mark, *self.ready], self.ready, strict=False):
+            if steps in self.compiled:  # the first of a depth compiles, and is not counted
+                self.clock.update_seconds += end - begin
+                self.clock.updates += 1
+                number, seconds = depths.get(str(steps), (0, 0.0))
+                depths[str(steps)] = [number + 1, seconds + end - begin]
+        seconds = self.ready[-1] - self.mark
+        used = utilization(self.config, [steps for steps, _ in self.measured], seconds)
+        record: dict[str, Any] = {"kind": "timing", "step": step, "seconds": seconds}
+        record["tokens_per_second"] = len(self.ready) * tokens_per_update(self.config) / seconds
+        record |= {} if used is None else {"utilization": used}
+        record |= {"depths": depths} if self.config.depth.depths else {}
+        self.restart()
+        return record, bool(depths)
+
+    def restart(self) -> None:
+        """Count the time since the last call as training, but not as an update."""
+        now = time.perf_counter()
+        self.clock.seconds += now - self.mark
+        self.mark = now

@@ -1,0 +1,98 @@
+"""What a run measured, as JSON lines: one object per line, strict JSON, whole lines only.
+
+Every line has `kind` and `step` (updates done):
+
+- `update`: `loss` (nats per token), `gradient_norm` (before clipping), `learning_rate`, and `steps` if depth is drawn;
+  exactly one for every update;
+- `validation`: `loss` (nats per token) of an evaluation on the way;
+- `timing`: `seconds` and `tokens_per_second`; on accelerators whose peak is known `utilization`, the MFU; if depth is
+  drawn `depths`: the updates at each and their seconds. The only kind that two equal runs disagree about.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.errors import Damaged
+from diffeqformer.store.digests import SCHEME
+from diffeqformer.store.digests import digest as digest_of
+from diffeqformer.store.files import flush, write_whole
+
+
+class Metrics:
+    """Appends to `metrics.jsonl`; opened by the one process that holds the run's lock.
+
+    **Arguments:** `path`, the file; `step`, the update that the run continues from. Lines of later updates, and a
+    last line that a crash tore, are removed first (written aside and renamed), because those updates will be repeated;
+    at 0, all lines are.
+    """
+
+    def __init__(self, path: Path, step: int = 0):
+        before = _lines(path, step)
+        if path.exists():
+            write_whole(path, before)
+        self._hash = SCHEME(before.encode())
+        self.file = path.open("a", encoding="utf-8")
+
+    @property
+    def digest(self) -> str:
+        """Of all lines so far, for `require_lines`."""
+        return self._hash.hexdigest()
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Append `records` and flush them to the disk, so that no checkpoint is ever ahead of its metrics.
+
+        **Raises:** `ValueError` for a number that JSON does not have (NaN, infinity); `OSError` if the disk is full.
+        """
+        lines = "".join(map(_line, records))
+        self.file.write(lines)
+        self._hash.update(lines.encode())
+        flush(self.file)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()
+
+
+def require_lines(path: Path, step: int, digest: str | None) -> None:
+    """Check that the lines up to update `step` are those that `Metrics.digest` was taken of; a missing file passes.
+
+    **Raises:** `Damaged` if they are not.
+    """
+    if digest is not None and path.exists() and digest_of(_lines(path, step).encode()) != digest:
+        raise Damaged(
+            f"file {str(path)!r} is damaged, or was edited: its lines are not those that the checkpoint at update "
+            f"{step} was written with; put it back from a copy, or delete it to go on without the curve so far."
+        )
+
+
+def _lines(path: Path, step: int) -> str:
+    return "".join(_line(record) for record in read_metrics(path) if record["step"] <= step) if step else ""
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file, in order; a torn last line is left out, and so is a missing file.
+
+    **Raises:** `Damaged` naming the first line, other than a torn last one, that cannot be read.
+    """
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            record = json.loads(line)
+            valid = isinstance(record, dict) and isinstance(record.get("step"), int)
+        except ValueError:
+            valid = False
+        if not valid:
+            raise Damaged(f"line {number} of {str(path)!r} is not a record of metrics: {line[:60]!r}.")
+        records.append(record)
+    return records

@@ -1,0 +1,158 @@
+"""What a run does around its updates: measures, refuses what is not finite, evaluates, saves, and stops when asked."""
+
+import math
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from diffeqformer.config import Config
+from diffeqformer.data.cache import TokenCache
+from diffeqformer.data.loader import EvaluationBatches, evaluation_batches
+from diffeqformer.errors import Interrupted, RunFailed
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.progress import Progress
+from diffeqformer.runs.background import Writer
+from diffeqformer.runs.distributed import Agreement, is_main
+from diffeqformer.runs.folder import PROFILE, RunFolder
+from diffeqformer.runs.meter import Meter
+from diffeqformer.runs.resume import ResumeState
+from diffeqformer.runs.signals import stop_requests
+from diffeqformer.runs.trackers import NoLog, RunLog
+from diffeqformer.runs.utilization import Trace
+from diffeqformer.training.update import Measured, State, all_finite
+
+
+def validation_batches(config: Config, tokens: TokenCache) -> EvaluationBatches:
+    """The batches of the whole validation split."""
+    return evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size)
+
+
+class Recorder:
+    """The observer of a run's training loop, to be used in a `with` block around it.
+
+    **Arguments:** `folder`, of the run, held; `tokens`; `log`, where measurements go; `resumed`, what the run continues
+    from; `step`, updates done; `progress`.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        tokens: TokenCache,
+        log: RunLog | NoLog,
+        resumed: ResumeState,
+        step: int,
+        progress: Progress,
+    ):
+        self.folder, self.config, self.settings = folder, folder.config, folder.config.trainer
+        self.tokens, self.log, self.resumed, self.progress = tokens, log, resumed, progress
+        self.step = self.saved = step
+        self.meter = Meter(self.config, resumed.clock)
+        self.writer = Writer(folder.checkpoints)
+        self.trace = Trace(folder.path / PROFILE, self.settings.profile if is_main() else 0)
+        self.agreement = Agreement()
+        self.note: dict[str, str] = {}
+        self.files = folder.remember()
+        self.saved_at = time.perf_counter()
+        self.stopped = False
+
+    def __enter__(self) -> "Recorder":
+        with ExitStack() as stack:
+            self.asked_to_stop = stack.enter_context(stop_requests())
+            stack.enter_context(self.trace)
+            stack.enter_context(self.writer)
+            self.stage = stack.enter_context(self.progress.stage("Training", self.settings.updates, self.step))
+            self.exit = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.exit.__exit__(kind, error, trace)
+        if self.stopped and error is None:
+            where = f"stopped at update {self.step} of {self.settings.updates}"
+            self.progress.say(f"{where}; saved; run the same command again to go on.")
+            raise Interrupted(f"{where}.")
+
+    def before_update(self, steps: int | None) -> None:
+        """Begin or end a trace, and see whether the last checkpoint was written.
+
+        **Raises:** `RunFailed` if it was not.
+        """
+        self.trace.before_update(self.meter.wait)
+        self.writer.require_sound()
+        if steps not in self.meter.compiled:
+            self.collect()  # so that compiling is not taken for the time of the update before
+
+    def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
+        """Log, evaluate and save if it is time to; returns whether to stop.
+
+        **Raises:** `RunFailed` if a number stops being finite.
+        """
+        self.meter.add(steps, measured)
+        self.step += 1
+        if steps not in self.meter.compiled:
+            self.collect()
+            self.meter.compiled.add(steps)
+        order = ("loss", "validation", "speed")
+        self.stage.advance(1, " · ".join(self.note[name] for name in order if name in self.note))
+        if len(self.meter.measured) == self.settings.log_every:
+            self.collect()
+        metric = self.evaluate(state) if self._every(self.settings.evaluate_every) else None
+        late = is_main() and 0 < self.settings.checkpoint_minutes <= (time.perf_counter() - self.saved_at) / 60
+        self.stopped, late = self.agreement.any(self.asked_to_stop(), late)
+        best = metric is not None and metric < self.resumed.best and self.settings.keep_best > 0
+        if self.stopped or late or best or self._every(self.settings.checkpoint_every):
+            self._save(state, metric)
+        return self.stopped
+
+    def _every(self, interval: int) -> bool:
+        return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
+
+    def collect(self) -> None:
+        """Fetch what the updates measured, refuse what is not finite, log the rest."""
+        if not self.meter.measured:
+            return
+        records, timing, timed = self.meter.fetch(self.step)
+        for number, record in enumerate(records):
+            for name, what in (("loss", "loss"), ("gradient_norm", "gradient's norm")):
+                if not math.isfinite(record[name]):
+                    self.log.write(records[:number])
+                    raise self._failure(f"the {what} became {record[name]} at update {record['step']}")
+        self.log.write([*records, timing])
+        last = records[-1]
+        self.note["loss"] = f"loss {last['loss']:.3f}" + (f" at {last['steps']} steps" if "steps" in last else "")
+        if timed:
+            used = timing.get("utilization")
+            of_peak = "" if used is None else f", {100 * used:.0f} % of peak"
+            self.note["speed"] = f"{timing['tokens_per_second']:,.0f} tok/s{of_peak}"
+
+    def evaluate(self, state: State) -> float:
+        """The loss on some batches of the validation split, nats per token.
+
+        **Raises:** `RunFailed` if it is not finite.
+        """
+        self.collect()
+        batches = validation_batches(self.config, self.tokens).spread(self.settings.evaluate_batches)
+        loss = evaluate(state.model, batches, block=self.settings.loss_block).loss
+        if not math.isfinite(loss):
+            raise self._failure(f"the validation loss became {loss} at update {self.step}")
+        self.log.write([{"kind": "validation", "step": self.step, "loss": loss}])
+        self.note["validation"] = f"validation {loss:.3f}"
+        self.meter.restart()
+        return loss
+
+    def _save(self, state: State, metric: float | None) -> None:
+        if self.saved == self.step:
+            return
+        self.collect()
+        if not bool(all_finite(state)):
+            raise self._failure(f"the model's weights are no longer finite at update {self.step}")
+        self.meter.restart()
+        self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
+        items = {"model": state.model, "optimizer": state.optimizer}
+        self.writer.save(self.step, items, self.resumed.metadata(self.log.digest) | self.files, metric)
+        self.saved, self.saved_at = self.step, time.perf_counter()
+        self.meter.restart()
+
+    def _failure(self, what: str) -> RunFailed:
+        """What went wrong, and what is safe."""
+        self.writer.settle()
+        return RunFailed(f"{what}; {self.folder.checkpoints.last_good()}.")

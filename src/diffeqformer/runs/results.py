@@ -1,0 +1,176 @@
+"""What a finished run found, as JSON: one document, one entry per model."""
+
+import math
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from diffeqformer.config import Config, ModelConfig, to_dict
+from diffeqformer.evaluation.perplexity import Evaluation
+from diffeqformer.model.count import count
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.training.depths import compute_of
+from diffeqformer.training.optimizer import split_trained
+
+NAMES = {
+    ("gpt", "time", "euler"): ("diffeqformer", "DiffEqFormer"),
+    ("llama", "time", "euler"): ("diffeqformer-llama", "DiffEqFormer-Llama"),
+    ("gpt", "layer", "lie-trotter"): ("vanilla", "Vanilla GPT"),
+    ("llama", "layer", "lie-trotter"): ("vanilla-llama", "Vanilla Llama"),
+    ("gpt", "shared", "euler"): ("shared", "Shared weights"),
+    ("gpt", "time-shared-mlp", "euler"): ("shared-mlp", "DiffEqFormer, one MLP"),
+    ("gpt", "layer", "euler"): ("parallel", "Parallel blocks"),
+    ("gpt", "layer", "macaron"): ("macaron", "MacaronNet"),
+    ("gpt", "layer", "heun"): ("ode-transformer-rk2", "ODE Transformer, RK2"),
+    ("gpt", "layer", "rk4"): ("ode-transformer-rk4", "ODE Transformer, RK4"),
+    ("gpt", "time", "reversible"): ("reversible", "DiffEqFormer, reversible"),
+}
+ELASTIC = "Elastic DiffEqFormer"
+CURVE_POINTS = 2000
+
+
+def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
+    device, used = jax.devices()[0], max((_devices(entry) for entry in entries), default=1)
+    return {
+        "title": title,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"diffeqformer": version("diffeqformer"), "jax": jax.__version__, "python": python_version()},
+        "device": f"{used} x {device.device_kind} ({device.platform})",
+        "corpus": corpus,
+        "models": entries,
+    }
+
+
+def _devices(entry: dict[str, Any]) -> int:
+    """How many devices an entry's model was trained on here."""
+    sizes = entry["config"].get("mesh", {}).values()
+    return len(jax.devices()) if -1 in sizes else math.prod(sizes)
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write the document, whole or not at all."""
+    write_sealed(path, results)
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    """The document of a finished run; `None` if there is none.
+
+    **Raises:** `Damaged` if it is not what was written.
+    """
+    try:
+        return read_sealed(path)
+    except FileNotFoundError:
+        return None
+
+
+def model_entry(
+    config: Config,
+    model: Transformer,
+    evaluation: Evaluation,
+    records: list[dict[str, Any]],
+    seconds: float,
+    tokens_per_second: float,
+) -> dict[str, Any]:
+    """One model's part of `results.json`.
+
+    **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the run's
+    metrics; `seconds` of training; `tokens_per_second` of the updates alone.
+    """
+    key, name = name_of_run(config)
+    updates, trained = config.trainer.updates, split_trained(model, config.optimizer)[0]
+    merged = eqx.filter_eval_shape(lambda model: model.populate().merge(), model)
+    return {
+        "name": name,
+        "key": key,
+        "weights": config.model.weights,
+        "scheme": config.model.scheme,
+        "steps": config.model.steps,
+        "evaluations": {
+            "attention": evaluation.attention_evaluations,
+            "feed_forward": evaluation.feed_forward_evaluations,
+        },
+        "parameters": {"stored": count(model), "effective": count(merged), "trained": count(trained)},
+        "updates": updates,
+        "tokens": updates * config.trainer.batch_size * config.model.context,
+        "compute": compute_of(config),
+        "seconds": seconds,
+        "tokens_per_second": tokens_per_second,
+        "validation": measured(evaluation),
+        "depth": [],
+        "drawn": drawn_depths(config, records),
+        "curve": {"train": train_curve(records), "validation": validation_curve(records)},
+        "sample": None,
+        "config": to_dict(config),
+    }
+
+
+def measured(evaluation: Evaluation) -> dict[str, float | None]:
+    """Loss, perplexity and bits per byte; `None` where they are not finite, as JSON has no other word for that."""
+    numbers = (evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte)
+    found = (None if number is None or not math.isfinite(number) else number for number in numbers)
+    return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
+
+
+def name_of_run(config: Config) -> tuple[str, str]:
+    """The same as `name_of` for a run; of a fine-tuned one, what it was and what was done with it.
+
+    One whose depth is drawn is called elastic.
+    """
+    method, m = config.base.method, config.model
+    if method is None:
+        key, name = name_of(m)
+        if not config.depth.depths:
+            return key, name
+        return (
+            ("elastic", ELASTIC) if (m.family, m.weights) == ("gpt", "time") else (f"elastic-{key}", f"Elastic {name}")
+        )
+    what = {"lora": f"LoRA of rank {m.lora.rank}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
+    return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
+
+
+def name_of(config: ModelConfig) -> tuple[str, str]:
+    """A key and a name for the point of the grid that a model is."""
+    family = "" if config.family == "gpt" else f"{config.family}, "
+    point = (config.family, config.weights, config.scheme)
+    return NAMES.get(point, ("-".join(point), f"{family}{config.weights} weights, {config.scheme}"))
+
+
+def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> list[list[int | float]]:
+    """[update, nats per token] of training: means over windows of equal length, at most `points` of them."""
+    losses = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
+    window = max(1, -(-len(losses) // points))
+    parts = [losses[start : start + window] for start in range(0, len(losses), window)]
+    return [[part[-1][0], sum(loss for _, loss in part) / len(part)] for part in parts]
+
+
+def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str, int | float | None]]:
+    """Of each depth that was drawn: updates, mean loss of the last tenth of them (nats per token), tokens per second."""
+    drawn = []
+    for depth in config.depth.depths:
+        losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
+        timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
+        updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
+        last = losses[-max(1, len(losses) // 10) :]
+        drawn.append(
+            {
+                "steps": depth,
+                "updates": len(losses),
+                "loss": sum(last) / len(last) if last else None,
+                "tokens_per_second": updates * config.trainer.batch_size * config.model.context / seconds
+                if seconds
+                else None,
+            }
+        )
+    return drawn
+
+
+def validation_curve(records: list[dict[str, Any]]) -> list[list[int | float]]:
+    """[update, nats per token] of the evaluations on the way."""
+    return [[record["step"], record["loss"]] for record in records if record["kind"] == "validation"]

@@ -1,0 +1,282 @@
+"""What a run measures, sent on as it goes: to TensorBoard, Weights & Biases or Trackio, whichever are asked for.
+
+`RunLog` writes the JSON lines of `metrics.jsonl`, which are always there, and hands the same numbers to the trackers.
+These are an extra: a tracker that fails is left out with one warning, and the training goes on.
+"""
+
+import contextlib
+import math
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from diffeqformer.config import Config, dump_yaml, to_dict
+from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.progress import Progress
+from diffeqformer.runs.folder import METRICS, RunFolder
+from diffeqformer.runs.metrics import Metrics, read_metrics
+from diffeqformer.store.files import read_sealed, write_sealed
+
+STATE = "trackers.json"
+"""In the run's folder: `id`, by which trackers know the run, and `sent`, the last update that they have been sent."""
+
+
+class Opening(NamedTuple):
+    """What a tracker is opened with."""
+
+    config: Config
+    folder: Path
+    id: str
+    """Of the run; the same each time that it is continued."""
+    continued: bool
+    """Whether the tracker has met this run before."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """One tracker of one run. Any call may fail; it is not called again then."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take what update `step` measured, by names such as `train/loss`; steps never go back."""
+        ...
+
+    def flush(self) -> None:
+        """Keep what was written, as far as that is in this process's hands."""
+        ...
+
+    def close(self, failed: bool) -> None:
+        """End what this process sends."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `RUN/tensorboard`, written by tensorboardX, which needs no TensorFlow."""
+
+    def __init__(self, run: Opening):
+        from tensorboardX import summary  # pyright: ignore[reportMissingImports]
+        from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore[reportMissingImports]
+        from tensorboardX.proto import event_pb2  # pyright: ignore[reportMissingImports]
+
+        # Not its SummaryWriter: that hands events to a thread, and waits for ever if the disk stops the thread.
+        self.event, self.summary = event_pb2.Event, summary  # pyright: ignore[reportAttributeAccessIssue]
+        folder = run.folder / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        self.file = EventsWriter(str(folder / "events"), f".{secrets.token_hex(4)}")
+        if not run.continued:
+            self._add(0, summary.text("config", f"```yaml\n{dump_yaml(run.config)}```"))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._add(step, self.summary.scalar(name, value))
+
+    def _add(self, step: int, what: Any) -> None:
+        self.file.write_event(self.event(wall_time=time.time(), step=step, summary=what))
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self, failed: bool) -> None:
+        self.file.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN/wandb`, for `wandb sync`."""
+
+    def __init__(self, run: Opening):
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self.run = wandb.init(
+            project=run.config.trainer.tracker_project,
+            name=_name(run),
+            id=run.id,
+            resume="allow",
+            dir=str(run.folder),
+            config=to_dict(run.config),
+            settings=wandb.Settings(console="off", silent=True, login_timeout=30),
+        )
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def flush(self) -> None:
+        pass  # its own process does
+
+    def close(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
+
+
+class Trackio:
+    """A run of Trackio, in its database on this machine (`TRACKIO_DIR`), or where its own settings say."""
+
+    def __init__(self, run: Opening):
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        self.trackio = trackio
+        self.run = trackio.init(
+            project=run.config.trainer.tracker_project,
+            name=f"{_name(run)}-{run.id}",  # runs of one name would be one run
+            resume="allow",
+            config=to_dict(run.config),
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def flush(self) -> None:
+        pass  # its own thread does
+
+    def close(self, failed: bool) -> None:
+        self.trackio.finish()  # the run's own method would be called again at exit, and print
+
+
+class Kind(NamedTuple):
+    """A tracker that can be asked for."""
+
+    name: str
+    package: str
+    open: Callable[[Opening], Tracker]
+
+
+KINDS = {
+    "tensorboard": Kind("TensorBoard", "tensorboardX", TensorBoard),
+    "wandb": Kind("Weights & Biases", "wandb", WeightsAndBiases),
+    "trackio": Kind("Trackio", "trackio", Trackio),
+}
+
+
+def require_trackers(config: Config) -> None:
+    """Check that the packages of the trackers that a config asks for are installed; imports none of them.
+
+    **Raises:** `BadInput` naming the first that is not.
+    """
+    for tracker in config.trainer.trackers:
+        if find_spec(KINDS[tracker].package) is None:
+            raise BadInput(
+                f"trainer.trackers has {tracker!r}, but {KINDS[tracker].package} is not installed; "
+                f"pip install 'diffeqformer[{tracker}]' brings it."
+            )
+
+
+class RunLog:
+    """Where a run's measurements go: `metrics.jsonl`, and every tracker of the config.
+
+    Updates that a resumed run repeats are not sent to the trackers a second time.
+
+    **Arguments:** `run`, the folder; `step`, the update that the run continues from; `progress`, which is given a line
+    for each tracker that fails.
+
+    **Raises:** `OSError` if the run's own files cannot be written.
+    """
+
+    def __init__(self, run: RunFolder, step: int, progress: Progress):
+        config, folder = run.config, run.path
+        self.progress, self.trackers = progress, {}
+        names = dict.fromkeys(config.trainer.trackers)
+        state = self._state(folder / STATE) if names else {}
+        before = [record["step"] for record in read_metrics(folder / METRICS)] if state else []
+        self.sent = max([state.get("sent", -1), *before])
+        self.metrics = Metrics(folder / METRICS, step)
+        if names:
+            opening = Opening(config, folder, state.get("id") or secrets.token_hex(4), bool(state))
+            write_sealed(folder / STATE, {"id": opening.id, "sent": self.sent})
+            for name in names:
+                if (tracker := self._try(name, KINDS[name].open, opening)) is not None:
+                    self.trackers[name] = tracker
+
+    @property
+    def digest(self) -> str:
+        """Of the lines of metrics so far."""
+        return self.metrics.digest
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Take records of `metrics.jsonl`; see `Metrics.write`."""
+        records = list(records)
+        self.metrics.write(records)
+        self._send([(r["step"], _named(r)) for r in records if r["step"] > self.sent])
+
+    def results(self, entry: Mapping[str, Any]) -> None:
+        """Send what the finished run found: its entry of `results.json`."""
+        found = {**entry["validation"], **{name: entry[name] for name in ("tokens", "seconds", "tokens_per_second")}}
+        found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
+        self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if _is_number(v)})])
+
+    def _state(self, path: Path) -> dict[str, Any]:
+        """What an earlier process left; nothing if there was none."""
+        try:
+            return read_sealed(path)
+        except FileNotFoundError:
+            return {}
+        except Damaged as error:
+            self.progress.say(f"{error} Trackers will show the run as a new one.")
+            return {}
+
+    def _send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        for name in list(self.trackers) if rows else ():
+            self._try(name, _send, self.trackers[name], rows)
+
+    def _try(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a tracker; if it fails, say so and leave it out from now on."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # some print
+                return call(*arguments)
+        except Exception as error:  # each has its own kinds, those of networks and disks included
+            self.trackers.pop(name, None)
+            what = " ".join(str(error).split())[:200].rstrip(".")
+            self.progress.say(
+                f"{KINDS[name].name} failed ({type(error).__name__}: {what}); the run goes on without it, and "
+                f"{METRICS} has every number."
+            )
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self.metrics.__exit__()
+        for name in list(self.trackers):
+            self._try(name, self.trackers[name].close, kind is not None)
+
+
+class NoLog:
+    """The `RunLog` of all processes but the main one: it keeps nothing."""
+
+    digest: str | None = None
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def results(self, entry: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> "NoLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _send(tracker: Tracker, rows: list[tuple[int, dict[str, float]]]) -> None:
+    for step, numbers in rows:
+        tracker.write(step, numbers)
+    tracker.flush()
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, float]:
+    """A record's numbers by the names that trackers show them under."""
+    group = "validation" if record["kind"] == "validation" else "train"
+    return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and _is_number(v)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _name(run: Opening) -> str:
+    return re.sub(r"[^\w.-]+", "-", run.folder.absolute().name)

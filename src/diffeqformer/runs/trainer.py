@@ -1,0 +1,174 @@
+"""Training: a run folder goes in, the same folder with a trained model and its results comes out.
+
+The same call begins a run, continues one that was stopped or killed at any moment, and returns the results of one that
+is finished. Continued runs repeat the uninterrupted run's numbers exactly: update k depends on the config, the state
+after update k - 1, and batch k, which is computed from k.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from diffeqformer.config import Config
+from diffeqformer.data.cache import TokenCache, prepare
+from diffeqformer.data.loader import Loader
+from diffeqformer.data.tokenizer import vocabulary_size
+from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.evaluation.perplexity import Evaluation, evaluate
+from diffeqformer.model.build import build as usual_build
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.runs import results
+from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
+from diffeqformer.runs.finetune import open_base, require_same_tokenizer
+from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.meter import tokens_per_update
+from diffeqformer.runs.metrics import read_metrics
+from diffeqformer.runs.opening import Run
+from diffeqformer.runs.recorder import Recorder, validation_batches
+from diffeqformer.runs.resume import Beginning, Clock
+from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
+from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
+from diffeqformer.training.loop import train_loop
+from diffeqformer.training.update import Build
+from diffeqformer.validation import validate
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    """Resolved: the vocabulary's size is filled in."""
+    model: Transformer
+    tokens: TokenCache
+    entry: dict[str, Any]
+    """The model's part of `results.json`: evaluation, curve, speed, parameters."""
+
+
+def train(config: Config, progress: Progress, base: Run | None = None, build: Build | None = None) -> TrainResult:
+    """Train the model of `config` on its text, in its run folder; continue what is there.
+
+    Nothing is written into the run folder until config, folder and text have been found sound.
+
+    **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already, which is needed until
+    the run has a checkpoint of its own; `build`, `(model config, key) -> model` for a model with weights, a field or a
+    scheme of your own, `diffeqformer.model.build.build` if not given. It is not recorded in the folder: give the same
+    one to continue the run, and to `load_run`.
+
+    On several devices the model is sharded over `config.mesh`; of several processes (`distributed.join`) each makes the
+    same call, and the main process alone writes and reports to `progress`.
+
+    **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
+    being finite, the disk is full, no checkpoint is sound or another process is lost; `Interrupted` after Ctrl-C or
+    SIGTERM, saved.
+    """
+    config, progress = validate(config), progress if is_main() else Silent()
+    mesh = mesh_of(config)
+    left = len(jax.devices()) - (1 if mesh is None else mesh.size)
+    if left:
+        progress.say(f"{left} of {len(jax.devices())} devices are not used; --mesh.data -1 takes all.")
+    try:
+        with laid_out(mesh):
+            return _train(config, progress, base, build or usual_build)
+    except Exception as error:
+        if not is_loss(error):
+            raise
+        raise lost(error) from error
+
+
+def _train(config: Config, progress: Progress, base: Run | None, build: Build) -> TrainResult:
+    folder = RunFolder(config)
+    by_main(folder.require_own)
+    by_main(lambda: require_trackers(config))
+    if config.base.run and base is None and not folder.checkpoints.steps():
+        base = open_base(config.base, progress, build)
+    tokens = main_first(lambda: prepare(folder.data, progress, lambda tokens: _fitting(config, tokens, base)))
+    require_same("text", tokens.content)
+    folder.config, loader = _fitting(config, tokens, base)
+    beginning = Beginning(folder, placed(base.model) if base else None, build)
+    with folder.held(tokens, beginning.bytes):
+        state, resumed = beginning.state(progress)
+        step = int(state.step)
+        entry = by_main(lambda: _finished(folder, step, progress))
+        if entry is None:
+            try:
+                with RunLog(folder, step, progress) if is_main() else NoLog() as log:
+                    with Recorder(folder, tokens, log, resumed, step, progress) as recorder:
+                        if step == 0 and config.base.run:
+                            recorder.evaluate(state)  # what there is to improve on
+                        state = train_loop(folder.config, state, _batches(folder.config, loader), recorder)
+                    entry = _evaluated(folder, tokens, state.model, resumed.clock, progress)
+                    log.results(entry)
+            except OSError as error:
+                raise RunFailed(
+                    f"run folder {str(folder.path)!r} could not be written ({error.strerror}); "
+                    f"{folder.checkpoints.last_good()}."
+                ) from error
+        return TrainResult(folder.path, folder.config, state.model, tokens, entry)
+
+
+def _fitting(config: Config, tokens: TokenCache, base: Run | None) -> tuple[Config, Loader]:
+    """The config with the vocabulary's size, and the batches, if text, model and base fit together.
+
+    **Raises:** `BadInput` if they do not.
+    """
+    require_same_tokenizer(base, tokens)
+    entries, vocabulary = vocabulary_size(tokens.tokenizer), config.model.vocabulary
+    if vocabulary is not None and entries > vocabulary:
+        raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
+    loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    validation_batches(config, tokens)
+    return replace(config, model=replace(config.model, vocabulary=vocabulary or entries)), loader
+
+
+def _batches(config: Config, loader: Loader) -> Callable[[int], Any]:
+    """Batch number k; of several processes each reads the rows of its own devices."""
+    if not is_divided():
+        return loader.__getitem__
+    parts = config.trainer.accumulation
+    shape = (parts, config.trainer.batch_size // parts, config.model.context + 1)
+    return lambda k: divided_batch(lambda start, stop: loader.rows(k, start, stop), shape)
+
+
+def _finished(folder: RunFolder, step: int, progress: Progress) -> dict[str, Any] | None:
+    """The results of a finished run; `None` if they are still to be measured."""
+    if step < folder.config.trainer.updates:
+        return None
+    try:
+        document = results.read_results(folder.results)
+    except Damaged as error:
+        progress.say(f"{error} It is written again.")
+        return None
+    return None if document is None else document["models"][0]
+
+
+def _evaluated(
+    folder: RunFolder, tokens: TokenCache, model: Transformer, clock: Clock, progress: Progress
+) -> dict[str, Any]:
+    """Evaluate on the whole validation split and write `results.json`; returns the model's entry."""
+    config = folder.config
+    found = evaluate(
+        model,
+        validation_batches(config, tokens),
+        bytes_=tokens.validation_bytes,
+        block=config.trainer.loss_block,
+        progress=progress,
+        name="Evaluating",
+    )
+    if not math.isfinite(found.loss):
+        raise RunFailed(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
+
+    def write(found: Evaluation) -> dict[str, Any]:
+        speed = clock.updates * tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
+        entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
+        document = results.document(folder.path.resolve().name, tokens.statistics, [entry])
+        results.write_results(folder.results, document)
+        return entry
+
+    return by_main(lambda: write(found))

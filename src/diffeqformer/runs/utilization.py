@@ -1,0 +1,74 @@
+"""How much of its devices a run uses: its MFU (model FLOPs utilisation), and traces to see where the rest goes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+
+from diffeqformer.config import Config, ModelConfig, OptimizerConfig
+from diffeqformer.devices import device_of
+from diffeqformer.model.count import flops
+
+WARM_UP = 3
+"""Updates of a process before the traced ones: compilation, and what follows it."""
+
+
+def utilization(config: Config, depths: list[int | None], seconds: float) -> float | None:
+    """MFU: the operations that updates at these depths need over those that their devices could do.
+
+    Operations are the model's own (`model.count.flops`), without any that are repeated to save memory; the peak is that
+    of bfloat16. Source: Chowdhery et al. 2022, PaLM, appendix B.
+
+    **Returns:** a fraction; `None` if the device is not in the table of `devices`, or some parameters stay as they are
+    (their gradients, which the count has, are not computed).
+    """
+    device = device_of(jax.local_devices()[0].device_kind)
+    if device is None or set(config.optimizer.train_roles) < set(OptimizerConfig().train_roles):
+        return None
+    mesh = jax.sharding.get_mesh()
+    devices = 1 if mesh.empty else mesh.size
+    model = config.model
+    at = lambda depth: model if depth is None else replace(model, steps=depth, horizon=model.horizon_at(depth))
+    operations = sum(_operations(at(depth), config.trainer.batch_size) for depth in depths)
+    return operations / (seconds * devices * device.peak)
+
+
+@lru_cache
+def _operations(model: ModelConfig, sequences: int) -> float:
+    """Of one update."""
+    found = flops(model)
+    return sequences * model.context * found.training_per_token + found.generating_weights
+
+
+class Trace:
+    """What the devices do in some updates of this process, for XProf and TensorBoard; to be used in a `with` block.
+
+    **Arguments:** `folder`, where it goes; `updates`, how many, 0 for none.
+    """
+
+    def __init__(self, folder: Path, updates: int):
+        self.folder, self.updates, self.done, self.running = folder, updates, 0, False
+
+    def before_update(self, wait: Callable[[], None]) -> None:
+        """Begin or end if it is time to, once `wait` has returned, which waits for the updates so far."""
+        if self.updates and self.done in (WARM_UP, WARM_UP + self.updates):
+            wait()
+            if self.running:
+                self._end()
+            else:
+                jax.profiler.start_trace(str(self.folder))
+                self.running = True
+        self.done += 1
+
+    def _end(self) -> None:
+        jax.profiler.stop_trace()
+        self.running = False
+
+    def __enter__(self) -> "Trace":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.running:
+            self._end()

@@ -1,0 +1,93 @@
+"""Files that are whole or not there (written aside, flushed to the disk, renamed), and whose damage is seen."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.errors import Damaged, RunFailed
+from diffeqformer.store.digests import json_digest
+
+SEAL = "digest"
+"""The entry of a JSON document that holds the digest of all others."""
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path` so that a reader, or a crash at any moment, finds the old content or the new one.
+
+    **Raises:** `OSError` if the disk refuses; the old content is then intact.
+    """
+    # Two processes may write one file at the same time, so each has a name of its own for what is not finished.
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            flush(file)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def flush(file: Any) -> None:
+    """Return once all that was written to an open file is on the disk: a rename may otherwise overtake the content."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the renames inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_output(path: Path, content: str | bytes, what: str = "report") -> None:
+    """`write_whole` for a file that a user has asked for, with the folders that it needs.
+
+    **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except OSError as error:
+        raise RunFailed(f"{what} {str(path)!r} cannot be written: {error.strerror or error}.") from None
+
+
+def sealed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with its own digest as the last entry."""
+    return {**document, SEAL: json_digest(document)}
+
+
+def write_sealed(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON document, sealed, whole or not at all.
+
+    **Raises:** `OSError` as `write_whole`; `ValueError` for a number that JSON does not have.
+    """
+    write_whole(path, json.dumps(sealed(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The document that `write_sealed` wrote, without its seal.
+
+    A document without a seal is accepted: a seal cannot be lost without the JSON or another entry being damaged.
+
+    **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it is not there.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        raise Damaged(f"file {str(path)!r} is damaged: it is not the JSON that was written.") from None
+    seal = document.pop(SEAL, None) if isinstance(document, dict) else ""
+    if seal is not None and seal != json_digest(document):
+        raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest.")
+    return document

@@ -1,0 +1,177 @@
+"""Folders that are whole or not there: written under another name beside their place, under a lock, then renamed."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+from diffeqformer.errors import BadInput
+from diffeqformer.store.digests import file_digest
+from diffeqformer.store.files import sync_folder, write_whole
+from diffeqformer.store.lock import LOCK, FolderLock
+
+SUMS = "SHA256SUMS"
+
+
+def require_free(folder: Path) -> None:
+    """Check that `folder` does not exist or is empty.
+
+    **Raises:** `BadInput` if something is there.
+    """
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise BadInput(f"folder {str(folder)!r} cannot be opened: {error.strerror}.") from None
+    if taken:
+        raise BadInput(f"folder {str(folder)!r} exists and is not an empty folder; choose another one with --to.")
+
+
+def require_space(
+    folder: Path, needed: int, what: str, use: str = "", advice: str = "choose another disk with --to"
+) -> None:
+    """Check that the disk that `folder` is going to lie on has `needed` bytes left. Writes nothing.
+
+    **Arguments:** `what` goes there, and what `use` it makes of the space, for the message; `advice`, how it ends.
+
+    **Raises:** `BadInput` naming what is needed and what is free.
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise BadInput(
+            f"{what} needs {needed / 1e6:,.0f} MB{use}, but its disk has {free / 1e6:,.0f} MB left; "
+            f"free some, or {advice}."
+        )
+
+
+@contextmanager
+def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> Iterator[Path]:
+    """A locked folder beside `folder` that becomes it when the `with` block ends well, and vanishes when it does not.
+
+    What a killed process left in it is removed by the next one that writes the same folder.
+
+    **Arguments:** `what` the folder is, for messages; `doing`, the ending of the name that it has until it is whole;
+    `keep_lock`, whether the lock's file goes along.
+
+    **Raises:** `BadInput` if it cannot be written, or another process is writing it.
+    """
+    folder = folder.resolve()  # a folder cannot be renamed onto a link
+    aside = folder.with_name(f".{folder.name}.{doing}")
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+        with FolderLock(aside):
+            try:
+                for entry in aside.iterdir():
+                    if entry.is_dir():
+                        shutil.rmtree(entry)
+                    elif entry.name != LOCK:
+                        entry.unlink()
+                yield aside
+                os.rename(aside, folder)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            if not keep_lock:
+                (folder / LOCK).unlink()
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise BadInput(f"{what} {str(folder)!r} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def candidate(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, for several processes that may make the same one at the same time.
+
+    Each writes its own; `install` puts the first in place. It is locked while its process lives, and removed in the end
+    unless it was installed. What killed processes left beside it is removed first.
+    """
+    remove_abandoned(folder.parent)
+    while True:
+        aside = _candidate_name(folder)
+        aside.mkdir()
+        try:
+            lock = os.open(aside, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process cleaned up before we held the lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: then nobody can take this folder for abandoned, either
+        if aside.exists():
+            break
+        os.close(lock)
+    try:
+        yield aside
+    finally:
+        os.close(lock)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove the candidates in `root` whose processes were killed: the kernel has dropped their locks."""
+    for folder in root.glob(".*.building"):
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # its process lives
+        finally:
+            os.close(lock)
+
+
+def install(aside: Path, folder: Path, is_sound: Callable[[Path], bool]) -> None:
+    """Rename a finished candidate into place, unless another process has put a sound one there meanwhile."""
+    if folder.exists():
+        if is_sound(folder):
+            return
+        damaged = _candidate_name(folder)  # so that it is removed later if this process is killed here
+        os.rename(folder, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        os.rename(aside, folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    sync_folder(folder.parent)
+
+
+def _candidate_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.building")
+
+
+def write_sums(folder: Path) -> None:
+    """List the digests of a folder's own files in `SHA256SUMS`, which `sha256sum --check` reads too."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, SUMS))
+    write_whole(folder / SUMS, "".join(f"{file_digest(path)}  {path.name}\n" for path in files))
+
+
+def require_sums(folder: Path, names: Sequence[str]) -> None:
+    """Check those files of a folder that `SHA256SUMS` lists, if it has one: published models have none.
+
+    **Arguments:** `names`, or patterns, of the files that are going to be read; the others may have been edited.
+
+    **Raises:** `BadInput` naming the first that is not what was written.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        found = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)", line)
+        if found is None:
+            raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")
+        path = folder / found[2]
+        wanted = any(fnmatch(path.name, name) for name in names)
+        if wanted and path.is_file() and file_digest(path) != found[1]:
+            raise BadInput(
+                f"file {str(path)!r} is damaged, or was edited: it does not match {SUMS}; put it back, or delete "
+                f"{SUMS} if it was edited on purpose."
+            )

@@ -1,0 +1,45 @@
+"""The training loop: update k depends on the config, the state after update k - 1 and batch k, and on nothing else.
+
+What a run does besides learning (measuring, evaluating, saving, answering requests to stop) is its observer's.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from diffeqformer.config import Config
+from diffeqformer.training.depths import depth_of_update
+from diffeqformer.training.update import Measured, State, make_update
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Is called around every update."""
+
+    def before_update(self, steps: int | None) -> None:
+        """**Arguments:** `steps`, the depth of the update that comes, the model's own for `None`."""
+        ...
+
+    def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
+        """Take what an update gave, which may still be on its way; returns whether the loop is to end here."""
+        ...
+
+
+def train_loop(config: Config, state: State, batch: Callable[[int], Any], observer: Observer) -> State:
+    """Update `state` until `trainer.updates` are done, or the observer ends it.
+
+    **Arguments:** `config`, with the vocabulary's size; `state`, whose memory is reused; `batch`, ids of update number
+    k, from 0, as `make_update` takes them; `observer`.
+
+    **Returns:** the last state.
+    """
+    update, depth_of = make_update(config), depth_of_update(config)
+    for k in range(int(state.step), config.trainer.updates):
+        steps = depth_of(k)
+        observer.before_update(steps)
+        with jax.profiler.StepTraceAnnotation("update", step_num=k):
+            state, measured = update(state, batch(k), steps)
+        if observer.after_update(state, steps, measured):
+            break
+    return state

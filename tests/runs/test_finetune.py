@@ -1,0 +1,252 @@
+"""Fine-tuning: what is trained and what is not, at which depth, from where, and that nothing is lost."""
+
+import dataclasses
+import json
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from diffeqformer.config import Config, DataConfig, LoRAConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
+from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.model.count import count
+from diffeqformer.nn.linear import Adapter
+from diffeqformer.progress import Silent
+from diffeqformer.runs import recorder, trainer
+from diffeqformer.runs.finetune import finetune_config, usual_settings
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
+from diffeqformer.training.optimizer import roles, split_trained
+from diffeqformer.training.update import initial_state, make_update
+from tests.models import logits
+from tests.runs.tiny_run import changed, write_text
+
+LORA = LoRAConfig(2, targets=("attention.*",))
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory, text, cache):
+    """A trained continuous run, and a vanilla one."""
+    folder = tmp_path_factory.mktemp("bases")
+    kinds = {
+        "continuous": {"weights": "time", "time": TimeConfig(d_emb=4, frequencies=3)},
+        "vanilla": {"weights": "layer", "scheme": "lie-trotter", "horizon": "steps"},
+    }
+    for name, kind in kinds.items():
+        train(
+            Config(
+                run=str(folder / name),
+                model=ModelConfig(**kind, steps=2, width=16, heads=2, context=16, hidden=32),
+                data=DataConfig(source="files", train=(str(text),), tokenizer_vocabulary=280, cache=str(cache)),
+                optimizer=OptimizerConfig(learning_rate=1e-2),
+                trainer=TrainerConfig(updates=6, batch_size=4, log_every=3, evaluate_every=6, checkpoint_every=6),
+            ),
+            Silent(),
+        )
+    return folder
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    path = write_text(tmp_path / "other.txt", lines=200)
+    path.write_text(path.read_text().upper())
+    return path
+
+
+def tuned(base, folder, text=None, **settings):
+    """The config of a short fine-tuning."""
+    config = finetune_config(load_run(base), str(folder), **settings)
+    config = changed(config, trainer__updates=6, trainer__evaluate_every=3, trainer__checkpoint_every=2)
+    return config if text is None else changed(config, data__train=(str(text),))
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "rate"),
+    [
+        (2e-4, "lora", 2e-3),
+        (1e-3, "lora", 1e-2),
+        (3e-3, "lora", 1e-2),
+        (3e-3, "full", 3e-3),
+        (3e-3, "continuous", 3e-3),
+    ],
+)
+def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, method, rate):
+    optimizer, _ = usual_settings(Config(optimizer=OptimizerConfig(learning_rate=base)), method)
+    assert optimizer.learning_rate == pytest.approx(rate)
+
+
+written_out = eqx.filter_jit(lambda model, steps: model.populate(steps))  # compiled, as where training starts
+
+
+def losses(folder):
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(r["kind"], r["step"], r["loss"]) for r in records if "loss" in r]
+
+
+@pytest.mark.parametrize("base", ["continuous", "vanilla"])
+def test_lora_trains_adapters_and_embeddings_and_nothing_else(bases, tmp_path, other_text, base):
+    config = tuned(bases / base, tmp_path / "run", other_text, lora=LORA)
+    result, start = train(config, Silent()), written_out(load_run(bases / base).model, 2)
+    assert result.entry["validation"]["loss"] < losses(tmp_path / "run")[0][2] - 0.05
+    kept = result.model.without_adapters()
+    for path, (before, after) in {
+        "matrices": (start.weights, kept.weights),
+        "final norm": (start.final_norm, kept.final_norm),
+    }.items():
+        jax.tree.map(lambda a, b, path=path: np.testing.assert_array_equal(a, b, path), before, after)
+    assert (start.embedding.tokens != kept.embedding.tokens).any()
+    units = jax.tree.leaves(result.model.weights, is_leaf=lambda n: isinstance(n, Adapter))
+    adapters = [unit for unit in units if isinstance(unit, Adapter)]
+    assert len(adapters) == 2 and all((unit.b != 0).any() for unit in adapters)
+    np.testing.assert_allclose(evaluate_on(result, result.model.merge()), result.entry["validation"]["loss"], atol=1e-5)
+
+
+def evaluate_on(result, model):
+    tokens = evaluation_batches(result.tokens.validation, result.config.model.context, 4)
+    return evaluate(model, tokens, block=4096).loss
+
+
+@pytest.mark.parametrize(
+    "settings,roles_trained",
+    [
+        ({"lora": LORA}, {"adapter", "embedding"}),
+        ({"lora": LORA, "train_embeddings": False}, {"adapter"}),
+        ({"method": "full"}, {"matrix", "bias", "norm", "embedding"}),
+        ({"method": "full", "train_embeddings": False}, {"matrix", "bias", "norm"}),
+        ({"method": "continuous"}, {"time", "norm", "embedding"}),
+    ],
+)
+def test_the_optimiser_holds_moments_of_what_is_trained_only(bases, tmp_path, settings, roles_trained):
+    config = tuned(bases / "continuous", tmp_path / "run", **settings)
+    state = jax.eval_shape(lambda: initial_state(changed(config, model__vocabulary=280)))
+    trained, frozen = split_trained(state.model, config.optimizer)
+    names, leaves = jax.tree.leaves(roles(state.model)), jax.tree.leaves(state.model)
+    wanted = sum(leaf.size for name, leaf in zip(names, leaves, strict=True) if name in roles_trained)
+    assert count(trained) == wanted and count(trained) + count(frozen) == count(state.model)
+    scalars = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim == 0]
+    assert count(state.optimizer) - len(scalars) == 2 * wanted
+
+
+def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(bases, tmp_path):
+    def compiled(**settings):
+        config = changed(tuned(bases / "vanilla", tmp_path / "run", **settings), model__vocabulary=280)
+        config = changed(config, model__width=64, model__hidden=256)
+        state = jax.eval_shape(lambda: initial_state(config))
+        ids = jax.ShapeDtypeStruct((4, 17), "int32")
+        plan = make_update(config).lower(state, ids).compile().memory_analysis()
+        return 4 * count(state.model), plan.argument_size_in_bytes, plan.temp_size_in_bytes
+
+    weights, lora, lora_temporary = compiled(lora=LORA, train_embeddings=False)
+    _, full, full_temporary = compiled(method="full")
+    assert lora < 1.2 * weights and full > 2.9 * weights
+    assert full_temporary - lora_temporary > 0.5 * weights
+
+
+@pytest.mark.parametrize("method", ["lora", "full", "continuous"])
+def test_begins_as_the_base_at_the_new_depth(bases, tmp_path, method):
+    lora = {"lora": LORA} if method == "lora" else {}
+    config = tuned(bases / "continuous", tmp_path / "run", steps=4, method=method, **lora)
+    base = load_run(bases / "continuous").model
+    start = initial_state(changed(config, model__vocabulary=280), base).model
+    assert (start.config.steps, start.config.weights) == (4, "time" if method == "continuous" else "layer")
+    reference = base if method == "continuous" else written_out(base, 4)
+    np.testing.assert_array_equal(logits(start, np.arange(16)[None], 4), logits(reference, np.arange(16)[None], 4))
+
+
+def test_a_lora_run_can_be_the_base_of_another(bases, tmp_path, other_text):
+    first = train(tuned(bases / "vanilla", tmp_path / "first", other_text, lora=LORA), Silent())
+    second = train(tuned(tmp_path / "first", tmp_path / "second", other_text, method="full"), Silent())
+    assert not second.model.config.adapted
+    assert losses(tmp_path / "second")[0][2] == pytest.approx(evaluate_on(first, first.model), abs=1e-5)
+
+
+def test_stopped_and_continued_equals_uninterrupted_without_the_base(bases, tmp_path, other_text, monkeypatch):
+    whole = tuned(bases / "continuous", tmp_path / "whole", other_text, steps=3, lora=LORA)
+    expected = train(whole, Silent()).model
+    halves = dataclasses.replace(whole, run=str(tmp_path / "halves"))
+    halves = changed(halves, data__tokenizer=str(tmp_path / "halves/tokenizer.json"))
+    update = recorder.Recorder.after_update
+
+    def interrupted(self, *arguments):
+        stopped = update(self, *arguments)
+        if self.step == 4:
+            raise Interrupted("enough")
+        return stopped
+
+    monkeypatch.setattr(recorder.Recorder, "after_update", interrupted)
+    with pytest.raises(Interrupted):
+        train(halves, Silent())
+    monkeypatch.undo()
+    gone = changed(halves, base__run=halves.base.run)
+    monkeypatch.setattr(trainer, "open_base", lambda *_: pytest.fail("the base was opened again"))
+    found = train(gone, Silent()).model
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
+
+
+def test_a_base_that_was_trained_further_is_refused(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run"), base__update=5)
+    with pytest.raises(BadInput, match=r"base.update is 5, but the latest checkpoint of '.*vanilla' is at 6"):
+        train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_is_refused(bases, tmp_path, other_text):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", other_text), data__tokenizer="train")
+    with pytest.raises(BadInput, match=r"another tokenizer than that of the base run '.*vanilla'"):
+        train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_parts_of_a_batch_equal_the_whole(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__vocabulary=280)
+    ids = np.random.default_rng(0).integers(0, 280, (4, 17), np.int32)
+    whole, split = (
+        make_update(one)(initial_state(one), ids) for one in (config, changed(config, trainer__accumulation=2))
+    )
+    np.testing.assert_allclose(whole[1].loss, split[1].loss, rtol=1e-6)
+    np.testing.assert_allclose(whole[1].gradient_norm, split[1].gradient_norm, rtol=1e-5)
+
+
+def test_dropout_of_adapters_alone_acts_in_an_update(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__vocabulary=280)
+    ids = np.random.default_rng(0).integers(0, 280, (4, 17), np.int32)
+    norms = [
+        float(make_update(one)(initial_state(one), ids)[1].gradient_norm)
+        for one in (config, changed(config, model__lora__dropout=0.5))
+    ]
+    assert abs(norms[0] - norms[1]) > 1e-3 * norms[0]
+
+
+def test_what_trains_nothing_is_refused(bases, tmp_path):
+    for roles_asked, said in (((), "empty"), (("time",), "time")):
+        config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), optimizer__train_roles=roles_asked)
+        with pytest.raises(BadInput, match=f"train_roles is {said}, but this model's parameters have .*matrix"):
+            train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_base_of_other_shapes_is_refused_before_anything_is_written(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run", lora=LORA), model__hidden=48)
+    sentence = r"does not fit the config: weights\.layers\.\S+ is \(2, 16, 32\) there, but must be \(2, 16, 48\)\."
+    with pytest.raises(BadInput, match=sentence):
+        train(config, Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_a_base_that_is_not_there_are_refused(bases, tmp_path):
+    config = changed(tuned(bases / "vanilla", tmp_path / "run"), base__run="")
+    with pytest.raises(BadInput, match="base.update is 6, but a run without base.run does not read it"):
+        train(config, Silent())
+
+
+def test_a_fine_tuned_run_says_what_it_is(bases, tmp_path, other_text):
+    entry = train(tuned(bases / "continuous", tmp_path / "run", other_text, steps=3, lora=LORA), Silent()).entry
+    assert entry["name"] == "DiffEqFormer 2 → 3, LoRA of rank 2"
+    assert entry["parameters"]["trained"] == (280 + 16) * 16 + 3 * 2 * (16 + 48 + 16 + 16)
+    assert entry["curve"]["validation"][0][0] == 0
+    opened = load_run(tmp_path / "run")
+    assert opened.config.base.run == str(bases / "continuous") and opened.config.base.update == 6

@@ -1,0 +1,36 @@
+"""A model that the user builds is trained, resumed and opened as the library's own."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.model.build import build
+from diffeqformer.model.count import count
+from diffeqformer.progress import Silent
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
+from tests.runs.test_trainer import lasting, same_model, stop_after
+from tests.runs.tiny_run import changed
+
+
+def narrow(config, key):
+    """A model of another shape than the config's, whose embedding starts at a tenth of its size."""
+    model = build(dataclasses.replace(config, hidden=24), key)
+    return dataclasses.replace(model, embedding=jax.tree.map(lambda x: 0.1 * x, model.embedding))
+
+
+def test_an_own_model_is_trained_resumed_and_opened(config, tmp_path, monkeypatch):
+    whole = train(changed(config, run=str(tmp_path / "whole")), Silent(), build=narrow)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        with pytest.raises(Interrupted):
+            train(config, Silent(), build=narrow)
+    resumed = train(config, Silent(), build=narrow)
+    assert lasting(config.run) == lasting(tmp_path / "whole") and same_model(resumed.model, whole.model)
+    assert same_model(load_run(config.run, build=narrow).model, whole.model)
+    assert whole.entry["parameters"]["stored"] == count(whole.model)
+    assert whole.entry["parameters"]["trained"] == count(whole.model)
+    with pytest.raises(BadInput, match="does not fit this run: array model/weights"):
+        load_run(config.run)

@@ -1,0 +1,77 @@
+"""Utilisation is the model's operations over what its devices could do; a trace is where it is asked for."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from diffeqformer.config import OptimizerConfig
+from diffeqformer.devices import DEVICES, Device, device_of
+from diffeqformer.progress import Silent
+from diffeqformer.runs import utilization as module
+from diffeqformer.runs.metrics import read_metrics
+from diffeqformer.runs.trainer import train
+from diffeqformer.runs.utilization import utilization
+from tests.runs.tiny_run import changed
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA L4", "l4"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"), ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"),
+        ("TPU v5p", "tpu-v5p"), ("TPU v6 lite", "tpu-v6e"), ("TPU v4", "tpu-v4"), ("NVIDIA L40S", "l40s"),
+        ("cpu", None), ("NVIDIA GeForce GTX 1080", None),
+    ],
+)  # fmt: skip
+def test_devices_are_known_by_the_names_that_jax_gives_them(kind, name):
+    assert device_of(kind) == (None if name is None else DEVICES[name])
+
+
+def test_utilization_by_hand(config, monkeypatch):
+    config = changed(config, model__vocabulary=300)
+    assert utilization(config, [None], 1.0) is None  # a CPU
+    monkeypatch.setattr(module, "device_of", lambda kind: Device("", 1e9, 1.0))
+    m, tokens = config.model, config.trainer.batch_size * config.model.context
+    matrices = m.width * (3 * m.width) + m.width * m.width + 2 * m.width * m.hidden
+    attention = 4 * m.width * (m.context + 1) / 2
+    token = 3 * (m.steps * (2 * matrices + attention) + 2 * m.width * 300)
+    assert utilization(config, [None] * 5, 2.0) == pytest.approx(5 * tokens * token / (2.0 * 1e9))
+    deeper = 3 * (4 * (2 * matrices + attention) + 2 * m.width * 300)
+    assert utilization(config, [2, 4], 1.0) == pytest.approx(tokens * (token + deeper) / 1e9)
+    frozen = dataclasses.replace(config, optimizer=OptimizerConfig(train_roles=("adapter",)))
+    assert utilization(frozen, [None], 1.0) is None
+
+
+class Notes(Silent):
+    """What the progress bar shows."""
+
+    def __init__(self):
+        self.notes = []
+
+    def stage(self, name, total, done=0):
+        outer = self
+
+        class Stage:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                pass
+
+            def advance(self, amount=1, note=""):
+                outer.notes.append(note)
+
+        return Stage()
+
+
+def test_utilization_is_shown_and_kept_and_a_trace_is_written(config, monkeypatch):
+    monkeypatch.setattr(module, "device_of", lambda kind: Device("", 1e12, 1.0))
+    progress = Notes()
+    train(changed(config, trainer__profile=2), progress)
+    timings = [r for r in read_metrics(Path(config.run) / "metrics.jsonl") if r["kind"] == "timing"]
+    assert timings and all(0 < record["utilization"] < 1 for record in timings)
+    assert any(re.search(r"tok/s, \d+ % of peak", note) for note in progress.notes)
+    assert len(list(Path(config.run).rglob("profile/**/*.xplane.pb"))) == 1
