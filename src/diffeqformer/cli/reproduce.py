@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from diffeqformer.cli.experiments import EXPERIMENTS
-from diffeqformer.cli.hand_on import Choice
+from diffeqformer.cli.subcommands import Subcommands
 
-CHOICE = Choice(
+SUBCOMMANDS = Subcommands(
     "reproduce",
     "Experiments at small scale, from training to a page; runs that are finished are kept when one is started again.",
     ("experiment", "experiments"),
@@ -17,4 +17,4 @@ CHOICE = Choice(
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """List the experiments, or hand the words to the one that is named."""
-    CHOICE.run(words, as_json)
+    SUBCOMMANDS.run(words, as_json)
