@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from diffeqformer.cli.analyses import ANALYSES
 from diffeqformer.cli.subcommands import Subcommands
 
-SUBCOMMANDS = Subcommands(
+CHOICE = Subcommands(
     "analyze",
     "Look inside a model: numbers, figures, and a page to read, in RUN/analysis/WHAT unless --to names a folder.",
     ("analysis", "analyses"),
@@ -21,4 +21,4 @@ def run(words: Sequence[str], as_json: bool) -> None:
     # Analyses hand LAPACK many small matrices. Its own threads only get in each other's way there: on a busy machine
     # a batch of 128 x 128 singular values took a hundred times longer with two than with one.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    SUBCOMMANDS.run(words, as_json)
+    CHOICE.run(words, as_json)

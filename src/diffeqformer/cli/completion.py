@@ -11,8 +11,6 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
 from diffeqformer.config import shipped_configs
 
-CHOOSING = ("analyze", "reproduce")
-"""Verbs with subcommands."""
 ALWAYS = ("--help", "--json", "--debug")
 
 
@@ -46,11 +44,10 @@ def known_words() -> dict[str, tuple[str, ...]]:
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
     for verb in VERBS:
         module = module_of(verb)
-        if verb in CHOOSING:
-            subcommands = module.SUBCOMMANDS
-            known[verb] = (*subcommands.known, *ALWAYS)
-            for name in subcommands.known:
-                known |= _words(f"{verb} {name}", importlib.import_module(f"{subcommands.package}.{name}").Arguments)
+        if choice := getattr(module, "CHOICE", None):
+            known[verb] = (*choice.known, *ALWAYS)
+            for name in choice.known:
+                known |= _words(f"{verb} {name}", importlib.import_module(f"{choice.package}.{name}").Arguments)
         elif verb in ("train", "info"):
             known |= _words(verb, getattr(module, f"{verb.title()}Arguments"), tuple(shipped_configs()))
         else:
@@ -78,6 +75,11 @@ def _choices(hint: Any) -> list[str]:
     return [word for part in get_args(hint) for word in _choices(part)]
 
 
+def _choosing(known: Mapping[str, Sequence[str]]) -> list[str]:
+    """The verbs with subcommands."""
+    return sorted({words.split()[0] for words in known if words.count(" ") and not words.split()[1].startswith("-")})
+
+
 def bash(known: Mapping[str, Sequence[str]]) -> str:
     """A function for bash's programmable completion; where no word fits, files are offered."""
     cases = "\n".join(f'    "{words}") known="{" ".join(follow)}" ;;' for words, follow in known.items())
@@ -90,7 +92,7 @@ _diffeqformer() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" verb="" known=""
   if [ "$COMP_CWORD" -gt 1 ]; then verb="${{COMP_WORDS[1]}}"; fi
   if [ "$COMP_CWORD" -gt 2 ]; then
-    case "$verb" in {"|".join(CHOOSING)}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
+    case "$verb" in {"|".join(_choosing(known))}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
   fi
   _diffeqformer_known "$verb $before"
   if [ -z "$known" ] || [ "$verb" = "$before" ]; then _diffeqformer_known "$verb"; fi
@@ -112,7 +114,7 @@ def fish(known: Mapping[str, Sequence[str]]) -> str:
         command, dashes, option = words.partition(" --")
         verb, _, second = command.partition(" ")
         where = f"__fish_seen_subcommand_from {verb}" if words else "__fish_use_subcommand"
-        if verb in CHOOSING:
+        if verb in _choosing(known):
             seconds = second or " ".join(word for word in known[verb] if not word.startswith("-"))
             where += f"; and {'' if second else 'not '}__fish_seen_subcommand_from {seconds}"
         target = f"-x -l {option} " if dashes else ""

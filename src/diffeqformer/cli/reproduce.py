@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from diffeqformer.cli.experiments import EXPERIMENTS
 from diffeqformer.cli.subcommands import Subcommands
 
-SUBCOMMANDS = Subcommands(
+CHOICE = Subcommands(
     "reproduce",
     "Experiments at small scale, from training to a page; runs that are finished are kept when one is started again.",
     ("experiment", "experiments"),
@@ -17,4 +17,4 @@ SUBCOMMANDS = Subcommands(
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """List the experiments, or hand the words to the one that is named."""
-    SUBCOMMANDS.run(words, as_json)
+    CHOICE.run(words, as_json)
