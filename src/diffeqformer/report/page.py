@@ -1,7 +1,9 @@
-"""The page of an analysis: its figures, tables, animations and token maps in one HTML file that opens offline.
+"""The one page: sentences, token maps, animations, figures and tables in one HTML file that opens offline.
 
-Nothing is fetched. Token maps and animations need a script; it stands in the page, and the page's policy names it by
-its digest, so that no other can run.
+A new page is one call, `write(folder, name, title, findings, tables=..., figures=...)`, or a template of its own that
+begins with `{% extends "page.html" %}`, fills the blocks `header`, `content` and `footer`, and is rendered by
+`from_template`. Every string that enters is cleaned and escaped. Nothing is fetched. Token maps and animations need a
+script; it stands in the page, and the page's policy names it by its digest, so that no other can run.
 """
 
 import base64
@@ -11,20 +13,32 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.report import files
 from diffeqformer.report.figures import save, svg
-from diffeqformer.report.files import write
-from diffeqformer.report.html import ENVIRONMENT
+from diffeqformer.report.table import Table
 from diffeqformer.report.text import clean
 
-_SCRIPT = (files("diffeqformer.report") / "templates" / "page.js").read_text(encoding="utf-8")
+ENVIRONMENT = Environment(
+    loader=PackageLoader("diffeqformer.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    # Every string that enters the page passes here, and is then escaped; markup is our own figures' and tables' only.
+    finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
+)
+
+_SCRIPT = (resources("diffeqformer.report") / "templates" / "page.js").read_text(encoding="utf-8")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_FRAMES = 67
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -39,15 +53,6 @@ class Figure:
     figure: Drawing
     narrow: Drawing | None = None
     """The same for a phone; without it the figure can be scrolled sideways there."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; a column whose every cell is a number is aligned as one."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Animation:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows, in this order: text, token maps, animations, figures, tables."""
+    """Transitional: the contents of a page as one object; callers are to call `write` instead."""
 
     title: str
     says: tuple[str, ...]
@@ -98,60 +103,96 @@ class Page:
     animations: tuple[Animation, ...] = ()
 
 
+def write_page(folder: Path, name: str, page: Page, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Transitional: `write` of a `Page`."""
+    return write(folder, name, page.title, page.says, tables=page.tables, figures=page.figures, maps=page.maps,
+                 animations=page.animations, arrays=arrays)  # fmt: skip
+
+
 def visible(piece: str) -> str:
     """A piece of text with marks for its spaces (·), newlines (⏎) and tabs (⇥); a mark for nothing (∅)."""
     return "".join(_MARKS.get(character, character) for character in piece) or "∅"
 
 
-def write_page(folder: Path, name: str, page: Page, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Write an analysis to a folder: `name.npz`, every figure as `.png` and `.svg`, and `index.html`.
+def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown: Any) -> Path:
+    """Write a page to a folder: `name.npz`, every figure as `.png` and `.svg`, and `index.html`.
 
     Everything is drawn before anything is written, each file is written aside and renamed, and `index.html` last.
     Equal contents give equal bytes.
 
-    **Arguments:** `folder`, made if needed; `name`, of the analysis; `arrays`, all numbers of it by name, as
+    **Arguments:** `folder`, made if needed; the others as for `render`; of `arrays`, all numbers by name, as
     `numpy.load(folder / "name.npz")` will give them back.
 
     **Returns:** the path of `index.html`.
 
     **Raises:** `ValueError` for a page that contradicts itself; `RunFailed` if a file cannot be written.
     """
-    _check(name, page)
-    contents = {f"{name}.npz": _npz(arrays)}
-    for one in page.figures:
-        contents[f"{one.name}.png"] = save(one.figure, "png")
-        contents[f"{one.name}.svg"] = save(one.figure, "svg")
-    contents["index.html"] = render(name, page, arrays).encode()
-    folder = Path(folder)
+    text = render(name, title, findings, **shown)
+    contents = {f"{name}.npz": _npz(shown.get("arrays", {}))}
+    for one in shown.get("figures", ()):
+        contents |= {f"{one.name}.{kind}": save(one.figure, kind) for kind in ("png", "svg")}
+    contents["index.html"] = text.encode()
     for file, content in contents.items():
-        write(folder / file, content, "analysis file")
-    return folder / "index.html"
+        files.write(Path(folder) / file, content, "analysis file")
+    return Path(folder) / "index.html"
 
 
-def render(name: str, page: Page, arrays: Mapping[str, np.ndarray]) -> str:
-    """The text of `index.html`; see `write_page`."""
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    return ENVIRONMENT.get_template("page.html").render(
+def render(
+    name: str,
+    title: str,
+    findings: Sequence[str],
+    *,
+    tables: Sequence[Table] = (),
+    figures: Sequence[Figure] = (),
+    maps: Sequence[TokenMap] = (),
+    animations: Sequence[Animation] = (),
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> str:
+    """The text of a page, in this order: findings, token maps, animations, figures, tables, names of the arrays.
+
+    **Arguments:** `name`, of the study and of its files; `findings`, sentences, the first of which is the headline.
+
+    **Raises:** `ValueError` for a page that contradicts itself.
+    """
+    _check(name, figures, maps)
+    return from_template(
+        "page.html",
+        scripted=bool(maps or animations),
         name=name,
-        page=page,
-        figures=[_figure(one) for one in page.figures],
-        animations=[(one.caption, _animation(one)) for one in page.animations],
-        tables=[_table(one) for one in page.tables],
-        maps=[_map(one) for one in page.maps],
-        arrays=[(key, "×".join(map(str, value.shape)) or "scalar", str(value.dtype)) for key, value in arrays.items()],
-        script=Markup(_SCRIPT) if page.maps or page.animations else None,
-        script_source=f"'sha256-{digest}'" if page.maps or page.animations else "'none'",
+        title=title,
+        findings=findings,
+        figures=[_figure(one) for one in figures],
+        animations=[(one.caption, _animation(one)) for one in animations],
+        tables=tables,
+        maps=[_map(one) for one in maps],
+        arrays=[
+            (key, "×".join(map(str, value.shape)) or "scalar", str(value.dtype))
+            for key, value in (arrays or {}).items()
+        ],
     )
 
 
-def _check(name: str, page: Page) -> None:
-    names = [name, *(one.name for one in page.figures)]
+def from_template(template: str, *, scripted: bool = False, **values: Any) -> str:
+    """A template of this package as text: `page.html`, or one that extends it.
+
+    **Arguments:** `scripted`, whether the page's own script is in it.
+    """
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    return ENVIRONMENT.get_template(template).render(
+        script=Markup(_SCRIPT) if scripted else None,
+        script_source=f"'sha256-{digest}'" if scripted else "'none'",
+        **values,
+    )
+
+
+def _check(name: str, figures: Sequence[Figure], maps: Sequence[TokenMap]) -> None:
+    names = [name, *(one.name for one in figures)]
     for one in names:
         if not _NAME.fullmatch(one):
             raise ValueError(f"{one!r} is not a file name of small letters, digits, - and _.")
     if len({*names}) < len(names):
         raise ValueError(f"names of files are used twice: {names}.")
-    for one in page.maps:
+    for one in maps:
         shape = (len(one.outputs), len(one.tokens))
         if not one.methods or not one.outputs or set(one.says) != set(one.methods):
             raise ValueError("a token map needs an output, a method, and one line for each method.")
@@ -192,14 +233,6 @@ def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
     """Middle and half side of the cube around all points (time, point, 3)."""
     low, high = states.min((0, 1)), states.max((0, 1))
     return (low + high) / 2, max(float((high - low).max()) / 2, np.finfo(float).tiny)
-
-
-def _table(one: Table) -> dict[str, Any]:
-    number = [
-        all(re.match(r"([+−-]?[\d.,∞]|–$|$|not finite)", row[i]) for row in one.rows) and i > 0
-        for i in range(len(one.columns))
-    ]
-    return {"caption": one.caption, "columns": list(zip(one.columns, number, strict=True)), "rows": one.rows}
 
 
 def _map(one: TokenMap) -> dict[str, Any]:

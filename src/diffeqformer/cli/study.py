@@ -1,0 +1,133 @@
+"""`diffeqformer analyze | bench | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.cli.output import print_json
+from diffeqformer.cli.parse import parse
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Terminal
+from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
+from diffeqformer.studies.study import Result
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb whose second word names a study."""
+
+    name: str
+    about: str
+    """One sentence for the help."""
+    noun: tuple[str, str]
+    """One of them, and several, in words."""
+    known: Mapping[str, str]
+    """What each does; its module in `package` has its name."""
+    example: str
+    package: str = "diffeqformer.studies"
+
+    def run(self, words: Sequence[str], as_json: bool) -> None:
+        """List the studies, or run the one that is named, write its files and print what it found.
+
+        A module with a function `write(result, arguments)` of its own decides which files are left, and returns what
+        the JSON document says of them.
+
+        **Raises:** `BadInput` for a name that there is not, with the nearest one.
+        """
+        if not words and as_json:
+            return print_json(dict(self.known))
+        if not words or words[0] in ("-h", "--help", "help"):
+            return print(self._help())
+        name, rest = words[0], words[1:]
+        if name not in self.known:
+            one, several = self.noun
+            if name.startswith("-"):
+                raise BadInput(f"`diffeqformer {self.name}` needs one of {', '.join(self.known)} before {name!r}.")
+            near = difflib.get_close_matches(name, self.known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
+            raise BadInput(f"unknown {one} {name!r}: {advice}")
+        # Studies hand LAPACK many small matrices. Its own threads only get in each other's way there: on a busy machine
+        # a batch of 128 x 128 singular values took a hundred times longer with two than with one.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        module = import_module(f"{self.package}.{name}")
+        arguments = parse(module.Arguments, rest, f"diffeqformer {self.name} {name}")
+        write = getattr(module, "write", write_document if self.name == "bench" else write_page)
+        if write is write_document:  # refused before anything is measured
+            _require_ending(getattr(arguments, "to", None), "to", (".json",))
+            _require_ending(getattr(arguments, "figure", None), "figure", (".png", ".svg"))
+        result = module.study(arguments, Terminal())
+        written = write(result, arguments)
+        if as_json:
+            own = result.document
+            return print_json({**own, **written} if isinstance(own, Mapping) else own)
+        result.show()
+        if "page" in written:
+            print(f"\n{written['page']}")
+
+    def _help(self) -> str:
+        names = (f"  {name:<13}{what}" for name, what in self.known.items())
+        return "\n".join(
+            [
+                self.about,
+                f"\nusage: diffeqformer {self.name} NAME [ARGUMENTS] [--json]\n",
+                *names,
+                f"\n  {self.name} NAME --help   arguments and an example",
+                f"\nExample: diffeqformer {self.example}",
+            ]
+        )
+
+
+def write_page(result: Result, arguments: Any) -> dict[str, str]:
+    """Write the page and the numbers to the study's folder; returns their paths."""
+    path = result.write()
+    return {"page": str(path), "arrays": str(path.with_name(f"{result.name}.npz"))}
+
+
+def write_document(result: Result, arguments: Any) -> dict[str, str]:
+    """Write the document to `--to` and the first figure to `--figure`, where they are given."""
+    if getattr(arguments, "to", None):
+        from diffeqformer.report.benchmark_page import write_document as write_sealed
+
+        write_sealed(result.document, Path(arguments.to).expanduser())
+    if getattr(arguments, "figure", None):
+        from diffeqformer.report import files
+        from diffeqformer.report.figures import save
+
+        path = Path(arguments.figure).expanduser()
+        files.write(path, save(result.figures[0].figure, path.suffix[1:]), "figure")
+    return {}
+
+
+STUDIES = {
+    "analyze": Verb(
+        "analyze",
+        "Look inside a model: numbers, figures, and a page to read, in RUN/analysis/NAME unless --to names a folder.",
+        ("analysis", "analyses"),
+        ANALYSES,
+        "analyze clusters --run runs/quickstart/diffeqformer",
+    ),
+    "bench": Verb(
+        "bench",
+        "Measure on this machine.",
+        ("benchmark", "benchmarks"),
+        BENCHMARKS,
+        "bench train --rounds 15 --to benchmarks/train.json",
+    ),
+    "reproduce": Verb(
+        "reproduce",
+        "Experiments at small scale, from training to a page; runs that are finished are kept when one is started "
+        "again.",
+        ("experiment", "experiments"),
+        EXPERIMENTS,
+        "reproduce elastic",
+    ),
+}
+
+
+def _require_ending(name: str | None, option: str, endings: Sequence[str]) -> None:
+    if name and Path(name).suffix not in endings:
+        raise BadInput(f"--{option} is {name!r}, but must end with {' or '.join(endings)}.")

@@ -1,0 +1,82 @@
+"""One table for the terminal, a page, a notebook and Markdown."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import fill
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from diffeqformer.report.text import clean
+
+_NUMBER = re.compile(r"[+−-]?[\d.,∞]|[+−-]?inf|nan|–$|$|not finite")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, columns and rows of text; the first cell of a row names the row."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """For each column whether it holds numbers alone, and is aligned to the right, wherever it is shown."""
+        columns = range(len(self.columns))
+        return tuple(i > 0 and all(_NUMBER.match(row[i]) for row in self.rows) for i in columns)
+
+    def to_rich(self, width: int) -> Group:
+        """For a terminal of `width` columns, to be printed by Rich's console.
+
+        Cells are never broken, headers only at spaces: a table that is too wide continues below, its first column
+        repeated.
+        """
+        cells = [max((cell_len(row[i]) for row in self.rows), default=0) for i in range(len(self.columns))]
+        needed = lambda widths, group: sum(widths[i] + 2 for i in group) - 2
+        widths = [max(cells[i], cell_len(name)) for i, name in enumerate(self.columns)]
+        if needed(widths, range(len(widths))) > width:
+            widths = [max(cells[i], *map(cell_len, name.split() or [""])) for i, name in enumerate(self.columns)]
+        groups: list[list[int]] = [[0]]
+        for column in range(1, len(widths)):
+            if len(groups[-1]) > 1 and needed(widths, [*groups[-1], column]) > width:
+                groups.append([0])
+            groups[-1].append(column)
+        shown: list[RenderableType] = [Text(self.caption, style="italic")] if self.caption else []
+        for group in groups:
+            table = RichTable(box=None, pad_edge=False, header_style="bold")
+            for i in group:
+                name = fill(self.columns[i], max(widths[i], 1), break_long_words=False, break_on_hyphens=False)
+                table.add_column(name, justify="right" if self.numeric[i] else "left", overflow="fold")
+            for row in self.rows:
+                table.add_row(*(row[i] for i in group))
+            shown.append(table)
+        return Group(*shown)
+
+    def to_html(self, *, caption: bool = True) -> str:
+        """A `<table>` of escaped text that needs nothing around it; columns of numbers have the class `number`."""
+        said = f"<caption>{_text(self.caption)}</caption>" if caption else ""
+        kinds = [' class="number"' if numeric else "" for numeric in self.numeric]
+        head = "".join(f'<th scope="col"{k}>{_text(name)}</th>' for name, k in zip(self.columns, kinds, strict=True))
+        body = "\n".join(
+            f'<tr><th scope="row">{_text(first)}</th>'
+            + "".join(f"<td{k}>{_text(cell)}</td>" for cell, k in zip(rest, kinds[1:], strict=True))
+            + "</tr>"
+            for first, *rest in self.rows
+        )
+        return f'<table class="plain">{said}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+
+    def to_markdown(self) -> str:
+        """The caption, if there is one, and the table as GitHub's Markdown."""
+        marks = ["---:" if numeric else "---" for numeric in self.numeric]
+        cell = lambda text: clean(text).replace("|", "\\|").replace("\n", " ")
+        lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (self.columns, marks, *self.rows)]
+        return (f"{self.caption}:\n\n" if self.caption else "") + "\n".join(lines)
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))

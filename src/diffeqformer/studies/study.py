@@ -1,0 +1,74 @@
+"""What every analysis, benchmark and experiment returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffeqformer.report.table import Table
+
+if TYPE_CHECKING:  # Matplotlib and NumPy are not loaded for a `--help`
+    import numpy as np
+
+    from diffeqformer.report.page import Animation, Figure, TokenMap
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found: sentences, tables, figures and every number, to be shown anywhere."""
+
+    name: str
+    """Names the files: `spectra`."""
+    title: str
+    findings: "tuple[str, ...]"
+    """Sentences; the first is the headline."""
+    tables: tuple[Table, ...] = ()
+    figures: "tuple[Figure, ...]" = ()
+    maps: "tuple[TokenMap, ...]" = ()
+    animations: "tuple[Animation, ...]" = ()
+    arrays: "Mapping[str, np.ndarray]" = field(default_factory=dict)
+    """Every number by name, to be written as NPZ."""
+    document: Any = field(default_factory=dict)
+    """What the command prints as JSON."""
+    folder: Path = Path()
+    """Where `write` writes if it is not told."""
+
+    def page(self) -> str:
+        """The HTML text of a page that opens offline."""
+        from diffeqformer.report import page
+
+        return page.render(**self._shown())
+
+    def write(self, folder: "Path | str | None" = None) -> Path:
+        """Write the numbers, the figures and the page; returns the path of `index.html`.
+
+        **Raises:** `RunFailed` if a file cannot be written.
+        """
+        from diffeqformer.report import page
+
+        return page.write(self.folder if folder is None else Path(folder), **self._shown())
+
+    def show(self) -> None:
+        """Print the headline and the tables."""
+        from rich.console import Console
+
+        console = Console(highlight=False, markup=False)
+        console.print(self.findings[0], soft_wrap=True)
+        for table in self.tables:
+            console.print()
+            console.print(table.to_rich(console.width))
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        said = "".join(f"<p>{escape(line)}</p>" for line in self.findings)
+        drawn = ""
+        if self.figures:
+            from diffeqformer.report.figures import svg
+
+            drawn = "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
+        return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}"
+
+    def _shown(self) -> dict[str, Any]:
+        names = ("name", "title", "findings", "tables", "figures", "maps", "animations", "arrays")
+        return {name: getattr(self, name) for name in names}
