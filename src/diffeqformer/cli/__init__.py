@@ -12,6 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted
+from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
 STORY = {
     "Train": {
@@ -24,7 +25,7 @@ STORY = {
         "sample": "continue a prompt: RUN --prompt TEXT",
     },
     "Understand": {
-        "analyze": "look inside: spectra, induction, lyapunov, attribution, clusters, depth",
+        "analyze": f"look inside: {', '.join(ANALYSES)}",
         "report": "two runs side by side: compare RUN_A RUN_B",
         "info": "parameters, FLOPs and memory: CONFIG or RUN",
     },
@@ -33,9 +34,8 @@ STORY = {
         "export": "write a run's model for Transformers: RUN --to DIR",
     },
     "Measure": {
-        "reproduce": "experiments, from training to a page: adapt (the paper's figure 5), elastic",
-        "bench": "speed and memory on this machine: train, finetune, generate, drafts, schemes, memory, text, "
-        "scaling, spectra, lyapunov, start; page",
+        "reproduce": f"experiments, from training to a page: {', '.join(EXPERIMENTS)}",
+        "bench": f"speed and memory on this machine: {', '.join(BENCHMARKS)}",
         "completion": "a script for your shell: bash|zsh|fish",
     },
 }
