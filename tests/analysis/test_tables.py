@@ -12,10 +12,12 @@ from diffeqformer.analysis.faithfulness import METHODS, Faithfulness
 from diffeqformer.analysis.induction import INFERENCE, Correlation, Induction
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.analysis.spectra import Spectra, Spectrum
-from diffeqformer.analysis.tables import MOST_ROWS, html_scores, html_table
+from diffeqformer.analysis.tables import MOST_ROWS, scores_table
+from diffeqformer.report.table import Table
 
 HOSTILE = "</table><script>alert('1')</script>&amp;\""
 ALLOWED = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+SAFE = {("scope", "col"), ("scope", "row"), ("class", "number"), ("class", "plain")}
 
 
 def cells(html: str) -> list[list[str]]:
@@ -26,7 +28,7 @@ def cells(html: str) -> list[list[str]]:
         open: list[str] = []
 
         def handle_starttag(self, tag, attrs):
-            assert tag in ALLOWED and not attrs, (tag, attrs)
+            assert tag in ALLOWED and set(attrs) <= SAFE, (tag, attrs)
             self.open.append(tag)
             if tag in ("caption", "tr"):
                 self.rows.append([])
@@ -56,7 +58,8 @@ def results():
     shape = (3, len(METHODS))
     curves = np.zeros((*shape, 2))
     return {
-        "spectra": Spectra(np.array([0.0, 1.0]), *2 * [np.ones(2, bool)], True, {HOSTILE: spectrum}),
+        "spectra": Spectra(np.array([0.0, 1.0]), *2 * [np.ones(2, bool)], True, np.array([0.0, 1.0]),
+                           {HOSTILE: spectrum}),
         "induction": Induction(np.array([0.5, 1.0]), heads, heads, (Correlation(*INFERENCE, 0.5, (0.1, 0.9)),
                                Correlation(HOSTILE, HOSTILE, 0.0, (0.0, 0.0))), 0.1, 4.0, 1.0, 4, 3, 2),
         "pairwise": Pairwise((1, 2), np.stack([upper, upper - 1], -1), 16, 1.0),
@@ -93,12 +96,12 @@ def test_a_result_is_a_whole_table_with_its_numbers(name):
 def test_of_a_long_text_the_highest_scores_are_shown_in_the_order_of_the_text():
     scores = np.arange(100.0)
     scores[7], scores[99] = 1000.0, np.nan
-    rows = cells(html_scores("s", 99, {"a": scores}))
+    rows = cells(scores_table("s", 99, {"a": scores}, most=MOST_ROWS).to_html())
     assert rows[0] == [f"s ({MOST_ROWS} of 100 inputs: the highest by a)"]
     places = [int(row[0]) for row in rows[2:]]
     assert places == [7, *range(99 - MOST_ROWS + 1, 99)]
 
 
 def test_a_table_escapes_everything():
-    html = html_table(HOSTILE, (HOSTILE, "b"), [(HOSTILE, HOSTILE)])
+    html = Table(HOSTILE, (HOSTILE, "b"), [(HOSTILE, HOSTILE)]).to_html()
     assert "<script" not in html and cells(html) == [[HOSTILE], [HOSTILE, "b"], [HOSTILE, HOSTILE]]

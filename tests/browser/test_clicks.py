@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffeqformer.report.page import Animation, Cloud, Page, TokenMap, write_page
+from diffeqformer.report.page import Animation, Cloud, TokenMap, write
 
 pytestmark = pytest.mark.browser
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -26,7 +26,7 @@ SEEN = """
       pressed: [...document.querySelectorAll(".tokens button")].findIndex((b) => b.ariaPressed === "true"),
       low: document.querySelector(".low").textContent, high: document.querySelector(".high").textContent,
       about: document.querySelector(".scale .output").textContent,
-      reading: document.querySelector(".reading").textContent, says: document.querySelector(".says").textContent,
+      reading: document.querySelector(".reading").textContent, says: document.querySelector(".description").textContent,
       behind: document.querySelectorAll(".tokens .behind").length,
       picture: document.querySelector(".matrix canvas").toDataURL(),
       moved: document.querySelector(".clouds canvas")?.toDataURL(), time: document.querySelector("output").textContent,
@@ -67,7 +67,7 @@ def page(tmp_path):
     token_map = TokenMap(TOKENS, (1, 3, 4), {"attention": SCORES, "gradient": SIGNED}, says)
     path = np.random.default_rng(0).normal(size=(5, 6, 3))
     cloud = Animation("Points.", (Cloud("f", path, (0, 1, 2, 3, -1, -1)),), np.arange(5), "time")
-    return write_page(tmp_path / "page", "demo", Page("t", ("s",), maps=(token_map,), animations=(cloud,)), {})
+    return write(tmp_path / "page", "demo", "t", ("s",), maps=(token_map,), animations=(cloud,))
 
 
 @pytest.mark.parametrize("width", [1280, 500])  # a headless window is not narrower

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from diffeqformer.cli.analyses import ANALYSES
+from diffeqformer.studies import ANALYSES
 
 SMALL = ("--systems", "2", "--particles", "6", "--steps", "4", "--orders", "0", "2")
 

@@ -6,6 +6,7 @@ import json
 import re
 from html import unescape
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.errors import RunFailed
 from diffeqformer.report.figures import style
-from diffeqformer.report.page import Animation, Cloud, Figure, Page, Table, TokenMap, visible, write_page
+from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, visible, write
+from diffeqformer.report.table import Table
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x'>&amp;\u202e\x00\u2028"
 
 
-def example(word: str = "cat") -> Page:
+def example(word: str = "cat") -> dict[str, Any]:
     """A page with one of everything."""
     with style():
         drawing = Drawing(figsize=(4, 3), layout="constrained")
@@ -26,14 +28,18 @@ def example(word: str = "cat") -> Page:
         axes.plot([0, 1], [1, 0])
         axes.imshow(np.eye(3), extent=(0, 1, 0, 1))
     scores = np.array([[0.5, 0.25, np.nan], [-1.0, np.inf, 2.0]])
-    return Page(
-        f"title {word}",
-        (f"says {word}",),
-        (Figure("curve", f"caption {word}", drawing),),
-        (Table(f"table {word}", ("name", "value", "note"), ((word, "−1.5", word), ("b", "2", ""))),),
-        (TokenMap(("the", word, visible(" sat\n")), (1, 2), {f"m {word}": scores}, {f"m {word}": f"line {word}"}),),
-        (Animation(f"moving {word}", (Cloud(word, np.zeros((3, 2, 3)), (0, -1)),), np.arange(3), "time"),),
-    )
+    return {
+        "title": f"title {word}",
+        "findings": (f"found {word}",),
+        "figures": (Figure("curve", f"caption {word}", drawing),),
+        "tables": (Table(f"table {word}", ("name", "value", "note"), ((word, "−1.5", word), ("b", "2", ""))),),
+        "maps": (
+            TokenMap(("the", word, visible(" sat\n")), (1, 2), {f"m {word}": scores}, {f"m {word}": f"line {word}"}),
+        ),
+        "animations": (
+            Animation(f"moving {word}", (Cloud(word, np.zeros((3, 2, 3)), (0, -1)),), np.arange(3), "time"),
+        ),
+    }
 
 
 def scripts(page: str) -> list[tuple[str, str]]:
@@ -61,7 +67,7 @@ def scripts(page: str) -> list[tuple[str, str]]:
 
 def test_every_file_is_written_and_numbers_come_back(tmp_path):
     arrays = {"a": np.arange(3), "z": np.array([1 + 2j])}
-    written = write_page(tmp_path / "new" / "demo", "demo", example(), arrays)
+    written = write(tmp_path / "new" / "demo", "demo", **example(), arrays=arrays)
     assert written == tmp_path / "new" / "demo" / "index.html"
     assert {p.name for p in written.parent.iterdir()} == {"index.html", "demo.npz", "curve.png", "curve.svg"}
     with np.load(written.with_name("demo.npz")) as back:
@@ -72,13 +78,13 @@ def test_every_file_is_written_and_numbers_come_back(tmp_path):
 
 
 def test_equal_contents_give_equal_bytes(tmp_path):
-    first, second = (write_page(tmp_path / name, "demo", example(), {"a": np.arange(3)}).parent for name in "ab")
+    first, second = (write(tmp_path / name, "demo", **example(), arrays={"a": np.arange(3)}).parent for name in "ab")
     for path in first.iterdir():
         assert path.read_bytes() == (second / path.name).read_bytes(), path.name
 
 
 def test_text_cannot_become_markup(tmp_path):
-    page = write_page(tmp_path, "demo", example(HOSTILE), {}).read_text()
+    page = write(tmp_path, "demo", **example(HOSTILE), arrays={}).read_text()
     found = scripts(page)
     assert [kind for kind, _ in found] == ["application/json", "application/json", ""]
     assert "alert(1)" not in found[-1][1]
@@ -90,7 +96,7 @@ def test_text_cannot_become_markup(tmp_path):
 
 
 def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
-    page = write_page(tmp_path, "demo", example(), {}).read_text()
+    page = write(tmp_path, "demo", **example(), arrays={}).read_text()
     digest = base64.b64encode(hashlib.sha256(scripts(page)[-1][1].encode()).digest()).decode()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', unescape(page))
     assert policy and policy[1].startswith("default-src 'none';") and f"script-src 'sha256-{digest}'" in policy[1]
@@ -100,34 +106,34 @@ def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
 
 
 def test_without_maps_there_is_no_script(tmp_path):
-    page = write_page(tmp_path, "demo", Page("t", ("s",)), {}).read_text()
+    page = write(tmp_path, "demo", "t", ("s",)).read_text()
     assert not scripts(page) and "script-src 'none'" in unescape(page)
 
 
 def test_a_table_aligns_numbers(tmp_path):
-    page = write_page(tmp_path, "demo", example(), {}).read_text()
+    page = write(tmp_path, "demo", **example(), arrays={}).read_text()
     assert '<th scope="col" class="number">value</th><th scope="col">note</th>' in page
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"methods": {"m": np.zeros((2, 3))}, "says": {"m": ""}}, "must be"),
+        ({"methods": {"m": np.zeros((2, 3))}, "descriptions": {"m": ""}}, "must be"),
         ({"outputs": (3,)}, "not all positions"),
-        ({"says": {}}, "one line for each method"),
+        ({"descriptions": {}}, "one line for each method"),
     ],
 )
 def test_a_map_that_contradicts_itself_is_refused(tmp_path, change, said):
-    right = {"tokens": ("a", "b"), "outputs": (0,), "methods": {"m": np.zeros((1, 2))}, "says": {"m": ""}}
+    right = {"tokens": ("a", "b"), "outputs": (0,), "methods": {"m": np.zeros((1, 2))}, "descriptions": {"m": ""}}
     with pytest.raises(ValueError, match=said):
-        write_page(tmp_path / "new", "demo", Page("t", (), maps=(TokenMap(**(right | change)),)), {})
+        write(tmp_path / "new", "demo", "t", (), maps=(TokenMap(**(right | change)),))
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFailed, match="cannot be written"):
-        write_page(tmp_path / "file", "demo", Page("t", ()), {})
+        write(tmp_path / "file", "demo", "t", ())
 
 
 def test_spaces_are_visible():

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.lyapunov import populated, require_outputs
-from diffeqformer.analysis.tables import html_scores
+from diffeqformer.analysis.tables import MOST_ROWS, scores_table
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -30,7 +30,7 @@ BATCH_NUMBERS = 1 << 22
 
 @dataclass(frozen=True)
 class Attributions:
-    """Scores of all inputs for some outputs; NaN for inputs behind the output."""
+    """Scores of all inputs for some outputs; NaN for inputs after the output."""
 
     outputs: tuple[int, ...]
     targets: Int[np.ndarray, " output"]
@@ -54,8 +54,8 @@ class Attributions:
         }
 
     def _repr_html_(self) -> str:
-        last = self.outputs[-1]
-        return html_scores(f"attributions of output {last}", last, {name: s[-1] for name, s in self.scores.items()})
+        last, columns = self.outputs[-1], {name: scores[-1] for name, scores in self.scores.items()}
+        return scores_table(f"attributions of output {last}", last, columns, most=MOST_ROWS).to_html()
 
 
 def attribute(

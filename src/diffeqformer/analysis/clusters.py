@@ -24,10 +24,11 @@ import equinox as eqx
 import numpy as np
 from scipy.linalg import expm
 
-from diffeqformer.analysis.tables import html_table
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode import grid
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
 
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -101,7 +102,7 @@ class Simulation:
         ends = [(m[0].mean(), m[-1].mean()) for m in (self.measures.distance, self.measures.energy)]
         rows = [(name, f"{a:.4g}", f"{b:.4g}") for name, (a, b) in zip(("mean distance", "energy"), ends, strict=True)]
         about = f"{self.states.shape[1]} points, {self.measures.distance.shape[1]} systems"
-        return html_table(f"{self.variant}, f of order {self.order}: {about}", ("", "start", "end"), rows)
+        return Table(f"{self.variant}, f of order {self.order}: {about}", ("", "start", "end"), rows).to_html()
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class HiddenStates:
         values = zip(self.times, self.norm, self.measures.distance, self.measures.energy, strict=True)
         rows = [(f"{time:.3g}", *(f"{one.mean():.4g}" for one in rest)) for time, *rest in values]
         columns = ("depth", "length", "mean distance", "energy")
-        return html_table(f"hidden states of {self.norm.shape[1]} texts", columns, rows)
+        return Table(f"hidden states of {self.norm.shape[1]} texts", columns, rows).to_html()
 
 
 def watch_states(
@@ -151,7 +152,7 @@ def watch_states(
             if number == 0:
                 projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
             stage.advance()
-    times = np.arange(steps + 1) / steps
+    times = np.asarray(grid.edges(model.grid(steps)))
     return HiddenStates(times, _together(measures, 1), np.concatenate(norms, 1), projection, explained)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.lyapunov import populated, require_outputs
-from diffeqformer.analysis.tables import html_scores
+from diffeqformer.analysis.tables import MOST_ROWS, scores_table
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
@@ -49,8 +49,8 @@ class EndToEnd:
         }
 
     def _repr_html_(self) -> str:
-        columns = {"growth": self.growth[-1], "± error": self.error[-1]}
-        return html_scores(f"end-to-end exponents of output {self.outputs[-1]}", self.outputs[-1], columns)
+        last, columns = self.outputs[-1], {"growth": self.growth[-1], "± error": self.error[-1]}
+        return scores_table(f"end-to-end exponents of output {last}", last, columns, most=MOST_ROWS).to_html()
 
 
 def end_to_end(

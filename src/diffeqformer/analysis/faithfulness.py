@@ -19,10 +19,10 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, Attributions
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.lyapunov import pairwise, populated
-from diffeqformer.analysis.tables import html_table
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
 
 PAIRWISE, END_TO_END, OCCLUSION, RANDOM = "Lyapunov, pairwise", "Lyapunov, end-to-end", "occlusion", "random"
 METHODS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS, RANDOM)
@@ -116,7 +116,7 @@ class Faithfulness:
         return f"a clear lead of {lead}" if lead.low > 0 else f"no clear lead, {lead}"
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The table: a row a method, the best first, means with 95% intervals."""
+        """The table: one row per method, the best first, means with 95% intervals."""
         measures = {measure: self.estimates(measure) for measure in self.measures()}
         return tuple(
             (method, *(str(measures[measure][method]) for measure in measures)) for method in self.ranking("strength")
@@ -135,7 +135,7 @@ class Faithfulness:
         }
 
     def _repr_html_(self) -> str:
-        return html_table(self.verdict(), ("method", *self.measures()), self.rows())
+        return Table(self.verdict(), ("method", *self.measures()), self.rows()).to_html()
 
 
 def explain(

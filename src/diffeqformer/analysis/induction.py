@@ -21,12 +21,13 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
-from diffeqformer.analysis.tables import html_table
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
 
 _BATCH_BYTES = 256_000_000
 
@@ -111,16 +112,16 @@ class Induction:
         found["correlation_names"] = np.array([f"{c.behaviour} ~ {c.summary}" for c in self.correlations])
         return found
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Columns and rows of the correlations."""
+    def table(self, caption: str = "Rank correlations") -> Table:
+        """The correlations."""
         rows = [
-            (c.behaviour, c.summary, f"{c.rho:+.2f}", f"{c.interval[0]:+.2f} to {c.interval[1]:+.2f}")
+            (f"{c.behaviour} ~ {c.summary}", f"{c.rho:+.2f}", f"{c.interval[0]:+.2f} to {c.interval[1]:+.2f}")
             for c in self.correlations
         ]
-        return ("behaviour", "spectrum", "rank correlation", "95 % interval"), rows
+        return Table(caption, ("behaviour ~ spectrum", "rank correlation", "95 % interval"), rows)
 
     def _repr_html_(self) -> str:
-        return html_table(self.verdict(), *self.table())
+        return self.table(self.verdict()).to_html()
 
 
 def repeated_sequences(
@@ -143,10 +144,10 @@ def repeated_sequences(
 def prefix_targets(length: int, repeats: int) -> np.ndarray:
     """True where a query of the second or a later copy would look to match its prefix: (query, position).
 
-    These are the positions behind every earlier copy of the query's token.
+    These are the positions after every earlier copy of the query's token.
     """
     query, position = np.ogrid[: length * repeats, : length * repeats]
-    behind = query - position  # one copy back the same token is `length` behind, and what followed it one less
+    behind = query - position  # one copy back the same token is `length` back, and what followed it one less
     return (query >= length) & (position >= 1) & (behind >= 0) & (behind % length == length - 1)
 
 
@@ -166,7 +167,7 @@ def measure_induction(
 
     Behaviours, means over sequences and positions (and over a step's evaluations of attention, if it has many):
 
-    - `prefix matching`, 0 to 1: attention from the second and later copies to the positions behind earlier copies of
+    - `prefix matching`, 0 to 1: attention from the second and later copies to the positions after earlier copies of
       the query's token (Olsson et al.).
     - `copying`, -1 to 1: looking at a position alone, does the head raise the logit of the token there? Counted in
       ranks among the sequence's tokens, so that the head's scale does not matter: 1 if above all others, -1 if below
@@ -206,7 +207,7 @@ def measure_induction(
     continuous = config.weights != "layer"
     values = behaviours | summaries
     return Induction(
-        times=np.arange(1, steps + 1) / steps,
+        times=grid.edges(model.grid(steps))[1:],
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(

@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, orthonormalise
-from diffeqformer.analysis.tables import html_scores
+from diffeqformer.analysis.tables import MOST_ROWS, scores_table
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
@@ -72,8 +72,8 @@ class Pairwise:
         }
 
     def _repr_html_(self) -> str:
-        columns = {"leading": self.leading[-1], "mean": self.mean[-1]}
-        return html_scores(f"pairwise exponents of output {self.outputs[-1]}", self.outputs[-1], columns)
+        last, columns = self.outputs[-1], {"leading": self.leading[-1], "mean": self.mean[-1]}
+        return scores_table(f"pairwise exponents of output {last}", last, columns, most=MOST_ROWS).to_html()
 
 
 def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from diffeqformer.analysis.tables import html_table
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -30,6 +29,7 @@ from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.schemes import scheme_of
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
 
 Pair = tuple[Any, Any]
 """The factors L (..., n, r) and R (..., r, n) of `L R`."""
@@ -113,6 +113,8 @@ class Spectra:
     """True for the times at which it takes weights for the feed-forward block."""
     continuous: bool
     """The weights are functions of time; else only the steps' times are there, and curves join separate layers."""
+    edges: np.ndarray
+    """The times between the steps, from 0 to 1."""
     pairs: dict[str, Spectrum]
     """By name: `QK`, `OV`, `FF`, and `FF r` for a random subset of r hidden units."""
 
@@ -134,19 +136,19 @@ class Spectra:
         """The mask of times at which the forward pass takes the weights of pair `name`."""
         return self.feed_forward_step if name.startswith("FF") else self.attention_step
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Columns and rows of a table: mean over heads at the first, a middle and the last time."""
+    def table(self, caption: str) -> Table:
+        """Means over heads at the first, a middle and the last time."""
         chosen = sorted({0, len(self.times) // 2, len(self.times) - 1})
-        columns = ("pair", "mean over heads", *(f"t = {self.times[i]:.3g}" for i in chosen))
+        columns = ("pair: mean over heads", *(f"t = {self.times[i]:.3g}" for i in chosen))
         rows = [
-            (name, what, *(f"{values[i].mean():.3g}" for i in chosen))
+            (f"{name}: {what}", *(f"{values[i].mean():.3g}" for i in chosen))
             for name, spectrum in self.pairs.items()
             for what, values in spectrum.summaries().items()
         ]
-        return columns, rows
+        return Table(caption, columns, rows)
 
     def _repr_html_(self) -> str:
-        return html_table(f"spectra at {len(self.times)} times", *self.table())
+        return self.table(f"spectra at {len(self.times)} times").to_html()
 
 
 def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = False) -> dict[str, Pair]:
@@ -302,7 +304,8 @@ def spectra(
             values, singular = (np.concatenate(each) for each in zip(*chunks, strict=True))
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
-    return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, spectra_of)
+    edges = np.asarray(grid.edges(model.grid(steps)))
+    return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
 
 
 def _product(left: Any, right: Any, *, smaller: bool) -> np.ndarray:

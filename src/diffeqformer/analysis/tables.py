@@ -1,31 +1,29 @@
-"""How results show themselves in notebooks: one small table, every text escaped."""
+"""Scores of the tokens of a text as a table."""
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
+
 MOST_ROWS = 40
-"""Of a table of tokens; of longer texts those of highest score are shown."""
+"""Of a table in a notebook; of longer texts those of highest score are shown."""
 
 
-def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as HTML that needs nothing around it; the first cell of a row names the row."""
-    line = lambda cells, tags: "".join(f"<{tag}>{escape(cell)}</{tag}>" for tag, cell in zip(tags, cells, strict=True))
-    head = f"<thead><tr>{line(columns, ['th'] * len(columns))}</tr></thead>"
-    body = "".join(f"<tr>{line(row, ['th'] + ['td'] * (len(row) - 1))}</tr>" for row in rows)
-    return f"<table><caption>{escape(caption)}</caption>{head}<tbody>{body}</tbody></table>"
+def scores_table(
+    caption: str, output: int, columns: Mapping[str, np.ndarray], tokens: Sequence[str] = (), most: int | None = None
+) -> Table:
+    """One row per input that one output can see.
 
-
-def html_scores(caption: str, output: int, columns: dict[str, np.ndarray]) -> str:
-    """A table of the scores of every input for one output.
-
-    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,), of which the first one chooses the
-    rows of a long text.
+    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,); `tokens`, pieces of the text, to
+    stand beside their positions; `most`, rows of a long text, chosen by the first of the columns.
     """
-    first = np.nan_to_num(next(iter(columns.values()))[: output + 1], nan=-np.inf)
-    shown = np.sort(np.argsort(-first, kind="stable")[:MOST_ROWS])
+    name, first = next(iter(columns.items()))
+    order = np.argsort(-np.nan_to_num(first[: output + 1], nan=-np.inf), kind="stable")
+    shown = np.sort(order[:most])
     if len(shown) <= output:
-        caption = f"{caption} ({len(shown)} of {output + 1} inputs: the highest by {next(iter(columns))})"
-    rows = [(str(i), *(f"{scores[i]:.4f}" for scores in columns.values())) for i in shown]
-    return html_table(caption, ("input", *columns), rows)
+        caption = f"{caption} ({len(shown)} of {output + 1} inputs: the highest by {name})"
+    where = lambda i: f"{i} {tokens[i]}" if tokens else str(i)
+    rows = [(where(i), *(number(scores[i], 4) for scores in columns.values())) for i in shown]
+    return Table(caption, ("input", *columns), rows)

@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -21,6 +22,10 @@ from diffeqformer.report.text import clean, depth_points, finite
 
 # Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+SIGNED, UNSIGNED = "RdBu_r", "Blues"
+"""Colour maps of signed and of unsigned values: the dark end, red of the signed one, is high."""
+DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
+"""Of depth, from warm to cool; seen as well on white as on dark paper."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#1c2128"
 WIDE, NARROW = 9.4, 3.7
@@ -105,6 +110,16 @@ def plain_log(axis: Any) -> None:
     """Ticks of a logarithmic axis as plain numbers, and none that are not written."""
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def perplexity_scale(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with plain numbers where perplexities span more than a factor of four."""
+    axis.margins(y=0.1)
+    if values and max(values) > 4 * min(values):
+        axis.set_yscale("log")
+        plain_log(axis.yaxis)
+        few = max(values) < 50 * min(values)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if few else (1, 3), numticks=12))
 
 
 def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:

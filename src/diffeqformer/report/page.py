@@ -11,7 +11,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.report import files
-from diffeqformer.report.figures import save, svg
+from diffeqformer.report.figures import NARROW, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import clean
 
@@ -55,6 +55,11 @@ class Figure:
     """The same for a phone; without it the figure can be scrolled sideways there."""
 
 
+def both_widths(name: str, caption: str, draw: Callable[..., Drawing], *arguments: Any) -> Figure:
+    """The figure that `draw(*arguments, width=...)` makes, for a desktop and for a phone."""
+    return Figure(name, caption, draw(*arguments, width=WIDE), draw(*arguments, width=NARROW))
+
+
 @dataclass(frozen=True)
 class TokenMap:
     """Scores of every token of a text for each of some outputs, by several methods: an interactive heat map."""
@@ -65,7 +70,7 @@ class TokenMap:
     """Positions whose output was analysed."""
     methods: dict[str, np.ndarray]
     """Name to scores of shape (len(outputs), len(tokens)); NaN where an input lies behind the output."""
-    says: dict[str, str]
+    descriptions: Mapping[str, str]
     """Name to one line: what is seen, and how it was computed."""
 
 
@@ -194,7 +199,7 @@ def _check(name: str, figures: Sequence[Figure], maps: Sequence[TokenMap]) -> No
         raise ValueError(f"names of files are used twice: {names}.")
     for one in maps:
         shape = (len(one.outputs), len(one.tokens))
-        if not one.methods or not one.outputs or set(one.says) != set(one.methods):
+        if not one.methods or not one.outputs or set(one.descriptions) != set(one.methods):
             raise ValueError("a token map needs an output, a method, and one line for each method.")
         if wrong := {m: s.shape for m, s in one.methods.items() if s.shape != shape}:
             raise ValueError(f"scores of a token map are {wrong}, but must be {shape}.")
@@ -237,7 +242,11 @@ def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
 
 def _map(one: TokenMap) -> dict[str, Any]:
     methods = [
-        {"name": clean(name), "says": clean(one.says[name]), "scores": [_row(row) for row in scores.tolist()]}
+        {
+            "name": clean(name),
+            "description": clean(one.descriptions[name]),
+            "scores": [_row(row) for row in scores.tolist()],
+        }
         for name, scores in one.methods.items()
     ]
     tokens = [clean(token) for token in one.tokens]

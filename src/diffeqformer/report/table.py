@@ -62,13 +62,13 @@ class Table:
         said = f"<caption>{_text(self.caption)}</caption>" if caption else ""
         kinds = [' class="number"' if numeric else "" for numeric in self.numeric]
         head = "".join(f'<th scope="col"{k}>{_text(name)}</th>' for name, k in zip(self.columns, kinds, strict=True))
-        body = "\n".join(
+        body = "".join(
             f'<tr><th scope="row">{_text(first)}</th>'
             + "".join(f"<td{k}>{_text(cell)}</td>" for cell, k in zip(rest, kinds[1:], strict=True))
             + "</tr>"
             for first, *rest in self.rows
         )
-        return f'<table class="plain">{said}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+        return f'<table class="plain">{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
     def to_markdown(self) -> str:
         """The caption, if there is one, and the table as GitHub's Markdown."""

@@ -132,7 +132,7 @@
     };
 
     const draw = () => {
-      const { name, says, signed, scores } = methods[method];
+      const { name, description, signed, scores } = methods[method];
       const scale = span.value === "all" ? scaleOf(scores, outputs, signed) : scaleOf([scores[row]], [outputs[row]], signed);
       buttons.forEach((button, place) => {
         const value = scores[row][place];
@@ -146,7 +146,7 @@
         button.title = shade ? `${name}: ${written(value)}` : "not seen by the output";
         button.setAttribute("aria-label", `token ${place}, ${tokens[place]}, ${button.title}`);
       });
-      find(".says").textContent = says;
+      find(".description").textContent = description;
       find(".low").textContent = written(scale.low);
       find(".high").textContent = written(scale.high);
       const own = scores[row][outputs[row]];

@@ -1,52 +1,16 @@
-"""Figures of token sensitivity: exponents of one output's inputs, and the test of explanations."""
+"""Figures of the test of explanations."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.analysis.faithfulness import Faithfulness, interval
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, style
-from diffeqformer.report.text import clean
 
-MOST_LABELS = 48
-"""Tokens whose pieces can be written under a figure."""
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)))
 """Styles that tell apart methods of the same colour."""
-
-
-def token_exponents(
-    tokens: Sequence[str], panels: dict[str, tuple[np.ndarray, np.ndarray | None]], *, width: float = WIDE
-) -> Figure:
-    """Scores of the inputs of one output, a panel a method.
-
-    **Arguments:** `tokens`, pieces of the inputs as a reader sees them; `panels`, the label of an axis to scores and
-    their standard errors, if any, of shape (input,); `width` in inches.
-    """
-    few = len(tokens) <= MOST_LABELS and width >= 5
-    with style():
-        figure = Figure(figsize=(width, (0.9 if few else 0.4) + 2.0 * len(panels)), layout="constrained")
-        axes: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        x = np.arange(len(tokens))
-        for index, (axis, (label, (scores, errors))) in enumerate(zip(axes, panels.items(), strict=True)):
-            shown = np.where(np.isfinite(scores), scores, np.nan)  # a derivative of zero: an exponent of minus infinity
-            axis.errorbar(
-                x, shown, yerr=errors, color=color(index), marker="o", markersize=3.5, linestyle="None", elinewidth=1.2
-            )
-            axis.set_ylabel(label)
-            axis.margins(x=0.02)
-        if few:
-            axes[-1].xaxis.set_major_locator(FixedLocator(x.tolist()))
-            pieces = [clean(token)[:14] for token in tokens]
-            for label in axes[-1].set_xticklabels(pieces, rotation=60, ha="right", rotation_mode="anchor"):
-                label.set_parse_math(False)  # a pair of dollars is no formula here
-        else:
-            axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-            axes[-1].set_xlabel("position of the input token")
-    return figure
 
 
 def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:

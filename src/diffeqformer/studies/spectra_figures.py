@@ -1,26 +1,18 @@
-"""Figures of spectra over depth and of induction heads beside them."""
+"""Figures of spectra over depth."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection
-from matplotlib.colors import CenteredNorm, LinearSegmentedColormap, Normalize
+from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.transforms import offset_copy
 
-from diffeqformer.analysis.induction import INFERENCE, Induction
 from diffeqformer.analysis.spectra import COPYING, RADIUS, Spectra
-from diffeqformer.report.figures import INK, WIDE, color, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, style
 from diffeqformer.report.text import clean
-
-SIGNED, UNSIGNED = "RdBu_r", "Blues"
-"""Colour maps of signed and of unsigned values: dark is large."""
-DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
-"""Of depth, from warm to cool; seen as well on white as on dark paper."""
-
-Models = Sequence[tuple[str, Spectra]]
-"""One or two models by name, drawn side by side."""
+from diffeqformer.studies.spectra import Models
 
 
 def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
@@ -54,7 +46,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
                     axis.set_visible(False)
                     continue
                 image = axis.pcolormesh(
-                    _edges(found), np.arange(values.shape[-1] + 1) + 0.5, real[:, head].T,
+                    _edges(found, pair), np.arange(values.shape[-1] + 1) + 0.5, real[:, head].T,
                     cmap=SIGNED, norm=CenteredNorm(0.0, end), rasterized=True,
                 )  # fmt: skip
                 axis.grid(visible=False)
@@ -163,71 +155,18 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     return figure
 
 
-def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
-    """Behaviours of every head at every step, beside the summaries of its spectra."""
-    stacked = width < 5
-    most = max(float(found.behaviours["prefix matching"].max()), 2 * found.chance)  # a share of one is out of reach
-    cells = [
-        ("prefix matching", 0.0, most), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
-        ("copying", -1.0, 1.0), ("OV positive share", 0.0, 1.0), ("OV sum ratio", -1.0, 1.0),
-    ]  # fmt: skip
-    with style():
-        heads = found.behaviours["copying"].shape[1]
-        shape = (3, 2) if stacked else (2, 3)
-        figure = Figure(figsize=(width, 1.4 + shape[0] * max(1.4, 0.14 * heads)), layout="constrained")
-        grid: Any = figure.subplots(*shape, sharex=True, sharey=True)
-        values = found.behaviours | found.summaries
-        for axis, (name, low, high) in zip((grid.T if stacked else grid).flat, cells, strict=True):
-            image = axis.imshow(
-                values[name].T, cmap=SIGNED if low < 0 else UNSIGNED, vmin=low, vmax=high, aspect="auto",
-                interpolation="nearest", extent=(0.5, len(found.times) + 0.5, heads - 0.5, -0.5),
-            )  # fmt: skip
-            axis.grid(visible=False)
-            axis.set_title(name)
-            figure.colorbar(image, ax=axis, pad=0.02)
-        for axis in grid[-1]:
-            axis.set_xlabel("step")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        for axis in grid[:, 0]:
-            axis.set_ylabel("head")
-            axis.yaxis.get_major_locator().set_params(integer=True)
-    return figure
-
-
-def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
-    """The test of the paper's inference: each behaviour against the summary that is to tell it, a point a head."""
-    chosen = [("prefix matching", "QK positive share"), ("copying", "OV positive share"), INFERENCE]
-    stacked = width < 5
-    with style():
-        figure = Figure(figsize=(width, 7.8 if stacked else 3.2), layout="constrained")
-        depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)
-        drawn: Any = None
-        axes: Any = figure.subplots(len(chosen), 1) if stacked else figure.subplots(1, len(chosen))
-        for axis, (behaviour, summary) in zip(axes, chosen, strict=True):
-            test = next(c for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))
-            x, y = found.summaries[summary], found.behaviours[behaviour]
-            drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
-            if behaviour == "prefix matching":
-                axis.axhline(found.chance, color=INK, linewidth=0.8, linestyle=":")
-            axis.set_title(f"ρ = {test.rho:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})")
-            axis.set_xlabel(summary)
-            axis.set_ylabel(behaviour)
-        figure.colorbar(drawn, ax=list(axes), pad=0.01).set_label("depth t")
-    return figure
-
-
 def _shown(found: Spectra, pair: str, values: np.ndarray) -> np.ndarray:
     """Values at the times that a figure shows: all, or a table of layers' own."""
     return values if found.continuous else values[found.steps(pair)]
 
 
-def _edges(found: Spectra) -> np.ndarray:
-    """Borders of a heat map's columns: layers have equal widths, times stand where they are."""
-    if not found.continuous:
-        steps = int(found.attention_step.sum())
-        return np.arange(steps + 1) / steps
-    middle = (found.times[1:] + found.times[:-1]) / 2
-    return np.concatenate([found.times[:1], middle, found.times[-1:]])
+def _edges(found: Spectra, pair: str) -> np.ndarray:
+    """Borders of a heat map's columns: layers have the lengths of their steps, times stand where they are."""
+    steps = found.steps(pair)
+    if not found.continuous and steps.sum() == len(found.edges) - 1:
+        return found.edges
+    times = found.times if found.continuous else found.times[steps]
+    return np.concatenate([[0.0], (times[1:] + times[:-1]) / 2, [1.0]])
 
 
 def _title(figure: Any, text: str) -> None:

@@ -15,14 +15,9 @@ from matplotlib.ticker import LogLocator
 from diffeqformer.analysis.clusters import HiddenStates, Measures, Simulation, members, pair_distances
 from diffeqformer.report.figures import COLORS, INK, WIDE, color, legend, plain_log, style
 from diffeqformer.report.page import Cloud, frame_of
+from diffeqformer.studies.clusters import growth_name
 
-_POWERS = ("", "", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")
 _AZIMUTH, _ELEVATION = 35.0, 20.0
-
-
-def growth_name(order: int) -> str:
-    """`f` as it is written in figures, with `τ` for the time in its unit."""
-    return "f = 1 (shared)" if order == 0 else f"f = τ{_POWERS[order] if order < len(_POWERS) else f'^{order}'}"
 
 
 def cloud_of(simulation: Simulation, share: float) -> Cloud:
@@ -114,7 +109,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             few = len(found.times) <= 30
             axis.plot(found.times, middle, color=color(index), marker="o" if few else None, markersize=3)
             axis.fill_between(found.times, low, high, color=color(index), alpha=0.13, linewidth=0)
-        titles = ("clusters a token", "mean length of a state", "mean distance of two states", "interaction energy")
+        titles = ("clusters per token", "mean length of a state", "mean distance of two states", "interaction energy")
         for axis, title in zip(axes, titles, strict=True):
             axis.set_title(title)
             axis.set_xlabel("depth")

@@ -1,0 +1,170 @@
+"""`diffeqformer analyze attribution`: explanations of a prediction, and a test of which of them to trust."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.studies import inputs
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.faithfulness import Faithfulness
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Explanations of a prediction side by side, and a test of which of them to trust on this model.
+
+    Example: diffeqformer analyze attribution runs/quickstart/diffeqformer --text "def main(argv):" --faithfulness 200
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    text: str = ""
+    """Text to explain, at most as long as the model's context; may be left out with --faithfulness."""
+    output_token: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Position whose prediction is explained, from 0; if not given, the last 32 of the text, to choose from in the
+    page."""
+    faithfulness: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Contexts of the validation split, drawn over all of it, on which the explanations are tested; 0 for no test."""
+    context_tokens: int = 64
+    """Tokens of each of these contexts; the model's context if that is shorter."""
+    draws: int = 4
+    """Replacements that are drawn for each of their tokens."""
+    tangents: int = 4
+    """Of the pairwise Lyapunov exponents."""
+    probes: int = 16
+    """Of the end-to-end Lyapunov exponents."""
+    points: int = 32
+    """Of the quadrature of integrated gradients."""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Depth steps; the trained number if not given."""
+    seed: int = 0
+    """Of everything that is drawn."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder for the page; RUN/analysis/attribution if not given."""
+
+
+DESCRIPTIONS = {
+    "Lyapunov, pairwise": "Largest exponent of the field at the output by one input's state, over all of depth.",
+    "Lyapunov, end-to-end": "Growth of a random perturbation of an input's embedding until the output's final state.",
+    "attention": "Attention weight of the input in the output's row, mean over heads and all of depth.",
+    "attention, last step": "The same in the last step alone.",
+    "attention rollout": "The output's row of the product over depth of (A + I) / 2, A the mean over heads.",
+    "gradient x input": "Derivative of log p of the predicted token by the input's embedding, times the embedding.",
+    "integrated gradients": "Mean of that derivative on the way from the mean embedding, times the distance; adds up.",
+    "occlusion": "Fall of log p, nats, when the input's embedding is replaced by the mean one.",
+    "random": "Drawn at random: what a ranking by chance looks like.",
+}
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Explain a text, test the explanations, or both; the table of trust comes before the scores."""
+    _check(arguments)
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.faithfulness import END_TO_END, explain, faithfulness
+    from diffeqformer.analysis.tables import scores_table
+    from diffeqformer.report.page import TokenMap, both_widths
+    from diffeqformer.studies.attribution_figures import correlations, curves
+    from diffeqformer.training.run import load_run
+
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    model, folder = opened.model, inputs.folder_for("attribution", arguments.to, opened)
+    inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
+    ids = inputs.ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
+    outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if arguments.text else ()
+    split = inputs.validation_tokens(opened, progress) if arguments.faithfulness else ids
+    settings: dict[str, Any] = {
+        "tangents": arguments.tangents, "probes": arguments.probes, "points": arguments.points,
+        "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
+    }  # fmt: skip
+    arrays: dict[str, np.ndarray] = {}
+    maps, tables, figures = [], [], []
+    whose = f"{opened.folder}, update {opened.step}"
+    said = [f"{whose}."]
+    document: dict[str, Any] = {"run": str(opened.folder), "update": opened.step}
+    if arguments.text:
+        tokens, last = inputs.pieces_of(opened, ids), outputs[-1]
+        explained = explain(model, jnp.asarray(ids), outputs, **settings)
+        scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
+        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS))
+        caption = f"Scores of every input for the prediction after {last}, {tokens[last]}"
+        tables.append(scores_table(caption, last, {name: row[-1] for name, row in scores.items()}, tokens))
+        top = "; ".join(
+            f"{name}: {inputs.highest(tokens, scores[name][-1], 1)}" for name in ("occlusion", END_TO_END, "attention")
+        )
+        said = [
+            f"After token {last}, “{tokens[last]}”, the model expects “{predicted[-1]}” with probability "
+            f"{np.exp(explained.log_probabilities[-1]):.2f}. The input of the highest score: {top}.",
+            f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
+        ]
+        arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
+        document |= {
+            "tokens": list(tokens),
+            "outputs": list(outputs),
+            "predicted": list(predicted),
+            "log_probabilities": explained.log_probabilities.tolist(),
+            "scores": {name: inputs.finite_rows(values) for name, values in scores.items()},
+        }
+    if arguments.faithfulness:
+        length = min(arguments.context_tokens, model.config.context)
+        found = faithfulness(
+            model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **settings
+        )
+        said = [
+            found.verdict(),
+            *said,
+            "Occlusion replaces single tokens, as the rank correlations do, though by another vector: that it ranks "
+            "well there is partly by construction. Deletion and insertion replace many.",
+        ]
+        tables.insert(0, trust(found, length))
+        ranked = "Rank correlation of scores with what replacing a token changes"
+        replaced = "Replacing the tokens of highest scores, and putting them back"
+        figures = [
+            both_widths("correlations", ranked, correlations, found),
+            both_widths("deletion-insertion", replaced, curves, found),
+        ]
+        arrays |= found.arrays()
+        document["faithfulness"] = {
+            "contexts": arguments.faithfulness,
+            "length": length,
+            "verdict": found.verdict(),
+            "ranking": list(found.ranking("strength")),
+            **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
+        }
+    return Result(
+        "attribution", "Attribution", tuple(said), tuple(tables), tuple(figures), tuple(maps), arrays=arrays,
+        document=document, folder=folder,
+    )  # fmt: skip
+
+
+def _check(arguments: Arguments) -> None:
+    if not arguments.text and not arguments.faithfulness:
+        raise BadInput("there is nothing to do: give a --text, or a number of contexts with --faithfulness, or both.")
+    inputs.require_at_least({"faithfulness": 0, "draws": 1, "points": 1, "context_tokens": 2}, arguments)
+    if arguments.faithfulness == 1:
+        raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
+    inputs.require_seed(arguments.seed)
+
+
+def trust(found: "Faithfulness", length: int) -> Table:
+    """Which explanation to trust, the best first."""
+    caption = (
+        f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over the whole "
+        "validation split; means and 95% bootstrap intervals; of all columns, more is better"
+    )
+    columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
+    return Table(caption, columns, found.rows())
+
+
+def name_of(method: str) -> str:
+    """A method's name as that of an array."""
+    return method.lower().replace(",", "").replace(" ", "_").replace("-", "_")

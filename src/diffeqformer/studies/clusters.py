@@ -1,0 +1,295 @@
+"""`diffeqformer analyze clusters`: do tokens gather as depth goes on, in simulations and in a model?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.studies.inputs import folder_for, ids_of, require_at_least, validation_windows
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.clusters import HiddenStates, Simulation
+
+Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
+DESCRIPTIONS: Mapping[Variant, str] = {
+    "particles": "Particles as in the paper's appendix C.8: tokens are standardised before attention.",
+    "sphere": "Particles on the sphere, which put themselves back onto it: the motion of a normalised transformer.",
+    "unnormed": "Particles on the sphere with exp instead of softmax: the gradient flow of the interaction energy.",
+    "rescaled": "Particles without norms, their growth undone: z = exp(-∫V) x.",
+}
+_POWERS = ("", "", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Whether tokens gather as depth goes on: simulated particles or, with --run, a model's hidden states.
+
+    Example: diffeqformer analyze clusters --run runs/quickstart/diffeqformer
+    """
+
+    run: str = ""
+    """Folder of a run whose hidden states are measured; without it, particles are simulated."""
+    text: str | None = None
+    """A text to run the model on; stretches of its validation split if not given."""
+    texts: int = 16
+    """How many stretches of the validation split."""
+    steps: int | None = None
+    """Steps of depth (of the simulation: 200); the trained number if not given."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    variants: tuple[Variant, ...] = ("particles", "sphere", "rescaled")
+    """Simulation: attention on standardised tokens, on the sphere (with or without softmax), with growth undone."""
+    orders: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Simulation: orders of f(t), by which the weights grow; 0 are shared weights."""
+    systems: int = 20
+    """Simulation: draws of particles and weights; medians are over these, pictures of the first."""
+    particles: int = 40
+    """Simulation: particles of a system."""
+    dt: float = 0.1
+    """Simulation: time of a step."""
+    unit: float | None = None
+    """Simulation: f(t) = (t / unit)^order; the whole duration if not given, so that f rises to 1."""
+    level: bool = False
+    """Simulation: multiply f by order + 1, so that all orders have the same integral."""
+    weights: Literal["gaussian", "identity"] | None = None
+    """Simulation: both matrices; if not given, Gaussian for `particles` and identity for the others."""
+    share: float = 0.1
+    """Points are one cluster if single linkage joins them within this share of the mean distance of two points."""
+    seed: int = 0
+    """Simulation: of all draws."""
+    to: str = ""
+    """Folder for the files; RUN/analysis/clusters if not given, or analysis/clusters without a run."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Simulate particles, or watch a run's hidden states."""
+    _check(arguments)
+    return of_run(arguments, progress) if arguments.run else of_particles(arguments, progress)
+
+
+def _check(arguments: Arguments) -> None:
+    require_at_least({"systems": 1, "particles": 2, "texts": 1, "steps": 1}, arguments)
+    for name in ("dt", "share", *(() if arguments.unit is None else ("unit",))):
+        if not 0 < getattr(arguments, name) < float("inf"):
+            raise BadInput(f"--{name} is {getattr(arguments, name):g}, but must be more than 0.")
+    for name in ("variants", "orders"):
+        if not getattr(arguments, name):
+            raise BadInput(f"--{name} is empty, but must name at least one.")
+    if len({*arguments.variants}) < len(arguments.variants):
+        raise BadInput(f"--variants are {' '.join(arguments.variants)}, but each must be named once.")
+    if not all(0 <= order <= 9 for order in arguments.orders) or len({*arguments.orders}) < len(arguments.orders):
+        raise BadInput(f"--orders are {' '.join(map(str, arguments.orders))}, but must be different, from 0 to 9.")
+    if arguments.text is not None and not arguments.run:
+        raise BadInput(f"--text is {arguments.text!r}, but there is no --run whose model could read it.")
+    require_at_least({"seed": 0}, arguments)
+
+
+def of_particles(arguments: Arguments, progress: Progress) -> Result:
+    """Several systems of every motion and order of growth."""
+    from diffeqformer.analysis.clusters import simulate
+    from diffeqformer.report.page import Animation, both_widths
+    from diffeqformer.studies import clusters_figures as draw
+
+    folder, share = folder_for("clusters", arguments.to, None), arguments.share
+    steps = 200 if arguments.steps is None else arguments.steps
+    settings: dict[str, Any] = {
+        "systems": arguments.systems, "points": arguments.particles, "steps": steps, "dt": arguments.dt,
+        "unit": arguments.unit, "level": arguments.level, "seed": arguments.seed, "progress": progress,
+        "identity": None if arguments.weights is None else arguments.weights == "identity",
+    }  # fmt: skip
+    found: dict[Variant, list[Simulation]] = {
+        variant: [simulate(variant, order, **settings) for order in arguments.orders] for variant in arguments.variants
+    }
+    percent = f"{100 * share:g} %"
+    colours = f"Colour: points that end in one cluster ({percent} of the mean distance); dark: alone at the end."
+    figures, animations = [], []
+    arrays: dict[str, np.ndarray] = {}
+    for variant, several in found.items():
+        clouds = tuple(draw.cloud_of(one, share) for one in several)
+        about = f"{DESCRIPTIONS[variant]} Time runs to {steps * arguments.dt:g} in {steps} steps."
+        animations.append(Animation(f"{about} {colours}", clouds, several[0].times, "time"))
+        paths = f"Paths of the first system from ring to dot, {variant}. {colours}"
+        gathered = (
+            f"How gathered the points are, {variant}: medians over {arguments.systems} systems, bands between the "
+            "quartiles. Dotted: the energy if all points had one direction."
+        )
+        figures.append(both_widths(f"{variant}-trajectories", paths, draw.trajectories, clouds))
+        figures.append(both_widths(f"{variant}-measures", gathered, draw.measures, several, share))
+        for one in several:
+            kept = one.arrays() | {"heights": one.measures.heights.astype(np.float32)}
+            arrays |= {f"{variant}_order{one.order}_{name}": value for name, value in kept.items()}
+    rows = [ends_of(one, share) for several in found.values() for one in several]
+    unit = steps * arguments.dt if arguments.unit is None else arguments.unit
+    return Result(
+        "clusters",
+        "Do particles that attend to each other gather?",
+        (
+            finding(rows),
+            f"{arguments.particles} particles in three dimensions, uniform in [-2, 2], moved by attention alone: one "
+            "head, no feed-forward block, everyone sees everyone. Weights are A(t) = A f(t) and V(t) = V f(t) with "
+            f"f = {'(order + 1) ' if arguments.level else ''}τ^order, τ = t / {unit:g}; order 0 is weight sharing. "
+            f"Clusters are those of single linkage. {arguments.systems} systems, seed {arguments.seed}.",
+        ),
+        (particles_table(rows, arguments.systems, percent),),
+        tuple(figures),
+        animations=tuple(animations),
+        arrays=arrays,
+        document={"share": share, "simulations": rows},
+        folder=folder,
+    )
+
+
+def ends_of(one: "Simulation", share: float) -> dict[str, Any]:
+    """Medians over systems at the start and at the end."""
+    ends = lambda values: [float(np.median(values[place])) for place in (0, -1)]
+    return {
+        "variant": one.variant,
+        "order": one.order,
+        "clusters": ends(one.measures.clusters(share)),
+        "clusters_of_present": ends(one.measures.clusters(share, of="now")),
+        "distance": ends(one.measures.distance),
+        "energy": ends(one.measures.energy),
+        "energy_fell": float((np.diff(one.measures.energy, axis=0) < -1e-12).mean()),
+    }
+
+
+def particles_table(rows: Sequence[Mapping[str, Any]], systems: int, percent: str) -> Table:
+    """Start and end of every measure."""
+
+    def ends(row: Mapping[str, Any], name: str) -> str:
+        return " → ".join(f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}" for value in row[name])
+
+    names = ("clusters", "clusters_of_present", "distance", "energy")
+    cells = [
+        (f"{row['variant']}, {growth_name(row['order'])}", *(ends(row, name) for name in names),
+         f"{100 * row['energy_fell']:.0f} %")
+        for row in rows
+    ]  # fmt: skip
+    caption = (
+        f"Start → end of every measure: medians over {systems} systems. Clusters are counted within a share of the "
+        "first and of the present mean distance of two points; the last column is the share of steps on which the "
+        "energy fell."
+    )
+    columns = (
+        "motion", f"clusters, {percent} of first", f"{percent} of present", "mean distance", "energy", "energy fell"
+    )  # fmt: skip
+    return Table(caption, columns, cells)
+
+
+def growth_name(order: int) -> str:
+    """`f` as it is written in figures, with `τ` for the time in its unit."""
+    return "f = 1 (shared)" if order == 0 else f"f = τ{_POWERS[order] if order < len(_POWERS) else f'^{order}'}"
+
+
+def finding(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the numbers say for every motion: where the fewest clusters are left, and where the most."""
+    said = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in rows if row["variant"] == variant]
+        name = "clusters_of_present" if variant == "particles" else "clusters"
+        least, most = (pick(own, key=lambda row: row[name][1]) for pick in (min, max))
+        if least[name][1] == most[name][1]:
+            said.append(f"{variant}: {least[name][1]:.3g} for every f")
+        else:
+            said.append(
+                f"{variant}: {least[name][1]:.3g} with {growth_name(least['order'])}, {most[name][1]:.3g} with "
+                f"{growth_name(most['order'])}"
+            )
+    return f"Clusters left at the end, of {rows[-1]['clusters'][0]:.3g} at the start. {'; '.join(said)}."
+
+
+def of_run(arguments: Arguments, progress: Progress) -> Result:
+    """A model's hidden states at every depth."""
+    from diffeqformer.analysis.clusters import watch_states
+    from diffeqformer.report.page import Animation, Cloud, both_widths, visible
+    from diffeqformer.studies import clusters_figures as draw
+    from diffeqformer.training.run import load_run
+
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    folder = folder_for("clusters", arguments.to, opened)
+    if arguments.text is not None:
+        texts = ids_of(opened, arguments.text)[None]
+        if texts.shape[1] < 2:
+            raise BadInput(f"--text is {arguments.text!r}, a single token; distances need at least two.")
+    else:
+        texts = validation_windows(opened, arguments.texts, opened.config.model.context, progress)
+    found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
+    shares = tuple(sorted({arguments.share, 0.25, 0.5, 0.75}))
+    rows = means_of(found, shares)
+    count, tokens = texts.shape
+    first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)
+    begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
+    paths = (
+        f"Hidden states of the text “{begin}” from the embedding to the end of depth, at each depth in units of their "
+        f"mean length there, in the directions in which they then vary most ({100 * found.explained[:3].sum():.0f} % "
+        "of the variance). Orange: the first tokens of the text; blue: the last."
+    )
+    gathered = (
+        f"How gathered the tokens are: medians over {count} texts, bands from the first to the third quartile. Dotted: "
+        "the energy if all states had one direction."
+    )
+    spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
+    cloud = Cloud("", found.projection, tuple(spread[place * len(spread) // tokens] for place in range(tokens)))
+    start, end = rows[0], rows[-1]
+    half = f"{shares[-2]:g}"
+    return Result(
+        "clusters",
+        f"Do the tokens of {opened.folder.name} gather in depth?",
+        (
+            f"{gathering(start, end, half)} From the embedding to the end of depth, the interaction energy goes from "
+            f"{start['energy']:.3f} to {end['energy']:.3f} (1.359 if all states had one direction), the mean distance "
+            f"of two tokens from {start['distance']:.3g} to {end['distance']:.3g}, and of {tokens} tokens there are "
+            f"{start['clusters'][half]:.0f}, then {end['clusters'][half]:.0f} clusters within half the mean distance.",
+            f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
+            f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
+            "distance of the same depth; the energy is that of the directions of the states.",
+        ),
+        (states_table(rows, shares, f"Means over {count} texts of {tokens} tokens"),),
+        (
+            both_widths("states-measures", gathered, draw.state_measures, found, shares),
+            both_widths("states-trajectories", f"{paths} Rings: the start.", draw.state_trajectories, found),
+        ),
+        animations=(Animation(paths, (cloud,), found.times, "depth"),) if found.projection.shape[-1] == 3 else (),
+        arrays=found.arrays() | {"texts": texts},
+        document={"run": str(opened.folder), "update": opened.step, "depths": rows},
+        folder=folder,
+    )
+
+
+def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[dict[str, Any]]:
+    """One row per depth: means over texts."""
+    clusters = {f"{share:g}": found.measures.clusters(share, of="now") for share in shares}
+    return [
+        {
+            "depth": float(depth),
+            "clusters": {share: float(counts[place].mean()) for share, counts in clusters.items()},
+            "length": float(found.norm[place].mean()),
+            "distance": float(found.measures.distance[place].mean()),
+            "energy": float(found.measures.energy[place].mean()),
+        }
+        for place, depth in enumerate(found.times)
+    ]
+
+
+def states_table(rows: Sequence[Mapping[str, Any]], shares: Sequence[float], caption: str) -> Table:
+    """The means at every depth."""
+    clusters = (f"clusters within {100 * share:g} %" for share in shares)
+    cells = [
+        (f"{row['depth']:.3f}", *(f"{n:.1f}" for n in row["clusters"].values()), f"{row['length']:.3g}",
+         f"{row['distance']:.3g}", f"{row['energy']:.3f}")
+        for row in rows
+    ]  # fmt: skip
+    return Table(caption, ("depth", *clusters, "length", "mean distance", "energy"), cells)
+
+
+def gathering(start: Mapping[str, Any], end: Mapping[str, Any], share: str) -> str:
+    """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %."""
+    energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
+    if energy > 1.1 and clusters < 0.9:
+        return "Tokens gather."
+    return "Tokens scatter." if energy < 0.9 and clusters > 1.1 else "Tokens do not clearly gather or scatter."

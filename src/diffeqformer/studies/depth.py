@@ -1,0 +1,332 @@
+"""`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
+from diffeqformer.studies.inputs import evaluation_text, folder_for, positive_numbers, require_at_least, whole_numbers
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.evaluation.depth import DepthCurve, Mark
+    from diffeqformer.evaluation.perplexity import Evaluation
+    from diffeqformer.training.run import Run
+
+METHODS = {"lora": "LoRA", "full": "full", "continuous": "continuous"}
+EARLY = (
+    "With early exit a token stops at the step that moves its prediction by less than a threshold: the prediction "
+    "after a step is the end of the straight line through it, after the final norm. The token then goes on along that "
+    "line, without evaluations of its own, where others attend to it. What is drawn is the mean number of steps of a "
+    "token; a batch is as slow as its slowest token, so that time is only saved where all have settled."
+)
+NEAR = 0.02
+"""A rise of perplexity that is called near: the two per cent that one checkpoint for all depths has to keep."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Quality against depth and compute: perplexity and speed at several depths without fine-tuning, beside others.
+
+    Example: diffeqformer analyze depth runs/quickstart/diffeqformer --against runs/quickstart/gpt
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
+    """Numbers of depth steps, besides the run's own; if not given, from half to twice those, and those of --against."""
+    early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
+    """Also on the deepest of these grids with each token stopped at the step that moves its prediction by less than
+    this (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
+    against: tuple[str, ...] = ()
+    """Other runs, drawn at their own depth: fine-tuned from this one, or trained by themselves."""
+    data: tuple[str, ...] = ()
+    """Text files or globs; if not given, the validation text of the runs of --against, or else the run's own."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint of every run, or the one of lowest validation loss."""
+    batch_size: int = 16
+    """Sequences at one time."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Where the files go; RUN/analysis/depth if not given."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Evaluate the run at every depth and the others at their own, in turns."""
+    given = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
+    require_at_least({"batch_size": 1}, arguments)
+    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.evaluation.depth import DepthCurve, Mark, require_depths, usual_depths
+    from diffeqformer.evaluation.perplexity import evaluate_in_turns
+    from diffeqformer.ode.early_exit import EarlyExit
+    from diffeqformer.training.results import name_of_run
+    from diffeqformer.training.run import load_run
+
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    others = [load_run(folder, arguments.checkpoint, progress) for folder in arguments.against]
+    folder = folder_for("depth", arguments.to, opened)
+    for other in others:
+        _require_comparable(opened, other)
+    own = opened.config.model.steps
+    depths = sorted({own, *(given or (*usual_depths(own), *(other.config.model.steps for other in others)))})
+    require_depths(opened.model, depths)
+    source = opened if arguments.data else _owner_of_text(opened, others)
+    tokens, text_bytes = evaluation_text(source, arguments.data, progress)
+    context = min(one.config.model.context for one in (opened, *others))
+    exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
+    turns = [(opened.model, steps) for steps in (*depths, *exits)] + [(other.model.merge(), None) for other in others]
+    found = evaluate_in_turns(
+        turns,
+        evaluation_batches(tokens, context, arguments.batch_size),
+        bytes_=text_bytes,
+        block=opened.config.trainer.loss_block,
+        progress=progress,
+        name=f"Evaluating at {len(depths)} depths" + (f", and {len(others)} more" if others else ""),
+    )
+    marks = (
+        Mark(*_group(opened, other), str(other.folder), other.config.model.steps, one)
+        for other, one in zip(others, found[len(depths) + len(exits) :], strict=True)
+    )
+    settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
+    points = dict(zip(depths, found, strict=False))
+    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled)
+    name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
+    said = (
+        f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
+        f"{opened.folder} at update {number(opened.step)}"
+    )
+    known = {"run": str(opened.folder), "update": opened.step, "text": name, "own_steps": own}
+    return result(curve, said, known, folder)
+
+
+def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Path = Path()) -> Result:
+    """Sentences, figures and tables of a model at several depths.
+
+    **Arguments:** `text`, what all were evaluated on; `known`, more for the JSON document.
+    """
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies import depth_figures as draw
+
+    measured = (
+        "Perplexity against what it costs: measured tokens per second, and evaluations of the vector field for the "
+        "whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
+    )
+    return Result(
+        "depth",
+        "Quality against depth and compute",
+        (
+            finding(curve),
+            *comparisons(curve),
+            f"All are evaluated on the same text: {text}. They take turns, one batch each, so that their speeds can be "
+            "compared; making the weights of the steps is part of the time, compiling is not. Low-rank adapters are "
+            "added into their matrices first.",
+            *((EARLY,) if curve.exits else ()),
+        ),
+        (
+            depths_table(curve),
+            *((exits_table(curve),) if curve.exits else ()),
+            *((marks_table(curve),) if curve.marks else ()),
+        ),
+        (
+            both_widths(
+                "perplexity-steps", "Perplexity against the number of steps run.", draw.quality_over_depth, curve
+            ),
+            both_widths("perplexity-compute", measured, draw.quality_over_compute, curve),
+        ),
+        arrays=curve.arrays(),
+        document={"finding": finding(curve), **known, **_numbers_of(curve)},
+        folder=folder,
+    )
+
+
+def _numbers_of(curve: "DepthCurve") -> dict[str, Any]:
+    from diffeqformer.training.results import measured
+
+    every = lambda found: {**asdict(found), **measured(found)}
+    exits = [
+        {"threshold": threshold, "grid": max(curve.points), "mean_steps": curve.mean_steps(one), **every(one)}
+        for threshold, one in curve.exits.items()
+    ]
+    against = [
+        {"run": mark.run, "group": mark.group, "fine_tuned": mark.tuned, "steps": mark.steps, **every(mark.found)}
+        for mark in curve.marks
+    ]
+    depths = [{"steps": steps, **every(one)} for steps, one in curve.points.items()]
+    return {"depths": depths, "early_exit": exits, "against": against}
+
+
+def finding(curve: "DepthCurve") -> str:
+    """What the curve shows, in one sentence computed from it."""
+    own = curve.points[curve.own].perplexity
+    if not finite(own):
+        return f"{curve.name} has no finite perplexity at its own {curve.own} steps."
+    start = f"At its own {_steps(curve.own)} {curve.name} has perplexity {perplexity(own)}"
+    others = {steps: found.perplexity / own for steps, found in curve.points.items() if steps != curve.own}
+    if not others:
+        return f"{start}."
+    ratios = {steps: ratio for steps, ratio in others.items() if finite(ratio)}
+    near = [steps for steps, ratio in ratios.items() if ratio <= 1 + NEAR]
+    far = {steps: ratio for steps, ratio in ratios.items() if steps not in near}
+    failed = [steps for steps in others if steps not in ratios]
+    parts = []
+    if near:
+        parts.append(f"at {_list(near)} it is at most {NEAR:.0%} above that".replace("%", " %"))
+    if far:
+        least, most = min(far, key=far.__getitem__), max(far, key=far.__getitem__)
+        span = f"{_times(far[least])} ({_steps(least)})"
+        span += f" to {_times(far[most])} ({_steps(most)})" if most != least else ""
+        parts.append(f"{'elsewhere' if near else 'it is'} {span} as high")
+    if failed:
+        parts.append(f"it is not finite at {_list(failed)}")
+    return f"{start}; run at other depths without fine-tuning, {join(parts)}."
+
+
+def groups_of(curve: "DepthCurve") -> "dict[tuple[bool, str], list[Mark]]":
+    """The marks of a curve by whether they were fine-tuned and by group, fine-tuned ones first."""
+    groups: dict[tuple[bool, str], list[Mark]] = {}
+    for mark in sorted(curve.marks, key=lambda mark: (not mark.tuned, mark.group, mark.steps)):
+        groups.setdefault((mark.tuned, mark.group), []).append(mark)
+    return groups
+
+
+def group_name(tuned: bool, group: str) -> str:
+    """A group of marks in words."""
+    return f"fine-tuned: {group}" if tuned else f"{group}, trained at that depth"
+
+
+def comparisons(curve: "DepthCurve") -> list[str]:
+    """A sentence for each group of other models."""
+    said = []
+    for (tuned, group), marks in groups_of(curve).items():
+        parts = []
+        for mark in marks:
+            before = curve.points.get(mark.steps)
+            beside = f" ({'before' if tuned else curve.name}: {perplexity(before.perplexity)})" if before else ""
+            parts.append(f"{perplexity(mark.found.perplexity)} at {_steps(mark.steps)}{beside}")
+        name = group_name(tuned, group)
+        said.append(f"{name[0].upper()}{name[1:]}: perplexity {join(parts)}.")
+    return said
+
+
+def depths_table(curve: "DepthCurve") -> Table:
+    """The model at every depth."""
+    own = curve.points[curve.own].perplexity
+    columns = ("steps", "perplexity", "against its own", "loss (nats)", "bits/byte", "evaluations", "tokens/s")
+    rows = [
+        (
+            f"{steps} (own)" if steps == curve.own else str(steps),
+            perplexity(found.perplexity),
+            MISSING if steps == curve.own else _times(found.perplexity / own),
+            *_numbers(found),
+        )
+        for steps, found in curve.points.items()
+    ]
+    return Table(f"{curve.name} without fine-tuning", columns, rows)
+
+
+def exits_table(curve: "DepthCurve") -> Table:
+    """Early exit at every threshold."""
+    whole = curve.points[max(curve.points)].perplexity
+    columns = ("settled within", "mean steps", "perplexity", "against all steps", "loss (nats)", "bits/byte")
+    rows = [
+        (
+            f"{threshold:g}",
+            number(curve.mean_steps(found), 2),
+            perplexity(found.perplexity),
+            _times(found.perplexity / whole),
+            *_numbers(found)[:2],
+        )
+        for threshold, found in curve.exits.items()
+    ]
+    return Table(f"Early exit from {max(curve.points)} steps", columns, rows)
+
+
+def marks_table(curve: "DepthCurve") -> Table:
+    """The other models, and this one at their depth."""
+    columns = (
+        "model", "run", "steps", "perplexity", "here, not tuned", "loss (nats)", "bits/byte", "evaluations", "tokens/s",
+    )  # fmt: skip
+    rows = []
+    for (tuned, group), marks in groups_of(curve).items():
+        for mark in marks:
+            here = curve.points.get(mark.steps)
+            rows.append(
+                (
+                    f"{curve.name}, {group_name(tuned, group)}" if tuned else group,
+                    mark.run,
+                    str(mark.steps),
+                    perplexity(mark.found.perplexity),
+                    MISSING if here is None else perplexity(here.perplexity),
+                    *_numbers(mark.found),
+                )
+            )
+    return Table("Other models, each at its own depth", columns, rows)
+
+
+def _numbers(found: "Evaluation") -> tuple[str, ...]:
+    halves = {"attention": found.attention_evaluations, "feed_forward": found.feed_forward_evaluations}
+    bits = nats(found.bits_per_byte)
+    return number(found.loss, 4), bits, evaluations(halves), number(found.tokens_per_second)
+
+
+def _steps(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
+
+
+def _list(steps: list[int]) -> str:
+    return f"{join([str(one) for one in steps])} step{'' if steps == [1] else 's'}"
+
+
+def _times(ratio: float) -> str:
+    """A ratio of perplexities at three digits: `1.05 times`."""
+    return f"{number(ratio, 2 if ratio < 10 else 0)}\u00a0times" if finite(ratio) else number(ratio)
+
+
+def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
+    """What an other run has in common with those of the same look, and whether it was fine-tuned from this one."""
+    from diffeqformer.training.results import name_of_run
+
+    base = other.config.base
+    if base.method and Path(base.run).expanduser().resolve() == opened.folder.resolve():
+        return METHODS[base.method], True
+    return name_of_run(other.config)[1], False
+
+
+def _require_comparable(opened: "Run", other: "Run") -> None:
+    """**Raises:** `BadInput` for a run of another tokenizer, or without a depth of its own."""
+    if other.tokenizer.to_str() != opened.tokenizer.to_str():
+        raise BadInput(
+            f"run {str(other.folder)!r} has another tokenizer than {str(opened.folder)!r}, so that their perplexities "
+            "cannot be compared; `diffeqformer eval --data` gives the bits per byte of each, which can."
+        )
+    if other.config.model.adaptive:
+        raise BadInput(
+            f"run {str(other.folder)!r} chooses its steps by a tolerance, so it has no depth to be drawn at; "
+            "leave it out of --against."
+        )
+
+
+def _owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
+    """The run whose validation text all are evaluated on: of the others if they share one, else the run itself.
+
+    **Raises:** `BadInput` if the others were validated on different texts.
+    """
+    from diffeqformer.training.folder import text_of
+
+    owners: dict[str, Run] = {}
+    for other in others:
+        if (content := text_of(other.folder)) is not None:  # an imported model has no text
+            owners.setdefault(content, other)
+    if len(owners) > 1:
+        first, second, *_ = (str(owner.folder) for owner in owners.values())
+        raise BadInput(
+            f"the runs of --against do not share one validation text ({first!r} and {second!r} have different ones); "
+            "name a text for all with --data."
+        )
+    return next(iter(owners.values()), opened)

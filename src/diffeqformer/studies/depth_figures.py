@@ -1,0 +1,145 @@
+"""Figures of quality against depth and against compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+
+from diffeqformer.evaluation.depth import DepthCurve
+from diffeqformer.evaluation.perplexity import Evaluation
+from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, perplexity_scale, plain_log, spaced, style
+from diffeqformer.report.text import finite
+from diffeqformer.studies.depth import group_name, groups_of
+
+Place = Callable[[float, Evaluation], float]
+"""Where a measurement stands on the horizontal axis, from its number of steps and itself."""
+
+
+def field_evaluations(found: Evaluation) -> float:
+    """Evaluations of the field for the whole text: those for each token (mean of its two halves) times its tokens."""
+    return (found.attention_evaluations + found.feed_forward_evaluations) / 2 * found.tokens
+
+
+def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
+    """Perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
+    with style():
+        height = 3.7 if width >= 5 else 3.3 + 0.2 * len(groups_of(curve))
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axis: Any = figure.subplots()
+        drawn = _draw(axis, curve, lambda steps, found: float(steps))
+        drawn += _draw_exits(axis, curve, lambda steps, found: float(steps))
+        axis.axvline(curve.own, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
+        axis.annotate(
+            "own depth", (curve.own, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
+            textcoords="offset points", ha="center", va="bottom",
+        )  # fmt: skip
+        steps = {*curve.points, *(mark.steps for mark in curve.marks)}
+        wide_range = max(steps) > 8 * min(steps)
+        if wide_range:
+            axis.set_xscale("log", base=2)
+            plain_log(axis.xaxis)
+        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, {curve.own}, 0.2 / width, logarithmic=wide_range)))
+        axis.set_xlabel("steps run (depth)")
+        axis.set_ylabel("perplexity")
+        perplexity_scale(axis, [y for _, y in drawn])
+        _legend(figure, curve, width)
+    return figure
+
+
+def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
+    """Perplexity against speed, and against evaluations of the field; the numbers at the points are steps."""
+    panels: dict[str, Place] = {
+        "tokens per second": lambda steps, found: found.tokens_per_second,
+        "evaluations of the field × tokens (millions)": lambda steps, found: field_evaluations(found) / 1e6,
+    }
+    stacked = width < 5
+    with style():
+        height = 6.2 + 0.2 * len(groups_of(curve)) if stacked else 3.7
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes: Any = figure.subplots(2, 1) if stacked else figure.subplots(1, 2, sharey=True)
+        for axis, (label, place) in zip(axes, panels.items(), strict=True):
+            drawn = _draw(axis, curve, place, write_steps=True)
+            far = [x for x, _ in drawn]
+            if far and max(far) > 3 * min(far) > 0:
+                axis.set_xscale("log")
+                plain_log(axis.xaxis)
+                axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            else:
+                axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
+            axis.margins(x=0.08)
+            axis.set_xlabel(label)
+            perplexity_scale(axis, [y for _, y in drawn])
+        for axis in axes if stacked else axes[:1]:
+            axis.set_ylabel("perplexity")
+        _legend(figure, curve, width)
+    return figure
+
+
+def _draw_exits(axis: Any, curve: DepthCurve, place: Place) -> list[tuple[float, float]]:
+    """Draw the line of early exits; returns its points."""
+    line = [(place(curve.mean_steps(found), found), found.perplexity) for found in curve.exits.values()]
+    line = sorted(point for point in line if finite(point[1]))
+    if line:
+        axis.plot(*zip(*line, strict=True), **_exit_look(curve))
+    return line
+
+
+def _exit_look(curve: DepthCurve) -> dict[str, Any]:
+    return {"color": color(len(groups_of(curve)) + 1), "marker": "x", "linestyle": "--", "zorder": 2.5}
+
+
+def _draw(axis: Any, curve: DepthCurve, place: Place, *, write_steps: bool = False) -> list[tuple[float, float]]:
+    """Draw the curve and its marks; returns the points that could be drawn."""
+    drawn = []
+    line = [(place(steps, found), found.perplexity, steps) for steps, found in curve.points.items()]
+    line = [point for point in line if finite(point[1])]
+    xs, ys = [x for x, _, _ in line], [y for _, y, _ in line]
+    axis.plot(xs, ys, color=color(0), alpha=0.35 if write_steps else 1.0)  # faint below what is written
+    axis.plot(xs, ys, color=color(0), marker=MARKERS[0], linestyle="None")
+    for place_in_line, (x, y, steps) in enumerate(line):
+        drawn.append((x, y))
+        if steps == curve.own:
+            axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(0))
+        if write_steps:
+            around = ys[max(0, place_in_line - 1) : place_in_line + 2]
+            _write(axis, str(steps), (x, y), color(0), (0, -9) if y == min(around) else (0, 7))
+    for index, ((tuned, _), marks) in enumerate(groups_of(curve).items(), 1):
+        for mark in marks:
+            x, y = place(mark.steps, mark.found), mark.found.perplexity
+            if finite(y):
+                drawn.append((x, y))
+                axis.plot([x], [y], linestyle="None", zorder=3, **_look(index, tuned))
+                if write_steps:
+                    _write(axis, str(mark.steps), (x, y), color(index), (7, 0))
+    return drawn
+
+
+def _look(index: int, tuned: bool) -> dict[str, Any]:
+    """Fine-tuned models are filled, references hollow."""
+    shade = color(index)
+    return {
+        "color": shade, "marker": MARKERS[index % len(MARKERS)], "markersize": 6,
+        "markerfacecolor": shade if tuned else "none", "markeredgewidth": 1.4,
+    }  # fmt: skip
+
+
+def _write(axis: Any, text: str, point: tuple[float, float], shade: str, offset: tuple[int, int]) -> None:
+    """A few letters beside a point, `offset` points of print away from it."""
+    sideways, up = offset
+    axis.annotate(
+        text, point, xytext=offset, textcoords="offset points", color=shade, fontsize=8,
+        ha="left" if sideways else "center", va="center" if sideways else "bottom" if up > 0 else "top",
+    )  # fmt: skip
+
+
+def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
+    handles, names = [Line2D([], [], color=color(0), marker=MARKERS[0])], [f"{curve.name}, not fine-tuned"]
+    for index, (tuned, group) in enumerate(groups_of(curve), 1):
+        handles.append(Line2D([], [], linestyle="None", **_look(index, tuned)))
+        names.append(group_name(tuned, group))
+    if curve.exits:
+        handles.append(Line2D([], [], **_exit_look(curve)))
+        names.append(f"early exit from {max(curve.points)} steps (mean taken)")
+    legend(figure, handles, names, width)

@@ -1,0 +1,111 @@
+"""`diffeqformer analyze induction`: which heads match prefixes and copy, and whether their spectra tell it."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import tyro
+
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.studies.inputs import folder_for
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.induction import Induction
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Which heads match prefixes and copy, measured on repeated random sequences, beside their spectra.
+
+    Example: diffeqformer analyze induction runs/quickstart/diffeqformer
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    sequences: int = 32
+    """How many sequences are drawn."""
+    length: int = 25
+    """Different tokens in each."""
+    repeats: int = 4
+    """How often each follows itself; length times repeats must fit the context."""
+    steps: int | None = None
+    """Depth steps; the trained number if not given."""
+    seed: int = 0
+    """Of the draw."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Where the files go; RUN/analysis/induction if not given."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Behaviours of every head beside its spectra, and the test of the paper's inference."""
+    from diffeqformer.analysis.induction import measure_induction
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies import induction_figures as draw
+    from diffeqformer.training.run import load_run
+
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    folder = folder_for("induction", arguments.to, opened)
+    special = opened.tokenizer.get_added_tokens_decoder()
+    found = measure_induction(
+        opened.model,
+        candidates=[token for token in range(opened.tokenizer.get_vocab_size()) if token not in special],
+        sequences=arguments.sequences,
+        length=arguments.length,
+        repeats=arguments.repeats,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        progress=progress,
+    )
+    maps = "Behaviours of every head at every step, and summaries of its spectra."
+    test = "The test: behaviour against spectrum, a point for each head and step. Dotted: chance."
+    return Result(
+        "induction",
+        "Induction heads",
+        findings(str(opened.folder), found),
+        (found.table(), strongest(found)),
+        (
+            both_widths("induction-maps", maps, draw.induction_maps, found),
+            both_widths("induction-test", test, draw.induction_scatter, found),
+        ),
+        arrays=found.arrays(),
+        document={
+            "verdict": found.verdict(),
+            "loss_first": found.loss_first,
+            "loss_later": found.loss_later,
+            "chance": found.chance,
+            "behaviours": {name: values.tolist() for name, values in found.behaviours.items()},
+            "spectra": {name: values.tolist() for name, values in found.summaries.items()},
+            "correlations": [asdict(one) for one in found.correlations],
+        },
+        folder=folder,
+    )
+
+
+def findings(name: str, found: "Induction") -> tuple[str, ...]:
+    """The verdict on the paper's inference, and how behaviours and spectra were measured."""
+    return (
+        found.verdict(),
+        f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row. "
+        f"Mean loss {found.loss_first:.2f} nats in the first copy, {found.loss_later:.2f} in the later ones.",
+        "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
+        f"{found.chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
+        "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
+        "and outputs are those of the forward pass itself (Olsson et al. 2022).",
+        "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
+        "is the smaller of a head's two shares of positive real parts; 'sum ratio' is sum(λ)/sum|λ| (Elhage et al. "
+        "2021). A correlation is Spearman's, over all heads and steps, with a bootstrap interval.",
+    )
+
+
+def strongest(found: "Induction", most: int = 10) -> Table:
+    """The heads that match prefixes most."""
+    matching = found.behaviours["prefix matching"]
+    best = [np.unravel_index(i, matching.shape) for i in np.argsort(-matching, axis=None)[:most]]
+    shown = ("prefix matching", "copying", "next token", "QK positive share", "OV positive share")
+    values = found.behaviours | found.summaries
+    rows = [(f"step {s + 1}, head {h}", *(f"{values[name][s, h]:.2f}" for name in shown)) for s, h in best]
+    return Table("Heads that match prefixes most", ("step, head", *shown), rows)

@@ -1,0 +1,170 @@
+"""What studies have in common before they compute: checks of arguments, a run's text, and where files go."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+
+if TYPE_CHECKING:
+    from diffeqformer.training.run import Run
+
+LAST_OUTPUTS = 32
+"""Outputs of a text that are analysed if none is named."""
+
+
+def whole_numbers(text: str, name: str) -> tuple[int, ...]:
+    """`"6,12,24"` as numbers.
+
+    **Raises:** `BadInput` if a part is not a whole number of at least 1.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise BadInput(f"{name} is {text!r}, but must be whole numbers of at least 1, such as 6 or 6,12,24.")
+    return tuple(int(part) for part in parts)
+
+
+def positive_numbers(text: str, name: str) -> tuple[float, ...]:
+    """`"0.05,0.1"` as numbers.
+
+    **Raises:** `BadInput` if a part is not a positive number.
+    """
+    try:
+        parts = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        parts = ()
+    if not parts or not all(0 < part < float("inf") for part in parts):
+        raise BadInput(f"{name} is {text!r}, but must be positive numbers, such as 0.1 or 0.05,0.1.")
+    return parts
+
+
+def require_at_least(least: Mapping[str, int], arguments: Any) -> None:
+    """Check fields of `arguments` by name; those that are `None` are not checked.
+
+    **Raises:** `BadInput` for one that is below its least value.
+    """
+    for name, low in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < low:
+            raise BadInput(f"--{name.replace('_', '-')} is {value}, but must be at least {low}.")
+
+
+def require_seed(seed: int) -> None:
+    """**Raises:** `BadInput` for a seed that is out of range."""
+    if not 0 <= seed < 1 << 32:
+        raise BadInput(f"--seed is {seed}, but must be at least 0 and below {1 << 32}.")
+
+
+def require_directions(tangents: int, probes: int, width: int) -> None:
+    """**Raises:** `BadInput` for more directions than a state has, or too few for what is made of them."""
+    for name, value, least in (("--tangents", tangents, 1), ("--probes", probes, min(2, width))):
+        if not least <= value <= width:
+            raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
+
+
+def folder_for(name: str, to: str, run: "Run | None") -> Path:
+    """Where an analysis writes: `to` if given, else `analysis/NAME` in the run's folder, or in the current one.
+
+    **Raises:** `BadInput` if that is a file.
+    """
+    folder = Path(to).expanduser() if to else (run.folder if run else Path()) / "analysis" / name
+    for part in (folder, *folder.parents):
+        if part.exists() and not part.is_dir():
+            raise BadInput(f"--to is {str(folder)!r}, but {str(part)!r} is a file; name a folder.")
+    return folder
+
+
+def ids_of(run: "Run", text: str) -> np.ndarray:
+    """A text as the run's tokens, shape (tokens,).
+
+    **Raises:** `BadInput` if it is empty or longer than the model's context.
+    """
+    ids = run.tokenizer.encode(text, add_special_tokens=False).ids  # as the training text was
+    if not ids:
+        raise BadInput(f"--text is {text!r}, which has no tokens; give some text.")
+    context = run.config.model.context
+    if len(ids) > context:
+        raise BadInput(f"--text has {len(ids)} tokens, but the model's context is {context}; give a shorter text.")
+    return np.asarray(ids, np.int32)
+
+
+def pieces_of(run: "Run", ids: np.ndarray) -> tuple[str, ...]:
+    """The pieces of a text as a reader is to see them."""
+    from diffeqformer.report.page import visible
+
+    return tuple(visible(run.tokenizer.decode([int(one)], skip_special_tokens=False)) for one in ids)
+
+
+def outputs_of(positions: int, given: int | None) -> tuple[int, ...]:
+    """The outputs to analyse: the one given, or the last ones of the text.
+
+    **Raises:** `BadInput` for one that is not a position of the text.
+    """
+    if given is None:
+        return tuple(range(max(0, positions - LAST_OUTPUTS), positions))
+    if not 0 <= given < positions:
+        raise BadInput(f"--output-token is {given}, but the text has {positions} tokens, 0 to {positions - 1}.")
+    return (given,)
+
+
+def evaluation_text(
+    run: "Run", data: Sequence[str], progress: Progress, advice: str = "name a text to evaluate on with --data"
+) -> tuple[np.ndarray, int]:
+    """The tokens of some files by the run's tokenizer; without files, of the run's own validation split.
+
+    **Arguments:** `data`, paths or globs; `advice`, what else could be done if the run has no such split.
+
+    **Returns:** tokens (tokens,), and the UTF-8 bytes of the text.
+
+    **Raises:** `BadInput` for files that cannot be used, an imported model without files, or a run whose text has
+    changed since.
+    """
+    from diffeqformer.data.cache import prepare, tokens_of
+    from diffeqformer.data.tokenizer import load_tokenizer
+    from diffeqformer.training.folder import IMPORTED, TOKENIZER, require_same_text
+
+    if data:
+        return tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)
+    if (run.folder / IMPORTED).is_file():
+        raise BadInput(
+            f"run folder {str(run.folder)!r} holds an imported model, which has no text of its own; {advice}."
+        )
+    cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
+    return cached.validation, cached.validation_bytes
+
+
+def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
+    """All tokens of the run's own validation split, shape (tokens,).
+
+    **Raises:** `BadInput` if the run is an imported model, or if its text has changed since.
+    """
+    return evaluation_text(run, (), progress, advice="give a text with --text")[0]
+
+
+def validation_windows(run: "Run", count: int, length: int, progress: Progress) -> np.ndarray:
+    """`count` stretches of the validation split, evenly spread over it, shape (count, length).
+
+    **Raises:** `BadInput` if the split has not that many tokens, and as `validation_tokens`.
+    """
+    tokens = validation_tokens(run, progress)
+    most = len(tokens) // length
+    if not 1 <= count <= most:
+        raise BadInput(
+            f"--texts is {count}, but must be from 1 to {most}: as many texts of {length} tokens as there are."
+        )
+    starts = np.linspace(0, len(tokens) - length, count).astype(int)
+    return np.stack([np.asarray(tokens[start : start + length], np.int32) for start in starts])
+
+
+def finite_rows(values: Any) -> list[list[float | None]]:
+    """Scores as JSON takes them: `None` for what is not a finite number."""
+    return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
+
+
+def highest(tokens: tuple[str, ...], scores: np.ndarray, count: int = 3) -> str:
+    """The inputs of highest scores in words: `33 “·in” (3.03), 30 “⏎” (1.56)`."""
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[: min(count, np.isfinite(scores).sum())]
+    return ", ".join(f"{i} “{tokens[i]}” ({scores[i]:.3g})" for i in order)

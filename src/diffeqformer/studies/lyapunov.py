@@ -1,0 +1,159 @@
+"""`diffeqformer analyze lyapunov`: exponents of every input token for chosen output tokens."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from diffeqformer.progress import Progress
+from diffeqformer.studies import inputs
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.end_to_end import EndToEnd
+    from diffeqformer.analysis.lyapunov import Pairwise
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How sensitive an output token is to each input token, as Lyapunov exponents along the model's own trajectory.
+
+    Example: diffeqformer analyze lyapunov runs/quickstart/diffeqformer --text "def main(argv):" --output-token 3
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    text: str
+    """Text to analyse, at most as long as the model's context."""
+    output_token: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Position whose output is analysed, from 0; if not given, the last 32 of the text, to choose from in the page."""
+    method: Literal["both", "pairwise", "end-to-end"] = "both"
+    """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the
+    final state by the embedding, through all tokens."""
+    tangents: int = 4
+    """k of the k leading exponents (pairwise); the model's width for the whole spectrum."""
+    probes: int = 16
+    """Vector-Jacobian products per output (end-to-end); the model's width for exact exponents."""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Depth steps; the trained number if not given."""
+    seed: int = 0
+    """Of the random first tangents and probes."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder for the page; RUN/analysis/lyapunov if not given."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one method adds to the study."""
+
+    scores: dict[str, np.ndarray]
+    """By name, (output, input)."""
+    descriptions: dict[str, str]
+    """By the same names."""
+    panel: tuple[np.ndarray, np.ndarray | None]
+    """Scores of the last output's inputs, and their standard errors."""
+    columns: dict[str, np.ndarray]
+    """Of the table of the last output."""
+    arrays: dict[str, np.ndarray]
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Exponents by one method or both, as a token map, a figure and a table of the last output."""
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.end_to_end import end_to_end
+    from diffeqformer.analysis.lyapunov import pairwise
+    from diffeqformer.analysis.tables import scores_table
+    from diffeqformer.report.page import TokenMap, both_widths
+    from diffeqformer.studies.lyapunov_figures import token_exponents
+    from diffeqformer.training.run import load_run
+
+    inputs.require_seed(arguments.seed)
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    model, ids = opened.model, inputs.ids_of(opened, arguments.text)
+    folder = inputs.folder_for("lyapunov", arguments.to, opened)
+    outputs = inputs.outputs_of(len(ids), arguments.output_token)
+    last, tokens = outputs[-1], inputs.pieces_of(opened, ids)
+    inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
+    settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
+    grid = f"{arguments.steps or model.config.steps} steps of scheme {model.config.scheme}"
+    parts: dict[str, Part] = {}
+    if arguments.method != "end-to-end":
+        found = pairwise(model, jnp.asarray(ids), outputs, tangents=arguments.tangents, **settings)
+        parts["pairwise, leading"] = of_pairwise(found, grid)
+    if arguments.method != "pairwise":
+        probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
+        parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
+    scores = {name: values for part in parts.values() for name, values in part.scores.items()}
+    columns = {name: values for part in parts.values() for name, values in part.columns.items()}
+    arrays = {"ids": ids, "outputs": np.asarray(outputs)}
+    for part in parts.values():
+        arrays |= part.arrays
+    caption = f"Exponents of every input for output {last}, {tokens[last]}"
+    panels = {name: part.panel for name, part in parts.items()}
+    most = "; ".join(f"{inputs.highest(tokens, panel[0])} by {name}" for name, panel in panels.items())
+    return Result(
+        "lyapunov",
+        "Lyapunov sensitivity",
+        (
+            f"Output {last}, “{tokens[last]}”, is most sensitive to the inputs {most}.",
+            f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
+            "chosen output is most sensitive to.",
+            "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
+            "They measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they explain.",
+        ),
+        (scores_table(caption, last, columns, tokens),),
+        (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels),),
+        (TokenMap(tokens, outputs, scores, {k: v for part in parts.values() for k, v in part.descriptions.items()}),),
+        arrays=arrays,
+        document={
+            "run": str(opened.folder),
+            "update": opened.step,
+            "tokens": list(tokens),
+            "outputs": list(outputs),
+            "scores": {name: inputs.finite_rows(values) for name, values in scores.items()},
+        },
+        folder=folder,
+    )
+
+
+def of_pairwise(found: "Pairwise", grid: str) -> Part:
+    """The paper's exponents; the dimension too, where the exponents settle it everywhere."""
+    how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
+    scores = {"pairwise, leading": found.leading, "pairwise, mean": found.mean}
+    descriptions = {
+        "pairwise, leading": "Largest exponent of dQ/dt = J Q, J the derivative of the field at the output by the "
+        f"state of one input, summed over all of depth; {how}.",
+        "pairwise, mean": f"Mean of the exponents of the same equation; {how}.",
+    }
+    if (np.isfinite(found.dimension) | np.isnan(found.leading)).all():
+        scores["pairwise, Kaplan-Yorke dimension"] = found.dimension
+        descriptions["pairwise, Kaplan-Yorke dimension"] = f"Of the exponents of the same equation; {how}."
+    return Part(
+        scores,
+        descriptions,
+        (found.leading[-1, : found.outputs[-1] + 1], None),
+        {"pairwise, leading": found.leading[-1], "mean": found.mean[-1]},
+        {f"pairwise_{name}": values for name, values in found.arrays().items() if name != "outputs"},
+    )
+
+
+def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:
+    """The growth of perturbations through all tokens."""
+    how = f"{found.exponents.shape[-1]} random probes of {width} directions, {grid}"
+    seen = slice(found.outputs[-1] + 1)
+    return Part(
+        {"end-to-end, growth": found.growth, "end-to-end, leading": found.exponents[..., 0]},
+        {
+            "end-to-end, growth": "How much a perturbation of random direction at an input's embedding grows until the "
+            f"output's final state, through all tokens (log of the root mean square); {how}; standard error "
+            f"{np.nanmedian(found.error):.3f} (median).",
+            "end-to-end, leading": f"Lower bound of the largest exponent of the same derivative; {how}.",
+        },
+        (found.growth[-1, seen], found.error[-1, seen]),
+        {"end-to-end, growth": found.growth[-1], "± error": found.error[-1]},
+        {f"end_to_end_{name}": values for name, values in found.arrays().items() if name != "outputs"},
+    )

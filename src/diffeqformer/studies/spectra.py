@@ -1,0 +1,179 @@
+"""`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from diffeqformer.progress import Progress
+from diffeqformer.studies.inputs import folder_for, whole_numbers
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.spectra import Spectra
+    from diffeqformer.report.page import Figure
+
+AUTHORS_RANKS = (100, 500)
+Models = Sequence[tuple[str, "Spectra"]]
+"""One or two models by name, drawn side by side."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Complex eigenvalues of every head's QK and OV pair and of the feed-forward pair, over depth.
+
+    Example: diffeqformer analyze spectra runs/quickstart/diffeqformer --against runs/quickstart/gpt
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    against: Annotated[str, tyro.conf.arg(metavar="RUN2")] = ""
+    """A second run, such as a vanilla one, drawn beside the first."""
+    times: int = 100
+    """Equally spaced times between 0 and 1, besides those of the steps, if weights are functions of time."""
+    steps: int | None = None
+    """Depth steps whose times are taken; the trained number if not given."""
+    ranks: Annotated[str, tyro.conf.arg(metavar="R,R,...")] = ""
+    """Sizes of random subsets of the feed-forward's hidden units; of the authors' 100 and 500 those that fit."""
+    seed: int = 0
+    """Of the draw of these subsets."""
+    fold_norm: bool = False
+    """Multiply the norms' scales into the matrices that follow them; the paper does not."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Where the files go; RUN/analysis/spectra if not given."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """The spectra of one run, or of two side by side."""
+    given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
+    from diffeqformer.analysis.spectra import hidden_of, hidden_subsets, spectra
+    from diffeqformer.training.run import load_run
+
+    names = [name for name in (arguments.run, arguments.against) if name]
+    runs = [load_run(name, arguments.checkpoint, progress) for name in names]
+    folder = folder_for("spectra", arguments.to, runs[0])
+    ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= hidden_of(one.model.config)) for one in runs]
+    for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
+        one.model.depth(arguments.steps)
+        hidden_subsets(hidden_of(one.model.config), some)
+    models = []
+    for one, some in zip(runs, ranks, strict=True):
+        # A second run that is a table of layers has one depth alone.
+        steps = arguments.steps if one is runs[0] or one.model.config.weights != "layer" else None
+        settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
+        models.append((str(one.folder), spectra(one.model, times=arguments.times, steps=steps, ranks=some, **settings)))
+    with progress.stage("Drawing", 1) as stage:
+        drawn = figures(models)
+        stage.advance()
+    arrays = dict(models[0][1].arrays())
+    for _, found in models[1:]:
+        arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
+    return Result(
+        "spectra",
+        "Spectra over depth",
+        findings(models, fold_norm=arguments.fold_norm, seed=arguments.seed),
+        tuple(found.table(name) for name, found in models),
+        drawn,
+        arrays=arrays,
+        document={"models": [numbers(name, found) for name, found in models]},
+        folder=folder,
+    )
+
+
+def numbers(name: str, found: "Spectra") -> dict[str, Any]:
+    """The summaries of one model, for the JSON document."""
+    pairs = {
+        pair: {what: values.tolist() for what, values in spectrum.summaries().items()}
+        for pair, spectrum in found.pairs.items()
+    }
+    return {"run": name, "times": found.times.tolist(), "pairs": pairs}
+
+
+def figures(models: Models) -> "tuple[Figure, ...]":
+    """Real parts of every pair, summaries, and the flow of every model's pairs."""
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies import spectra_figures as draw
+
+    shared = [pair for pair in models[0][1].pairs if all(pair in found.pairs for _, found in models)]
+    made = []
+    for pair in ("QK", "OV", "FF", *(name for name in models[0][1].pairs if name.startswith("FF "))):
+        some = models if pair in shared else models[:1]
+        made.append(
+            both_widths(_file("real-parts", pair), _real_parts_caption(pair, some), draw.real_parts, some, pair)
+        )
+    made.append(
+        both_widths(
+            "summaries",
+            "Summaries of the spectra over depth. Thin: heads; thick: their mean; points: the forward pass's steps. "
+            "The spectral radius is on a logarithmic axis.",
+            draw.summaries,
+            models,
+        )
+    )
+    for number, (name, found) in enumerate(models):
+        kind = (
+            "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
+            if found.continuous
+            else "Dots are the eigenvalues of the layers"
+        )
+        for pair in ("QK", "OV", "FF"):
+            said = f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}."
+            file = _file("flow", pair) + ("-against" if number else "")
+            made.append(both_widths(file, said, draw.flow, name, found, pair))
+    return tuple(made)
+
+
+def _file(kind: str, pair: str) -> str:
+    return f"{kind}-{pair.lower().replace(' ', '-')}"
+
+
+def _real_parts_caption(pair: str, models: Models) -> str:
+    of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
+    what = of.get(pair) or f"W_up W_down over {pair.split()[1]} random hidden units"
+    marks = " Marks above: the forward pass's steps." if any(found.continuous for _, found in models) else ""
+    said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
+    return f"{said} (the paper's figure 2, appendix E).{marks}"
+
+
+def change(models: Models, what: str, write: str) -> str:
+    """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
+    said = []
+    for name, found in models:
+        ends = {p: found.pairs[p].summaries()[what][found.steps(p)].mean(-1)[[0, -1]] for p in ("QK", "OV", "FF")}
+        parts = (f"{pair} {write.format(a)} → {write.format(b)}" for pair, (a, b) in ends.items())
+        said.append(f"{name}: {', '.join(parts)}.")
+    return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
+
+
+def findings(models: Models, *, fold_norm: bool, seed: int) -> tuple[str, ...]:
+    """How shares and radii change, what the matrices are, and how far the curves can be trusted."""
+    from diffeqformer.analysis.spectra import RADIUS, SHARE
+
+    said = [
+        change(models, SHARE, "{:.0%}"),
+        change(models, RADIUS, "{:.3g}"),
+        "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
+        "OV = W_V W_O (what is taken from there), FF = W_up W_down (the feed-forward block without its activation). "
+        "They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
+        + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
+        "A step multiplies what OV and FF give by its length: 1/L for continuous models, 1 for ordinary transformers. "
+        "The products are shown without it, so their sizes are not comparable between the two.",
+        "Real parts alone are half of a spectrum: the figures of the complex plane show the rest. Curves are made by "
+        "matching the eigenvalues of neighbouring times one to one, so that they move least.",
+    ]
+    for name, found in models:
+        if found.continuous:
+            jumps = ", ".join(f"{pair} {spectrum.jump.max():.2f}" for pair, spectrum in found.pairs.items())
+            said.append(
+                f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
+                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves there. "
+                "Weights between the steps were never trained: only the steps are what the model computes with."
+            )
+        else:
+            said.append(f"{name}: a table of layers, so there is nothing between its steps.")
+    if any(pair.startswith("FF ") for pair in models[0][1].pairs):
+        said.append(f"Random hidden units are drawn with seed {seed}, and are the same at all times.")
+    return tuple(said)
