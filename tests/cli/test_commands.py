@@ -80,7 +80,7 @@ def test_training_again_returns_the_same_results(call, place, monkeypatch):
     assert "<html" in report.read_text() and str(report) in called.err
     table = call("train", place.layer)
     entry = strict_json((place.run("layer") / "results.json").read_text())["models"][0]
-    assert table.status == 0 and f"{entry['validation']['loss']:.4f}" in table.out and "evaluations" in table.out
+    assert table.status == 0 and f"{entry['validation']['loss']:.4f}" in table.out and "NFE" in table.out
     assert entry["evaluations"] == {"attention": 2, "feed_forward": 2}
 
 
@@ -221,25 +221,15 @@ def test_samples(call, place):
 
 
 def test_drafts_leave_greedy_text_as_it_is(call, place):
-    words = [
-        "sample",
-        place.run("time"),
-        "--prompt",
-        "the cat",
-        "--tokens",
-        6,
-        "--steps",
-        4,
-        "--temperature",
-        0,
-        "--json",
-    ]
+    words = ["sample", place.run("time"), "--prompt", "the cat", "--tokens", 6, "--steps", 4]
+    words += ["--temperature", 0, "--json"]
     plain = strict_json(call(*words).out)
     called = call(*words, "--draft-steps", 2, "--draft-length", 3)
     document = strict_json(called.out)
     assert document["continuations"] == plain["continuations"]
-    assert 0 <= document["drafts"]["acceptance"] <= 1 and 1 <= document["drafts"]["tokens_per_deep_reading"] <= 4
-    assert "of the tokens drafted at 2 steps" in called.err and "a reading at 4 steps" in called.err
+    assert 0 <= document["drafts"]["acceptance"] <= 1 and 1 <= document["drafts"]["tokens_per_verification"] <= 4
+    assert "of the tokens drafted at 2 steps were accepted" in called.err
+    assert "tokens per verification at 4 steps" in called.err
 
 
 def test_early_exit_takes_fewer_steps_the_larger_its_threshold(call, place):

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from diffeqformer.cli import HELP, VERBS
-from diffeqformer.cli.analyses import ANALYSES
 from diffeqformer.cli.completion import bash, fish, known_words, zsh
+from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,9 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("eval", "runs/x", "--st") == {"--steps"}
     assert {"quickstart-gpt", "quickstart-llama"} < offered("train", "quickstart-")
     assert offered("train", "quickstart-gpt", "--model.time.d") == {"--model.time.d-emb"}
+    assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best"}
+    assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}
+    assert offered("train", "quickstart-gpt", "--model.gradient", "rec") == {"recursive"}
     assert offered("analyze", "sp") == {"spectra"} and set(ANALYSES) < offered("analyze", "")
     assert "--against" in offered("analyze", "depth", "runs/x", "--")
     assert offered("reproduce", "el") == {"elastic"} and "--seeds" in offered("reproduce", "elastic", "--")
@@ -61,6 +64,8 @@ def test_other_shells_can_read_theirs(known, shell, script, tmp_path):
     subprocess.run([shell, "--no-execute", str(tmp_path / "script")], check=True)
 
 
-def test_help_is_one_screen():
+def test_help_is_one_screen_and_names_every_study():
     lines = HELP.splitlines()
-    assert 24 <= len(lines) <= 40 and max(map(len, lines)) <= 120
+    assert 24 <= len(lines) <= 40 and max(map(len, lines)) <= 14 + 60
+    words = HELP.replace(",", " ").split()
+    assert [name for name in (*ANALYSES, *BENCHMARKS, *EXPERIMENTS) if name not in words] == []

@@ -1,9 +1,9 @@
-"""`diffeqformer completion bash|zsh|fish`: a script by which the shell completes verbs and their options."""
+"""`diffeqformer completion bash|zsh|fish`: a script by which the shell completes verbs, options and their values."""
 
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -11,14 +11,12 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
 from diffeqformer.config import shipped_configs
 
-CHOOSING = ("analyze", "reproduce", "report")
-"""Verbs that name a second word."""
 ALWAYS = ("--help", "--json", "--debug")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Print a script by which the shell completes verbs, options and names of configs.
+    """Print a script by which the shell completes verbs, options, their values and names of configs.
 
     In bash: source <(diffeqformer completion bash), in ~/.bashrc for always; in zsh the same with zsh, after compinit;
     in fish: diffeqformer completion fish > ~/.config/fish/completions/diffeqformer.fish.
@@ -40,36 +38,64 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def known_words() -> dict[str, tuple[str, ...]]:
-    """What may follow the words of a command: `""` before the verb, a verb, or a verb and the second word it names."""
-    from diffeqformer.cli import VERBS
+    """What may follow `""` (a verb), a verb, a verb and its subcommand, or one of these and an option with choices."""
+    from diffeqformer.cli import VERBS, module_of
 
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
-    for verb in CHOOSING:
-        choice = importlib.import_module(f"diffeqformer.cli.{verb}").CHOICE
-        known[verb] = (*choice.known, *ALWAYS)
-        for name in choice.known:
-            known[f"{verb} {name}"] = _words(importlib.import_module(f"{choice.package}.{name}").Arguments)
     for verb in VERBS:
-        if verb in ("train", "info"):
-            arguments = getattr(importlib.import_module(f"diffeqformer.cli.{verb}"), f"{verb.title()}Arguments")
-            known[verb] = (*shipped_configs(), *_words(arguments))
-        elif verb not in CHOOSING:
-            known[verb] = _words(importlib.import_module(f"diffeqformer.cli.{verb}").Arguments)
+        module = module_of(verb)
+        if choice := getattr(module, "CHOICE", None):
+            known[verb] = (*choice.known, *ALWAYS)
+            for name in choice.known:
+                known |= _words(f"{verb} {name}", importlib.import_module(f"{choice.package}.{name}").Arguments)
+        elif verb in ("train", "info"):
+            known |= _words(verb, getattr(module, f"{verb.title()}Arguments"), tuple(shipped_configs()))
+        else:
+            known |= _words(verb, module.Arguments)
     return known
+
+
+def _words(command: str, cls: type, first: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """What may follow a command: `first`, the choices of its positional arguments, its options; and their choices."""
+    chosen, positional = list(first), []
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        kinds = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        if tyro.conf.Positional in kinds:
+            positional.append(name.replace("_", "-"))
+            chosen += _choices(get_args(hint)[0])
+    options = {f"--{name}": hint for name, hint in options_of(cls).items() if name not in positional}
+    choices = {f"{command} {option}": tuple(found) for option, hint in options.items() if (found := _choices(hint))}
+    return {command: (*chosen, *options, *ALWAYS)} | choices
+
+
+def _choices(hint: Any) -> list[str]:
+    """The words of the `Literal`s in a type."""
+    if get_origin(hint) is Literal:
+        return [str(value) for value in get_args(hint)]
+    return [word for part in get_args(hint) for word in _choices(part)]
+
+
+def _choosing(known: Mapping[str, Sequence[str]]) -> list[str]:
+    """The verbs with subcommands."""
+    return sorted({words.split()[0] for words in known if words.count(" ") and not words.split()[1].startswith("-")})
 
 
 def bash(known: Mapping[str, Sequence[str]]) -> str:
     """A function for bash's programmable completion; where no word fits, files are offered."""
     cases = "\n".join(f'    "{words}") known="{" ".join(follow)}" ;;' for words, follow in known.items())
-    return f"""_diffeqformer() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" verb="" known=""
-  if [ "$COMP_CWORD" -gt 1 ]; then verb="${{COMP_WORDS[1]}}"; fi
-  if [ "$COMP_CWORD" -gt 2 ]; then
-    case "$verb" in {"|".join(CHOOSING)}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
-  fi
-  case "$verb" in
+    return f"""_diffeqformer_known() {{
+  case "$1" in
 {cases}
   esac
+}}
+_diffeqformer() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" verb="" known=""
+  if [ "$COMP_CWORD" -gt 1 ]; then verb="${{COMP_WORDS[1]}}"; fi
+  if [ "$COMP_CWORD" -gt 2 ]; then
+    case "$verb" in {"|".join(_choosing(known))}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
+  fi
+  _diffeqformer_known "$verb $before"
+  if [ -z "$known" ] || [ "$verb" = "$before" ]; then _diffeqformer_known "$verb"; fi
   COMPREPLY=($(compgen -W "$known" -- "$word"))
 }}
 complete -o default -F _diffeqformer diffeqformer
@@ -77,31 +103,20 @@ complete -o default -F _diffeqformer diffeqformer
 
 
 def zsh(known: Mapping[str, Sequence[str]]) -> str:
-    """The same for zsh, which can take bash's."""
+    """The same for zsh, which can use bash's."""
     return f"autoload -Uz bashcompinit && bashcompinit\n{bash(known)}"
 
 
 def fish(known: Mapping[str, Sequence[str]]) -> str:
-    """A line of fish for each position."""
-    verbs, lines = " ".join(known[""][:-2]), []
+    """One line of fish per command, and one per option with choices."""
+    lines = []
     for words, follow in known.items():
-        verb, _, second = words.partition(" ")
+        command, dashes, option = words.partition(" --")
+        verb, _, second = command.partition(" ")
         where = f"__fish_seen_subcommand_from {verb}" if words else "__fish_use_subcommand"
-        if verb in CHOOSING:
-            seconds = second or " ".join(each.split()[1] for each in known if each.startswith(f"{verb} "))
+        if verb in _choosing(known):
+            seconds = second or " ".join(word for word in known[verb] if not word.startswith("-"))
             where += f"; and {'' if second else 'not '}__fish_seen_subcommand_from {seconds}"
-        lines.append(f"complete -c diffeqformer -n '{where}' -a '{' '.join(follow)}'")
-    return "\n".join([f"# verbs: {verbs}", *lines, ""])
-
-
-def _words(cls: type) -> tuple[str, ...]:
-    """What is chosen from by position, then the options, of a dataclass of arguments."""
-    chosen: list[str] = []
-    positional = []
-    for name, hint in get_type_hints(cls, include_extras=True).items():
-        kinds = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        if tyro.conf.Positional in kinds:
-            positional.append(name.replace("_", "-"))
-            of = get_args(hint)[0]
-            chosen += get_args(of) if get_origin(of) is Literal else ()
-    return (*chosen, *(f"--{name}" for name in options_of(cls) if name not in positional), *ALWAYS)
+        target = f"-x -l {option} " if dashes else ""
+        lines.append(f"complete -c diffeqformer -n '{where}' {target}-a '{' '.join(follow)}'")
+    return "\n".join([*lines, ""])

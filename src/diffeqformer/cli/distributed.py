@@ -13,24 +13,24 @@ class Distributed:
     """Several processes that train one run, each started with the same command (`docs/devices.md`)."""
 
     coordinator: str = ""
-    """HOST:PORT of the first process, or `auto`: what Slurm, Kubernetes, Open MPI or a Cloud TPU say."""
+    """HOST:PORT of the main process, or `auto`: as Slurm, Kubernetes, Open MPI or a Cloud TPU define it."""
     processes: int | None = None
-    """How many there are."""
+    """Number of processes."""
     process: int | None = None
-    """Which of them this is, from 0."""
+    """Index of this process; 0 is the main process."""
 
 
-def join(asked: Distributed) -> None:
-    """Become one of several processes, if asked to; before anything is computed.
+def join(given: Distributed) -> None:
+    """Join the other processes, if a coordinator is given; before anything is computed.
 
     **Raises:** `BadInput` as `training.distributed.join`, and for settings that nothing reads.
     """
-    if asked.coordinator:
+    if given.coordinator:
         from diffeqformer.training import distributed
 
         _keep_standard_output()
-        return distributed.join(asked.coordinator, asked.processes, asked.process)
-    for name, value in (("processes", asked.processes), ("process", asked.process)):
+        return distributed.join(given.coordinator, given.processes, given.process)
+    for name, value in (("processes", given.processes), ("process", given.process)):
         if value is not None:
             raise BadInput(
                 f"--distributed.{name} is {value}, but --distributed.coordinator, which it needs, is missing."
@@ -38,14 +38,14 @@ def join(asked: Distributed) -> None:
 
 
 def _keep_standard_output() -> None:
-    """Let Python alone write to standard output: Gloo, which connects CPUs, says there that it has."""
+    """Let Python alone write to standard output: Gloo, which connects CPUs, prints there too."""
     own = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = os.fdopen(own, "w")
 
 
 def shown() -> Progress:
-    """Progress on the terminal, of the first process alone."""
+    """Progress on the terminal, of the main process only."""
     from diffeqformer.training.distributed import is_first
 
     return Terminal() if is_first() else Silent()

@@ -14,9 +14,9 @@ from diffeqformer.progress import Terminal
 
 @dataclass(frozen=True)
 class Arguments:
-    """Loss, perplexity and bits per byte of a run's model, at any depth, by any scheme or by adaptive steps.
+    """Loss, perplexity and bits per byte of a run's model, at any depth, by any scheme or with adaptive steps.
 
-    With --tasks, accuracy and what else tasks of lm-evaluation-harness measure, instead.
+    With --tasks, accuracy and the other metrics of lm-evaluation-harness instead.
 
     Example: diffeqformer eval runs/quickstart/diffeqformer --steps 4,6,12
     """
@@ -39,11 +39,11 @@ class Arguments:
     checkpoint: Literal["latest", "best"] = "latest"
     """Newest checkpoint, or the one of lowest validation loss."""
     batch_size: int = 16
-    """Sequences at one time."""
+    """Sequences per batch."""
     tasks: Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...")] = None
     """Tasks of lm-evaluation-harness, such as lambada_openai,piqa, or YAML files (needs the extra `eval`)."""
     num_fewshot: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Examples in front of each item of a task; the task's own number if not given."""
+    """Examples before each item of a task; the task's own number if not given."""
     limit: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """Items of each task, or a fraction of them; all if not given."""
     include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
@@ -52,41 +52,25 @@ class Arguments:
     """Settings of tasks that generate, such as max_gen_toks=32."""
 
 
+ONLY_TASKS = ("num_fewshot", "limit", "include_path", "gen_kwargs")
+NOT_TASKS = ("data", "tolerance", "early_exit")
+
+
 def run(words: Sequence[str], as_json: bool) -> None:
-    """Evaluate and print one row for each number of steps."""
+    """Evaluate, and print one row per number of steps or per metric."""
     arguments = parse(Arguments, words, "diffeqformer eval")
-    asked = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    steps = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
-    if thresholds and arguments.tolerance is not None:
-        raise BadInput(f"--early-exit is {arguments.early_exit}, but --tolerance chooses the steps; give one.")
-    if arguments.batch_size < 1:
-        raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
-    if asked and arguments.tolerance is not None:
-        raise BadInput(
-            f"--tolerance is {arguments.tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one."
-        )
-    if _is_about_tasks(arguments, asked):
+    _check(arguments, steps)
+    if arguments.tasks is not None:
         from diffeqformer.cli.tasks import evaluate_and_print
 
-        return evaluate_and_print(
-            arguments.run,
-            arguments.tasks or "",
-            as_json,
-            include=arguments.include_path,
-            checkpoint=arguments.checkpoint,
-            num_fewshot=arguments.num_fewshot,
-            limit=arguments.limit,
-            batch_size=arguments.batch_size,
-            steps=asked[0] if asked else None,
-            scheme=arguments.scheme,
-            gen_kwargs=arguments.gen_kwargs,
-        )
+        return evaluate_and_print(arguments, steps[0] if steps else None, as_json)
     from diffeqformer.cli.text import evaluation_text
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.report.text import evaluations, number
     from diffeqformer.training.results import measured
     from diffeqformer.training.run import load_run
 
@@ -100,55 +84,61 @@ def run(words: Sequence[str], as_json: bool) -> None:
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "
             f"{model.config.scheme} is used."
         )
-    require_depths(model, asked)  # before any text is read
+    require_depths(model, steps)  # before any text is read
     tokens, text_bytes = evaluation_text(opened, arguments.data, progress)
-    grids = asked or (None if model.config.adaptive else model.config.steps,)
-    depths = (*grids, *(EarlyExit(steps, threshold) for steps in grids if steps for threshold in thresholds))
+    grids = steps or (None if model.config.adaptive else model.config.steps,)
+    depths = (*grids, *(EarlyExit(grid, threshold) for grid in grids if grid for threshold in thresholds))
     batches = evaluation_batches(tokens, model.config.context, arguments.batch_size)
     block = opened.config.trainer.loss_block
     rows: list[dict[str, Any]] = []
     evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)
-    for steps, found in zip(depths, evaluated, strict=True):
-        rtol = None if steps else model.config.tolerance.rtol
-        grid, threshold = steps if isinstance(steps, EarlyExit) else (steps, None)
+    for depth, found in zip(depths, evaluated, strict=True):
+        grid, threshold = (depth.steps, depth.threshold) if isinstance(depth, EarlyExit) else (depth, None)
+        rtol = None if grid else model.config.tolerance.rtol
         row = {"steps": grid, "early_exit": threshold, "scheme": model.config.scheme, "rtol": rtol}
         rows.append({**row, **asdict(found), **measured(found)})
     if as_json:
         return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": rows})
     print_table(
         f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens, {model.config.scheme}",
-        ["steps", "evaluations", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
-        [
-            [
-                f"{row['steps'] or ''}"
-                + (f" at most (settled within {row['early_exit']:g})" if row["early_exit"] else "")
-                + (f"adaptive (rtol {row['rtol']:g})" if row["rtol"] else ""),
-                evaluations({half: row[f"{half}_evaluations"] for half in ("attention", "feed_forward")}),
-                number(row["loss"], 4),
-                number(row["perplexity"], 2),
-                number(row["bits_per_byte"], 4),
-                f"{row['tokens_per_second']:,.0f}",
-            ]
-            for row in rows
-        ],
+        ["steps", "NFE", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
+        [_cells(row) for row in rows],
     )
 
 
-def _is_about_tasks(arguments: Arguments, steps: Sequence[int]) -> bool:
-    """Whether tasks are asked for.
+def _cells(row: dict[str, Any]) -> list[str]:
+    """One row of the table."""
+    from diffeqformer.report.text import evaluations, number
 
-    **Raises:** `BadInput` for options that only the other kind of evaluation reads.
+    steps = f"{row['steps'] or ''}"
+    steps += f" at most (settled within {row['early_exit']:g})" if row["early_exit"] else ""
+    steps += f"adaptive (rtol {row['rtol']:g})" if row["rtol"] else ""
+    return [
+        steps,
+        evaluations({half: row[f"{half}_evaluations"] for half in ("attention", "feed_forward")}),
+        number(row["loss"], 4),
+        number(row["perplexity"], 2),
+        number(row["bits_per_byte"], 4),
+        f"{row['tokens_per_second']:,.0f}",
+    ]
+
+
+def _check(arguments: Arguments, steps: Sequence[int]) -> None:
+    """Refuse what contradicts, and options that this kind of evaluation does not read.
+
+    **Raises:** `BadInput`.
     """
-
-    def given(*names: str) -> list[str]:
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, (), "")]
-
-    if arguments.tasks is None:
-        if unread := given("num_fewshot", "limit", "include_path", "gen_kwargs"):
-            raise BadInput(f"{unread[0]} is given, but only --tasks reads it.")
-        return False
-    if unread := given("data", "tolerance", "early_exit"):
-        raise BadInput(f"{unread[0]} is given, but --tasks does not read it.")
-    if len(steps) > 1:
+    tolerance = arguments.tolerance
+    if arguments.early_exit and tolerance is not None:
+        raise BadInput(f"--early-exit is {arguments.early_exit}, but --tolerance chooses the steps; give one.")
+    if arguments.batch_size < 1:
+        raise BadInput(f"--batch-size is {arguments.batch_size}, but must be at least 1.")
+    if steps and tolerance is not None:
+        raise BadInput(f"--tolerance is {tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one.")
+    tasks = arguments.tasks is not None
+    for name in NOT_TASKS if tasks else ONLY_TASKS:
+        if getattr(arguments, name) not in (None, (), ""):
+            why = "--tasks does not read it" if tasks else "only --tasks reads it"
+            raise BadInput(f"--{name.replace('_', '-')} is given, but {why}.")
+    if tasks and len(steps) > 1:
         raise BadInput(f"--steps is {arguments.steps!r}, but --tasks takes one number.")
-    return True

@@ -24,7 +24,7 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="DIR")]
     """Folder to write, new or empty."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Depth steps that the weights are written out for; the trained number if not given."""
+    """Depth steps that the model is populated at; the trained number if not given."""
     checkpoint: Literal["latest", "best"] = "latest"
     """Newest checkpoint, or the one of lowest validation loss."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -32,28 +32,20 @@ class Arguments:
     shard_mb: int = 5000
     """Megabytes of the largest file of tensors."""
     adapter: bool = False
-    """Write low-rank adapters apart, into DIR/adapter in PEFT's format, instead of merging them into the matrices."""
+    """Keep low-rank adapters apart, in DIR/adapter in PEFT's format, instead of merging them into the matrices."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
-    """Export and print what was written."""
-    arguments = parse(Arguments, words, "diffeqformer export")
-    if arguments.shard_mb < 1:
-        raise BadInput(f"--shard-mb is {arguments.shard_mb}, but must be at least 1.")
+    """Export, and print what was written."""
+    given = parse(Arguments, words, "diffeqformer export")
+    if given.shard_mb < 1:
+        raise BadInput(f"--shard-mb is {given.shard_mb}, but must be at least 1.")
     from diffeqformer.interop.exporting import export
     from diffeqformer.training.run import load_run
 
     progress = Terminal()
-    opened = load_run(arguments.run, arguments.checkpoint, progress)
-    made = export(
-        opened,
-        arguments.to,
-        arguments.steps,
-        arguments.dtype,
-        arguments.shard_mb * 1_000_000,
-        arguments.adapter,
-        progress,
-    )
+    opened = load_run(given.run, given.checkpoint, progress)
+    made = export(opened, given.to, given.steps, given.dtype, given.shard_mb * 1_000_000, given.adapter, progress)
     if as_json:
         found = {"folder": str(made.folder), "architecture": made.architecture, "trust_remote_code": made.own_code}
         sizes = {"steps": made.steps, "parameters": made.parameters, "dtype": made.dtype}

@@ -48,7 +48,7 @@ class Settings:
 class Arguments:
     """Fine-tune a trained model on other text, at any depth; the same command again continues a run that was stopped.
 
-    A continuous model is written out as a table of layers first. Settings that are not given are the base run's, but
+    A continuous model is populated as a table of layers first. Settings that are not given are the base run's, but
     500 updates, and for LoRA ten times the learning rate, at most 0.01.
 
     Example: diffeqformer finetune runs/quickstart/diffeqformer --steps 4 --method lora --data notes.txt
@@ -57,10 +57,10 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the trained run."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Number of depth steps; as trained if not given. A table of layers has but its own."""
+    """Number of depth steps; as trained if not given. A table of layers has only its own."""
     method: Literal["lora", "full", "continuous"] = "lora"
-    """Train low-rank adapters, or all weights of the layers; or keep the weights as functions of depth and train
-    their networks."""
+    """Populate and train low-rank adapters (lora) or all weights (full); or keep the weights as functions of depth
+    and train their networks (continuous)."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base
     run's own text if not given."""
@@ -84,72 +84,70 @@ class Arguments:
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
-    asked = parse(Arguments, words, PROG)
-    join(asked.distributed)
-    lora = _lora(asked)
-    from diffeqformer.training.finetune import finetune_config
+    given = parse(Arguments, words, PROG)
+    join(given.distributed)
+    from diffeqformer.training.finetune import RANK, finetune_config, usual_settings
     from diffeqformer.training.run import load_run
     from diffeqformer.training.trainer import train
     from diffeqformer.validation import validate
 
+    lora = replace(LoRAConfig(RANK), **_adapter_settings(given))
     progress = shown()
-    base = load_run(asked.run, asked.checkpoint, progress)
-    settings = parse(Arguments, words, PROG, default=replace(asked, settings=_usual(base, asked))).settings
-    _require_text(base, asked, settings.data)
-    folder = asked.to or f"{asked.run.rstrip('/')}-{asked.method}-{base.model.depth(asked.steps)}"
+    base = load_run(given.run, given.checkpoint, progress)
+    # Options are read a second time, now that the base run's own settings are known as their defaults.
+    usual = Settings(
+        ModelSettings(base.config.model.dropout), _text(base, given), *usual_settings(base.config, given.method)
+    )
+    settings = parse(Arguments, words, PROG, default=replace(given, settings=usual)).settings
+    _require_text(base, given, settings.data)
     config = finetune_config(
         base,
-        folder,
-        steps=asked.steps,
-        method=asked.method,
+        given.to or f"{given.run.rstrip('/')}-{given.method}-{base.model.depth(given.steps)}",
+        steps=given.steps,
+        method=given.method,
         lora=lora,
-        train_embeddings=asked.train_embeddings,
-        checkpoint=asked.checkpoint,
+        train_embeddings=given.train_embeddings,
+        checkpoint=given.checkpoint,
         data=settings.data,
         optimizer=settings.optimizer,
         trainer=settings.trainer,
     )
-    config = replace(config, model=replace(config.model, dropout=settings.model.dropout), mesh=settings.mesh)
-    config = validate(config)
+    model = replace(config.model, dropout=settings.model.dropout)
+    config = validate(replace(config, model=model, mesh=settings.mesh))
     progress.say(_about(config))
     show(train(config, progress, base), progress, as_json)
 
 
-def _lora(asked: Arguments) -> LoRAConfig:
-    """The adapters that were asked for.
+def _adapter_settings(given: Arguments) -> dict[str, object]:
+    """The settings of adapters that are given.
 
-    **Raises:** `BadInput` if some of their settings are given for a method that has none.
+    **Raises:** `BadInput` if there are some and the method has no adapters.
     """
-    from diffeqformer.training.finetune import RANK
-
-    given = {"rank": asked.rank, "alpha": asked.alpha, "dropout": asked.dropout, "targets": asked.targets or None}
-    given = {name: value for name, value in given.items() if value is not None}
-    if asked.method != "lora" and given:
-        name, value = next(iter(given.items()))
-        raise BadInput(f"--{name} is {value!r}, but --method {asked.method} has no adapters; --method lora has.")
-    return replace(LoRAConfig(RANK), **given)
+    found = {"rank": given.rank, "alpha": given.alpha, "dropout": given.dropout, "targets": given.targets or None}
+    found = {name: value for name, value in found.items() if value is not None}
+    if given.method != "lora" and found:
+        name, value = next(iter(found.items()))
+        raise BadInput(f"--{name} is {value!r}, but --method {given.method} has no adapters; --method lora has.")
+    return found
 
 
-def _usual(base: "Run", asked: Arguments) -> Settings:
-    """The base run's settings as fine-tuning usually changes them, with the files of --data if there are any."""
-    from diffeqformer.training.finetune import usual_settings
-
-    text = base.config.data
-    if asked.data:
-        text = replace(text, source="files", train=asked.data, validation=(), dataset="", dataset_name="")
-    return Settings(ModelSettings(base.config.model.dropout), text, *usual_settings(base.config, asked.method))
+def _text(base: "Run", given: Arguments) -> DataConfig:
+    """The files of --data, or the base run's own text."""
+    own = base.config.data
+    if not given.data:
+        return own
+    return replace(own, source="files", train=given.data, validation=(), dataset="", dataset_name="")
 
 
-def _require_text(base: "Run", asked: Arguments, data: DataConfig) -> None:
-    """Check that there is a text, and that nobody wants it cut into other tokens than the base's."""
+def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:
+    """Check that there is a text, and that its tokenizer is the base's."""
     if data.tokenizer != base.config.data.tokenizer:
         raise BadInput(f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's.")
     from diffeqformer.training.folder import IMPORTED
 
-    imported = (base.folder / IMPORTED).is_file()
-    if imported and not asked.data and data == base.config.data:
+    if (base.folder / IMPORTED).is_file() and not given.data and data == base.config.data:
         raise BadInput(
-            f"run folder {asked.run!r} holds an imported model, which has no text of its own; name some with --data."
+            f"run folder {given.run!r} holds an imported model, which has no text of its own; name some with --data."
         )
 
 
@@ -159,11 +157,10 @@ def _about(config: Config) -> str:
     from diffeqformer.model.count import count
     from diffeqformer.training.optimizer import split_trained
 
-    model = abstract(config.model)
-    trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
-    what = ", ".join(config.optimizer.train_roles)
     m = config.model
+    model = abstract(m)
+    trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
     return (
         f"{config.base.system} → {m.steps} steps ({m.weights} weights): training {trained:,} of {whole:,} parameters "
-        f"({100 * trained / whole:.2g} %): {what}"
+        f"({100 * trained / whole:.2g} %): {', '.join(config.optimizer.train_roles)}"
     )

@@ -2,12 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from textwrap import fill
 from typing import Any
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 
 
 def print_json(value: Any) -> None:
@@ -16,31 +11,13 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; the first column is text, the others are right-aligned numbers.
+    """A table, as wide as the terminal at most."""
+    from rich.console import Console
 
-    Numbers are never broken, headers at spaces only: a table too wide for the terminal goes on below, its first column
-    again in front.
-    """
+    from diffeqformer.report.table import Table
+
     console = Console(highlight=False, markup=False)
-    cells = [max((cell_len(row[i]) for row in rows), default=0) for i in range(len(columns))]
-    needed = lambda widths, group: sum(widths[i] + 2 for i in group) - 2
-    widths = [max(cells[i], cell_len(name)) for i, name in enumerate(columns)]
-    if needed(widths, range(len(columns))) > console.width:
-        widths = [max(cells[i], *map(cell_len, name.split() or [""])) for i, name in enumerate(columns)]
-    groups: list[list[int]] = [[0]]
-    for column in range(1, len(columns)):
-        if len(groups[-1]) > 1 and needed(widths, [*groups[-1], column]) > console.width:
-            groups.append([0])
-        groups[-1].append(column)
-    for number, group in enumerate(groups):
-        about = None if number else title
-        table = Table(title=about, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for i in group:
-            name = fill(columns[i], max(widths[i], 1), break_long_words=False, break_on_hyphens=False)
-            table.add_column(name, justify="right" if i else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(row[i] for i in group))
-        console.print(table)
+    console.print(Table(title, columns, rows).to_rich(console.width))
 
 
 def human(number: float | int, unit: str = "") -> str:

@@ -24,16 +24,16 @@ class Arguments:
     prompt: str
     """Text to continue."""
     tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """New tokens; 100, or as many as the context has room for."""
+    """New tokens; 100, or as many as fit into the context."""
     count: int = 1
     """Continuations."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Depth steps; the trained number if not given. Sampling never takes adaptive steps."""
     draft_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Draft at this smaller number of steps and check at --steps: the same text, faster (for models that read well at
+    """Draft tokens at this smaller number of steps, verified at --steps: the same text, faster (for models trained at
     several depths)."""
     draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Tokens that are drafted before they are checked (4)."""
+    """Tokens per draft (4)."""
     scheme: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5 (not for a table of layers)."""
     temperature: float = 1.0
@@ -63,19 +63,19 @@ def run(words: Sequence[str], as_json: bool) -> None:
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = opened.model if arguments.scheme is None else with_scheme(opened.model, arguments.scheme)
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")
-    asked = {"new_tokens": arguments.tokens, **{name: getattr(arguments, name) for name in names}}
+    settings = {"new_tokens": arguments.tokens, **{name: getattr(arguments, name) for name in names}}
     drafts = {}
     if arguments.draft_steps is None:
-        texts = continue_text(model, opened.tokenizer, arguments.prompt, **asked)
+        texts = continue_text(model, opened.tokenizer, arguments.prompt, **settings)
     else:
         length = 4 if arguments.draft_length is None else arguments.draft_length
-        asked |= {"draft_steps": arguments.draft_steps, "draft_length": length}
-        texts, found = continue_text_with_drafts(model, opened.tokenizer, arguments.prompt, **asked)
-        readings = found.tokens.size / float(found.rounds.sum() + len(texts))
-        drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_deep_reading": readings}}
+        settings |= {"draft_steps": arguments.draft_steps, "draft_length": length}
+        texts, found = continue_text_with_drafts(model, opened.tokenizer, arguments.prompt, **settings)
+        per_verification = found.tokens.size / float(found.rounds.sum() + len(texts))
+        drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
-            f"of the tokens drafted at {arguments.draft_steps} steps {found.acceptance:.0%} were accepted; "
-            f"{readings:.2f} tokens a reading at {model.depth(arguments.steps)} steps"
+            f"{found.acceptance:.0%} of the tokens drafted at {arguments.draft_steps} steps were accepted; "
+            f"{per_verification:.2f} tokens per verification at {model.depth(arguments.steps)} steps"
         )
     if as_json:
         return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts})

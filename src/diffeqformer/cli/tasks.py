@@ -1,30 +1,23 @@
-"""`diffeqformer eval RUN --tasks NAME,NAME,...`: what `eval` does then."""
+"""`diffeqformer eval RUN --tasks NAME,NAME,...`: the part of `eval` that calls lm-evaluation-harness."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
+if TYPE_CHECKING:
+    from diffeqformer.cli.eval import Arguments
 
-def evaluate_and_print(
-    folder: str,
-    names: str,
-    as_json: bool,
-    *,
-    include: tuple[str, ...],
-    checkpoint: Literal["latest", "best"],
-    num_fewshot: int | None,
-    limit: float | None,
-    batch_size: int,
-    **settings: Any,
-) -> None:
-    """Evaluate tasks of lm-evaluation-harness and print a row for each metric."""
-    wanted = [name for name in (part.strip() for part in names.split(",")) if name]
+
+def evaluate_and_print(arguments: "Arguments", steps: int | None, as_json: bool) -> None:
+    """Evaluate tasks of lm-evaluation-harness and print one row per metric."""
+    wanted = [name for part in (arguments.tasks or "").split(",") if (name := part.strip())]
+    shots, limit = arguments.num_fewshot, arguments.limit
     if not wanted:
-        raise BadInput(f"--tasks is {names!r}, but must name tasks, such as lambada_openai,piqa.")
-    if num_fewshot is not None and num_fewshot < 0:
-        raise BadInput(f"--num-fewshot is {num_fewshot}, but must be at least 0.")
+        raise BadInput(f"--tasks is {arguments.tasks!r}, but must name tasks, such as lambada_openai,piqa.")
+    if shots is not None and shots < 0:
+        raise BadInput(f"--num-fewshot is {shots}, but must be at least 0.")
     if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
         raise BadInput(f"--limit is {limit:g}, but must be a whole number of items, or a fraction between 0 and 1.")
     from diffeqformer.evaluation.depth import require_depths
@@ -33,21 +26,13 @@ def evaluate_and_print(
     from diffeqformer.training.run import load_run
 
     progress = Terminal()
-    opened = load_run(folder, checkpoint, progress)
-    if settings["steps"] is not None:
-        require_depths(opened.model, [settings["steps"]])  # before data is fetched
-    documents = list(
-        evaluate_tasks(
-            opened,
-            Tasks(wanted, include),
-            checkpoint=checkpoint,
-            num_fewshot=num_fewshot,
-            limit=limit,
-            batch_size=batch_size,
-            progress=progress,
-            **settings,
-        )
-    )
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    if steps is not None:
+        require_depths(opened.model, [steps])  # before data is fetched
+    names = ("checkpoint", "num_fewshot", "limit", "batch_size", "scheme", "gen_kwargs")
+    settings = {name: getattr(arguments, name) for name in names}
+    tasks = Tasks(wanted, arguments.include_path)
+    documents = list(evaluate_tasks(opened, tasks, steps=steps, progress=progress, **settings))
     if as_json:
         return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": documents})
     print_table(

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments(ConfigArguments):
-    """A config, its settings, and other processes."""
+    """A config, its settings, and the other processes."""
 
     distributed: Distributed = field(default_factory=Distributed)
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Train the model of a config, or continue its run; write the run's report."""
-    asked = arguments_from(words, "train", TrainArguments)
-    join(asked.distributed)
-    config = validate(asked.settings)
+    given = arguments_from(words, "train", TrainArguments)
+    join(given.distributed)
+    config = validate(given.settings)
     from diffeqformer.training.trainer import train
 
     progress = shown()
@@ -33,7 +33,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
-    """Write a finished run's report, and print what it found; of several processes the first does."""
+    """Write a finished run's report, and print what it found; of several processes only the main one does."""
     from diffeqformer.training.distributed import is_first
 
     if not is_first():
@@ -53,7 +53,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
     validation = result.entry["validation"]
     row = [f"{validation['loss']:.4f}", f"{validation['perplexity']:.2f}", f"{validation['bits_per_byte']:.4f}"]
     cost = [evaluations(result.entry.get("evaluations")), f"{result.entry['tokens_per_second']:,.0f}"]
-    columns = ["run", "loss (nats)", "perplexity", "bits/byte", "evaluations", "tokens/s"]
+    columns = ["run", "loss (nats)", "perplexity", "bits/byte", "NFE", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])
     if drawn := drawn_depths(result.entry):
         print_table("\nin training, by depth", ["steps", "updates", "loss, last tenth", "tokens/s"], drawn)

@@ -1,4 +1,4 @@
-"""Verbs that name a second word: what there is, and handing the rest to the one that is named."""
+"""Verbs with subcommands: list them, or run the one that is named."""
 
 import difflib
 import importlib
@@ -10,24 +10,24 @@ from diffeqformer.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The second words of a verb."""
+class Subcommands:
+    """The subcommands of a verb."""
 
     verb: str
     about: str
     """One sentence for the help."""
     noun: tuple[str, str]
-    """One of them, and several, in words."""
+    """What one is called, and several."""
     known: Mapping[str, str]
     """What each does; its module has its name."""
     package: str
-    """Where the modules are, each with a function `run`."""
+    """Where the modules are, each with `Arguments` and `run`."""
     example: str
 
     def run(self, words: Sequence[str], as_json: bool) -> None:
-        """List what there is, or hand the words to what is named.
+        """List the subcommands, or run the one that is named with the remaining arguments.
 
-        **Raises:** `BadInput` for a name that there is not, with the nearest one.
+        **Raises:** `BadInput` for an unknown name, with the nearest one.
         """
         if not words and as_json:
             return print_json(dict(self.known))

@@ -23,21 +23,21 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="RUN")]
     """Folder of the run, new or empty."""
     adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Low-rank adapters to put beside the weights, as PEFT saves them or `export --adapter` writes them."""
+    """Low-rank adapters to add to the model, as PEFT saves them or `export --adapter` writes them."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
-    """Import and print what was found."""
-    arguments = parse(Arguments, words, "diffeqformer import")
+    """Import, and print the size of the model."""
+    given = parse(Arguments, words, "diffeqformer import")
     from diffeqformer.config import to_dict
     from diffeqformer.interop.importing import import_huggingface
     from diffeqformer.model.count import parameters
 
-    made = import_huggingface(arguments.folder, arguments.to, Terminal(), arguments.adapter)
+    made = import_huggingface(given.folder, given.to, Terminal(), given.adapter)
     m = made.config.model
     stored = parameters(m).stored
     if as_json:
         return print_json({"run": str(made.folder), "parameters": stored, "model": to_dict(m)})
-    columns = ["family", "parameters", "steps", "width", "heads", "context", "vocabulary"]
+    columns = ["field", "parameters", "steps", "width", "heads", "context", "vocabulary"]
     sizes = [f"{size:,}" for size in (m.steps, m.width, m.heads, m.context, m.vocabulary or 0)]
     print_table(str(made.folder), columns, [[m.family, human(stored), *sizes]])
