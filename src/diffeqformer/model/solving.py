@@ -6,6 +6,8 @@ from diffeqformer.config import (
     GradientConfig,
     LayerConfig,
     OwnConfig,
+    ReversibleConfig,
+    SchemeConfig,
     ToleranceConfig,
     section_of_kind,
     validate_model,
