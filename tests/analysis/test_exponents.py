@@ -22,12 +22,18 @@ def exponents(field, x, **settings):
 
 
 def test_lorenz():
+    """Of finite time: over 12 starts the largest exponent has a standard deviation of 0.0043, of which these are five.
+
+    The motion is chaotic, so that rounding alone makes another sample of it in every compiled program.
+    """
     found = exponents(lorenz, [1.0, 1.0, 20.0], dt=0.01, steps=150_000, every=10, skip=1000)
-    assert np.allclose(found, [0.906, 0.0, -14.572], atol=0.01)  # the time is finite: the error is of the sampling
+    assert np.allclose(found, [0.906, 0.0, -14.572], atol=0.022)
     assert abs(found.sum() + 41 / 3) < 1e-3  # the divergence of the field, everywhere
     assert abs(kaplan_yorke(found, 3) - 2.062) < 0.002
-    leading = exponents(lorenz, [1.0, 1.0, 20.0], dt=0.01, steps=150_000, every=10, skip=1000, tangents=1)
-    assert np.allclose(leading, found[:1], atol=1e-3)
+    # In 10 + 15 units of time rounding grows by e^23 to 1e-6; the first tangents come together to e^-9 / 15 = 1e-5.
+    short = {"dt": 0.01, "steps": 1500, "every": 10, "skip": 1000}
+    few, all_three = (exponents(lorenz, [1.0, 1.0, 20.0], tangents=tangents, **short) for tangents in (1, 3))
+    assert np.allclose(few, all_three[:1], rtol=0, atol=1e-4)
 
 
 def test_linear_field_has_the_exponents_of_its_matrix():

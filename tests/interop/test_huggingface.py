@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import DropoutConfig
-from diffeqformer.interop.families import FAMILIES, gpt2_config, llama_config
+from diffeqformer.interop.families import FAMILIES
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.training.checkpoint import by_path
@@ -114,11 +114,11 @@ def test_the_model_can_be_trained_further(kind, published):
 
 def test_settings_of_gpt2():
     own = {"n_inner": 24, "layer_norm_epsilon": 1e-6, "attn_pdrop": 0.2, "embd_pdrop": None}  # null is the default
-    config = gpt2_config(CONFIGS["gpt2"] | own)
+    config = FAMILIES["gpt2"].config(CONFIGS["gpt2"] | own)
     assert (config.family, config.steps, config.width, config.heads, config.context) == ("gpt", 2, 16, 2, 16)
     assert (config.hidden, config.norm_epsilon, config.tied) == (24, 1e-6, True)
     assert config.dropout == DropoutConfig(embedding=0.1, attention=0.2, residual=0.0)
-    assert gpt2_config(CONFIGS["gpt2"]).hidden == 64
+    assert FAMILIES["gpt2"].config(CONFIGS["gpt2"]).hidden == 64
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_settings_of_gpt2():
     ],
 )
 def test_settings_of_llama(rope, theta):
-    config = llama_config({k: v for k, v in CONFIGS["llama"].items() if k != "rope_parameters"} | rope)
+    config = FAMILIES["llama"].config({k: v for k, v in CONFIGS["llama"].items() if k != "rope_parameters"} | rope)
     assert (config.family, config.steps, config.width, config.heads, config.context) == ("llama", 2, 16, 4, 16)
     assert (config.kv_heads, config.hidden, config.norm_epsilon, config.tied) == (2, 24, 1e-5, False)
     assert config.rope_theta == theta and not config.nested_norm
 
 
 def test_llama_without_key_value_heads_has_as_many_as_heads():
-    assert llama_config(CONFIGS["llama"] | {"num_key_value_heads": None, "head_dim": None}).kv_heads == 4
+    assert FAMILIES["llama"].config(CONFIGS["llama"] | {"num_key_value_heads": None, "head_dim": None}).kv_heads == 4

@@ -11,6 +11,7 @@ import pytest
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.early_exit import EarlyExit
 from tests.models import KINDS, TINY, model_of, tokens
+from tests.tolerances import STATES
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_without_a_threshold_to_speak_of_nothing_changes(name):
     model, ids = model_of(KINDS[name]), tokens()
     whole = model.integrate(ids)
     found = model.integrate(ids, steps=EarlyExit(3, 1e-12))
-    np.testing.assert_allclose(found.state, whole.state, atol=1e-5)
+    np.testing.assert_allclose(found.state, whole.state, atol=STATES)
     assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
 
 
@@ -77,7 +78,7 @@ def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
     state, taken = by_hand(model, ids, list(edges), threshold)
     assert float(found.evaluations.attention) == pytest.approx(taken)
     assert 2 <= taken < 8
-    np.testing.assert_allclose(found.state, state, atol=1e-4)
+    np.testing.assert_allclose(found.state, state, atol=STATES)
 
 
 def test_all_stop_after_two_steps_if_anything_is_settled():

@@ -10,6 +10,7 @@ import pytest
 from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
 from diffeqformer.model.loss import next_token_loss
 from tests.models import KINDS, TINY, model_of, tokens
+from tests.tolerances import GRADIENTS
 
 METHODS = ("plain", "checkpointed", "recursive")
 IDS = tokens(positions=13)
@@ -55,7 +56,7 @@ def difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 def test_the_four_methods_agree(kind):
     config = REVERSIBLE[kind]
     plain, *others = (gradient(config, method, jnp.float32) for method in (*METHODS, "reversible"))
-    assert all(difference(plain, other) < 1e-5 for other in others)
+    assert all(difference(plain, other) < GRADIENTS for other in others)
     with jax.enable_x64(True):
         plain, *others = (gradient(config, method, jnp.float64) for method in (*METHODS, "reversible"))
     assert plain[0].dtype == np.float64
@@ -65,7 +66,7 @@ def test_the_four_methods_agree(kind):
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 def test_recomputation_changes_no_gradient(config):
     plain, checkpointed = (gradient(config, method, jnp.float32) for method in ("plain", "checkpointed"))
-    assert difference(plain, checkpointed) < 1e-5
+    assert difference(plain, checkpointed) < GRADIENTS
 
 
 def test_the_reversible_gradient_is_the_default_of_its_scheme():

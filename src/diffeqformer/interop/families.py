@@ -1,277 +1,118 @@
 """The families of models that Hugging Face and this library share: GPT-2, Llama, and our own class.
 
-A family is a dataclass of the settings of config.json that a model's numbers depend on, the way from them to a config
-of ours and back, and a table of names, `ours: theirs`, which is one to one.
+A family is two tables. The settings of config.json that a model's numbers depend on, each with the setting of ours that
+it is, so that one list serves reading and writing. And the names of tensors, `ours: theirs`, which are one to one.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import reduce
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from diffeqformer.config import DropoutConfig, ModelConfig, ReversibleConfig, from_dict
+from diffeqformer.config import ModelConfig, from_dict
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.schemes import ONE_STEP
 
 OWN = "diffeqformer"
 """The model_type of `torch/modeling_diffeqformer.py`."""
 HEAD = "head"
+VANILLA = {"weights": "layer", "scheme": "lie-trotter", "horizon": "steps"}
+
+
+def _is(ours: str, default: Any = MISSING) -> Any:
+    """A setting of theirs that is our `ModelConfig`'s `ours` (dotted inside a section)."""
+    return field(default=default, metadata={"ours": ours})
+
+
+def _only(value: Any) -> Any:
+    """A setting that can be represented with this value alone."""
+    return field(default=value, metadata={"only": value})
 
 
 @dataclass(frozen=True)
 class GPT2Settings:
-    """What config.json of a GPT-2 says about its numbers; defaults are those of Transformers."""
+    """The settings of a GPT-2 in config.json; defaults are those of Transformers."""
 
-    n_embd: int
-    n_layer: int
-    n_head: int
-    n_positions: int
-    vocab_size: int
-    n_inner: int | None = None
+    n_embd: int = _is("width")
+    n_layer: int = _is("steps")
+    n_head: int = _is("heads")
+    n_positions: int = _is("context")
+    vocab_size: int = _is("vocabulary")
+    n_inner: int | None = _is("hidden", None)
     activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    tie_word_embeddings: bool = True
-    embd_pdrop: float = 0.1
-    attn_pdrop: float = 0.1
-    resid_pdrop: float = 0.1
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
-    add_cross_attention: bool = False
+    layer_norm_epsilon: float = _is("norm_epsilon", 1e-5)
+    tie_word_embeddings: bool = _is("tied", True)
+    embd_pdrop: float = _is("dropout.embedding", 0.1)
+    attn_pdrop: float = _is("dropout.attention", 0.1)
+    resid_pdrop: float = _is("dropout.residual", 0.1)
+    scale_attn_weights: bool = _only(True)
+    scale_attn_by_inverse_layer_idx: bool = _only(False)
+    reorder_and_upcast_attn: bool = _only(False)
+    add_cross_attention: bool = _only(False)
 
 
 @dataclass(frozen=True)
 class LlamaSettings:
-    """What config.json of a Llama says about its numbers; defaults are those of Transformers."""
+    """The settings of a Llama in config.json; defaults are those of Transformers."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    max_position_embeddings: int
-    vocab_size: int
-    num_key_value_heads: int | None = None
+    hidden_size: int = _is("width")
+    intermediate_size: int = _is("hidden")
+    num_hidden_layers: int = _is("steps")
+    num_attention_heads: int = _is("heads")
+    max_position_embeddings: int = _is("context")
+    vocab_size: int = _is("vocabulary")
+    num_key_value_heads: int | None = _is("kv_heads", None)
     head_dim: int | None = None
     hidden_act: Literal["silu", "swish"] = "silu"
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    attention_dropout: float = 0.0
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-
-@dataclass(frozen=True)
-class OwnSettings:
-    """What config.json of `torch/modeling_diffeqformer.py` says about a model's numbers."""
-
-    family: Literal["gpt", "llama"]
-    scheme: str
-    horizon: float
-    steps: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    vocab_size: int
-    norm_epsilon: float
-    tie_word_embeddings: bool
-    layer_rows: Literal["step", "node"] = "step"
-    reversible_base: str = "euler"
-    reversible_coupling: float = 0.99
-    nested_norm: bool = False
-    rope_theta: float = 10000.0
-    first_step: float | None = None
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
+    rms_norm_eps: float = _is("norm_epsilon", 1e-6)
+    tie_word_embeddings: bool = _is("tied", False)
+    attention_dropout: float = _is("dropout.attention", 0.0)
+    attention_bias: bool = _only(False)
+    mlp_bias: bool = _only(False)
 
 
 @dataclass(frozen=True)
 class RopeSettings:
     """Rotary embedding of a Llama: `rope_parameters`, before Transformers 5 `rope_scaling` and `rope_theta`."""
 
-    rope_theta: float = 10000.0
-    rope_type: str = "default"
-    partial_rotary_factor: float = 1.0
+    rope_theta: float = _is("rope_theta", 10000.0)
+    rope_type: str = _only("default")
+    partial_rotary_factor: float = _only(1.0)
 
 
-def gpt2_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that config.json of a GPT-2 describes."""
-    s = _settings(GPT2Settings, values)
-    _require(s, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    _require(s, reorder_and_upcast_attn=False, add_cross_attention=False)
-    return ModelConfig(
-        family="gpt",
-        weights="layer",
-        scheme="lie-trotter",
-        horizon="steps",
-        steps=s.n_layer,
-        width=s.n_embd,
-        heads=s.n_head,
-        hidden=4 * s.n_embd if s.n_inner is None else s.n_inner,
-        context=s.n_positions,
-        vocabulary=s.vocab_size,
-        norm_epsilon=s.layer_norm_epsilon,
-        tied=s.tie_word_embeddings,
-        dropout=DropoutConfig(s.embd_pdrop, s.attn_pdrop, s.resid_pdrop),
-    )
+@dataclass(frozen=True)
+class OwnSettings:
+    """The settings of `torch/modeling_diffeqformer.py` in config.json."""
 
-
-def gpt2_values(m: ModelConfig) -> dict[str, Any]:
-    """What `gpt2_config` reads, of a populated model."""
-    settings = GPT2Settings(
-        n_embd=m.width,
-        n_layer=m.steps,
-        n_head=m.heads,
-        n_positions=m.context,
-        vocab_size=m.vocabulary or 0,
-        n_inner=m.hidden or 4 * m.width,
-        layer_norm_epsilon=m.norm_epsilon,
-        tie_word_embeddings=bool(m.tied),
-        embd_pdrop=m.dropout.embedding,
-        attn_pdrop=m.dropout.attention,
-        resid_pdrop=m.dropout.residual,
-    )
-    return asdict(settings)
-
-
-def llama_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that config.json of a Llama describes."""
-    s = _settings(LlamaSettings, values)
-    _require(s, attention_bias=False, mlp_bias=False)
-    if s.head_dim is not None and s.head_dim * s.num_attention_heads != s.hidden_size:
-        _require(s, head_dim=s.hidden_size // max(s.num_attention_heads, 1))
-    return ModelConfig(
-        family="llama",
-        weights="layer",
-        scheme="lie-trotter",
-        horizon="steps",
-        steps=s.num_hidden_layers,
-        width=s.hidden_size,
-        heads=s.num_attention_heads,
-        kv_heads=s.num_attention_heads if s.num_key_value_heads is None else s.num_key_value_heads,
-        hidden=s.intermediate_size,
-        context=s.max_position_embeddings,
-        vocabulary=s.vocab_size,
-        norm_epsilon=s.rms_norm_eps,
-        rope_theta=_rope_theta(values),
-        tied=s.tie_word_embeddings,
-        dropout=DropoutConfig(attention=s.attention_dropout),
-    )
-
-
-def llama_values(m: ModelConfig) -> dict[str, Any]:
-    """What `llama_config` reads, of a populated model."""
-    settings = LlamaSettings(
-        hidden_size=m.width,
-        intermediate_size=m.hidden or 4 * m.width,
-        num_hidden_layers=m.steps,
-        num_attention_heads=m.heads,
-        max_position_embeddings=m.context,
-        vocab_size=m.vocabulary or 0,
-        num_key_value_heads=m.kv_heads or m.heads,
-        head_dim=m.width // m.heads,
-        rms_norm_eps=m.norm_epsilon,
-        tie_word_embeddings=bool(m.tied),
-        attention_dropout=m.dropout.attention,
-    )
-    rope = {"rope_type": "default", "rope_theta": m.rope_theta}
-    return {**asdict(settings), "rope_parameters": rope}
-
-
-def own_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that config.json of an exported one describes."""
-    s = _settings(OwnSettings, values)
-    llama = s.family == "llama"
-    return ModelConfig(
-        family=s.family,
-        weights="layer",
-        layer_rows=s.layer_rows,
-        scheme=s.scheme,
-        reversible=ReversibleConfig(s.reversible_base, s.reversible_coupling),
-        horizon=s.horizon,
-        first_step=s.first_step,
-        steps=s.steps,
-        width=s.hidden_size,
-        heads=s.num_attention_heads,
-        kv_heads=s.num_key_value_heads if llama else None,
-        hidden=s.intermediate_size,
-        context=s.max_position_embeddings,
-        vocabulary=s.vocab_size,
-        norm_epsilon=s.norm_epsilon,
-        nested_norm=s.nested_norm,
-        rope_theta=s.rope_theta,
-        tied=s.tie_word_embeddings,
-        dropout=DropoutConfig(s.embedding_dropout, s.attention_dropout, s.residual_dropout),
-    )
-
-
-def own_values(m: ModelConfig) -> dict[str, Any]:
-    """What `own_config` reads, of a populated model.
-
-    **Raises:** `BadInput` for a scheme that `torch/modeling_diffeqformer.py` does not have.
-    """
-    setting, name = "model.scheme", m.scheme
-    if m.scheme == "reversible":
-        setting, name = "model.reversible.base", m.reversible.base
-    if name not in ONE_STEP:
-        known = ", ".join((*ONE_STEP, "reversible") if setting == "model.scheme" else ONE_STEP)
-        raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {known}.")
-    settings = OwnSettings(
-        family=m.family,
-        scheme=m.scheme,
-        horizon=m.interval,
-        first_step=m.first_step,
-        steps=m.steps,
-        hidden_size=m.width,
-        intermediate_size=m.hidden or 4 * m.width,
-        num_attention_heads=m.heads,
-        num_key_value_heads=m.kv_heads or m.heads,
-        max_position_embeddings=m.context,
-        vocab_size=m.vocabulary or 0,
-        norm_epsilon=m.norm_epsilon,
-        tie_word_embeddings=bool(m.tied),
-        layer_rows=m.layer_rows,
-        reversible_base=m.reversible.base,
-        reversible_coupling=m.reversible.coupling,
-        nested_norm=m.nested_norm,
-        rope_theta=m.rope_theta,
-        embedding_dropout=m.dropout.embedding,
-        attention_dropout=m.dropout.attention,
-        residual_dropout=m.dropout.residual,
-    )
-    return asdict(settings)
-
-
-def kind_of(m: ModelConfig) -> str:
-    """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
-    stock = m.scheme == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
-    stock = stock and m.first_step is None
-    if stock and m.family == "gpt":
-        return "gpt2"
-    drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
-    return "llama" if stock and not drops else OWN
-
-
-def _rope_theta(values: Mapping[str, Any]) -> float:
-    given = {"rope_theta": values["rope_theta"]} if values.get("rope_theta") is not None else {}
-    for key in ("rope_scaling", "rope_parameters"):
-        table = values.get(key) or {}
-        if not isinstance(table, dict):
-            raise BadInput(f"{key} is {table!r}, but must be a table of settings.")
-        given |= table
-    given.setdefault("rope_type", given.get("type", "default"))  # its name before Transformers 4.43
-    rope = _settings(RopeSettings, given)
-    _require(rope, rope_type="default", partial_rotary_factor=1.0)
-    return rope.rope_theta
+    family: Literal["gpt", "llama"] = _is("family")
+    scheme: str = _is("scheme")
+    horizon: float = _is("horizon")
+    steps: int = _is("steps")
+    hidden_size: int = _is("width")
+    intermediate_size: int = _is("hidden")
+    num_attention_heads: int = _is("heads")
+    num_key_value_heads: int = _is("kv_heads")
+    max_position_embeddings: int = _is("context")
+    vocab_size: int = _is("vocabulary")
+    norm_epsilon: float = _is("norm_epsilon")
+    tie_word_embeddings: bool = _is("tied")
+    layer_rows: Literal["step", "node"] = _is("layer_rows", "step")
+    reversible_base: str = _is("reversible.base", "euler")
+    reversible_coupling: float = _is("reversible.coupling", 0.99)
+    nested_norm: bool = _is("nested_norm", False)
+    rope_theta: float = _is("rope_theta", 10000.0)
+    first_step: float | None = _is("first_step", None)
+    embedding_dropout: float = _is("dropout.embedding", 0.0)
+    attention_dropout: float = _is("dropout.attention", 0.0)
+    residual_dropout: float = _is("dropout.residual", 0.0)
 
 
 class Family(NamedTuple):
-    """How a family is stored: names, `ours: theirs`, theirs without the prefix that not all files have."""
+    """How a family is stored: settings, and names of tensors without the prefix that not all files have."""
 
-    config: Callable[[Mapping[str, Any]], ModelConfig]
-    values: Callable[[ModelConfig], dict[str, Any]]
-    """The way back: config.json's settings of a model that this family can be."""
+    settings: type
+    fixed: dict[str, Any]
+    """Settings of ours that all models of this family share."""
     architecture: str
     """The class in Transformers."""
     prefix: str
@@ -286,11 +127,63 @@ class Family(NamedTuple):
     buffers: str
     """Tensors of these names are no parameters: masks and tables that older versions stored."""
 
+    def config(self, values: Mapping[str, Any]) -> ModelConfig:
+        """The model that a config.json of this family describes.
+
+        **Raises:** `BadInput` for a setting that is missing, of a wrong type, or cannot be represented.
+        """
+        settings = _read(self.settings, values)
+        model = self.fixed | dict(_ours(settings))
+        if self.settings is LlamaSettings:
+            model |= _ours(_read(RopeSettings, _rope(values)))
+            _require_head_dim(settings)
+        if model["hidden"] is None:
+            model["hidden"] = 4 * model["width"]
+        if model["family"] == "gpt":
+            model.pop("kv_heads", None)  # which our own class stores for both families
+        elif model["kv_heads"] is None:
+            model["kv_heads"] = model["heads"]
+        sections: dict[str, Any] = {}
+        for name, value in model.items():
+            section, _, key = name.rpartition(".")
+            (sections.setdefault(section, {}) if section else sections)[key] = value
+        return from_dict(ModelConfig, sections)
+
+    def values(self, m: ModelConfig) -> dict[str, Any]:
+        """What `config` reads, of a populated model.
+
+        **Raises:** `BadInput` for a scheme that `torch/modeling_diffeqformer.py` does not have.
+        """
+        if self.settings is OwnSettings:
+            _require_scheme(m)
+        resolved = {"hidden": m.hidden or 4 * m.width, "kv_heads": m.kv_heads or m.heads, "tied": bool(m.tied)}
+        m = replace(m, vocabulary=m.vocabulary or 0, horizon=m.interval, **resolved)
+        found = {}
+        for setting in fields(self.settings):
+            ours = setting.metadata.get("ours")
+            found[setting.name] = setting.default if ours is None else reduce(getattr, ours.split("."), m)
+        if self.settings is LlamaSettings:
+            found["head_dim"] = m.width // m.heads
+            found["rope_parameters"] = {"rope_type": "default", "rope_theta": m.rope_theta}
+        return found
+
+
+# The arrays of a block in our own class. Attention and feed-forward may have different numbers of rows (of layers, or
+# of a scheme's nodes), so that the row's number stands after the part's name, not before it.
+_LINEAR = [f"{part}.{end}" for part in ("query_key_value", "output", "up", "down") for end in ("weight", "bias")]
+_ATTENTION = ["norm.scale", "norm.shift", *_LINEAR[:4]]
+_FEED_FORWARD = ["norm.scale", "norm.shift", *_LINEAR[4:], "gate.weight"]
+_TORCH = {"norm.scale": "norm.weight", "norm.shift": "norm.bias"}
+_OWN_BLOCK = {
+    f"{part}.{name}": (f"{part}.{{}}.{_TORCH.get(name, name)}",)
+    for part, names in (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD))
+    for name in names
+}
 
 FAMILIES = {
     "gpt2": Family(
-        config=gpt2_config,
-        values=gpt2_values,
+        settings=GPT2Settings,
+        fixed={"family": "gpt", **VANILLA},
         architecture="GPT2LMHeadModel",
         prefix="transformer.",
         outside={
@@ -319,8 +212,8 @@ FAMILIES = {
         buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
     ),
     "llama": Family(
-        config=llama_config,
-        values=llama_values,
+        settings=LlamaSettings,
+        fixed={"family": "llama", **VANILLA},
         architecture="LlamaForCausalLM",
         prefix="model.",
         outside={
@@ -331,11 +224,7 @@ FAMILIES = {
         block="layers.{}.",
         inside={
             "attention.norm.scale": ("input_layernorm.weight",),
-            "attention.query_key_value.weight": (
-                "self_attn.q_proj.weight",
-                "self_attn.k_proj.weight",
-                "self_attn.v_proj.weight",
-            ),
+            "attention.query_key_value.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
             "attention.output.weight": ("self_attn.o_proj.weight",),
             "feed_forward.norm.scale": ("post_attention_layernorm.weight",),
             "feed_forward.up.weight": ("mlp.up_proj.weight",),
@@ -346,8 +235,8 @@ FAMILIES = {
         buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     ),
     OWN: Family(
-        config=own_config,
-        values=own_values,
+        settings=OwnSettings,
+        fixed={"weights": "layer"},
         architecture="DiffEqFormerForCausalLM",
         prefix="",
         outside={
@@ -357,40 +246,72 @@ FAMILIES = {
             "final_norm.shift": "final_norm.bias",
             HEAD: "head.weight",
         },
-        block="",  # attention and feed-forward may have different numbers of rows, so that each has its own
-        inside={
-            "attention.norm.scale": ("attention.{}.norm.weight",),
-            "attention.norm.shift": ("attention.{}.norm.bias",),
-            "attention.query_key_value.weight": ("attention.{}.query_key_value.weight",),
-            "attention.query_key_value.bias": ("attention.{}.query_key_value.bias",),
-            "attention.output.weight": ("attention.{}.output.weight",),
-            "attention.output.bias": ("attention.{}.output.bias",),
-            "feed_forward.norm.scale": ("feed_forward.{}.norm.weight",),
-            "feed_forward.norm.shift": ("feed_forward.{}.norm.bias",),
-            "feed_forward.up.weight": ("feed_forward.{}.up.weight",),
-            "feed_forward.up.bias": ("feed_forward.{}.up.bias",),
-            "feed_forward.down.weight": ("feed_forward.{}.down.weight",),
-            "feed_forward.down.bias": ("feed_forward.{}.down.bias",),
-            "feed_forward.gate.weight": ("feed_forward.{}.gate.weight",),
-        },
+        block="",
+        inside=_OWN_BLOCK,
         outputs_first=True,
         buffers=r"(?!)",  # none
     ),
 }
 
 
-def _settings(cls: type, values: Mapping[str, Any]) -> Any:
+def kind_of(m: ModelConfig) -> str:
+    """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
+    stock = m.scheme == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
+    stock = stock and m.first_step is None
+    if stock and m.family == "gpt":
+        return "gpt2"
+    drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
+    return "llama" if stock and not drops else OWN
+
+
+def _read(cls: type, values: Mapping[str, Any]) -> Any:
     """The settings that `cls` names, of the right types; all others are about something else. Null is not given."""
     known = {key: value for key, value in values.items() if key in get_type_hints(cls) and value is not None}
-    for field in fields(cls):
-        if field.default is MISSING and field.name not in known:
-            raise BadInput(f"{field.name} is not given, but must be: the model's numbers depend on it.")
-    return from_dict(cls, known)
+    for setting in fields(cls):
+        if setting.default is MISSING and setting.name not in known:
+            raise BadInput(f"{setting.name} is not given, but must be: the model's numbers depend on it.")
+    settings = from_dict(cls, known)
+    for setting in fields(cls):
+        if "only" in setting.metadata:
+            _require(setting.name, getattr(settings, setting.name), setting.metadata["only"])
+    return settings
 
 
-def _require(settings: Any, **values: Any) -> None:
-    """Refuse settings that have other values than the only ones that can be represented."""
-    for name, value in values.items():
-        found = getattr(settings, name)
-        if found != value:
-            raise BadInput(f"{name} is {found!r}, but must be {value!r}: a model with another one cannot be imported.")
+def _ours(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Our settings, by their dotted names."""
+    for setting in fields(settings):
+        if "ours" in setting.metadata:
+            yield setting.metadata["ours"], getattr(settings, setting.name)
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's settings, wherever this version of Transformers wrote them."""
+    given = {"rope_theta": values["rope_theta"]} if values.get("rope_theta") is not None else {}
+    for key in ("rope_scaling", "rope_parameters"):
+        table = values.get(key) or {}
+        if not isinstance(table, dict):
+            raise BadInput(f"{key} is {table!r}, but must be a table of settings.")
+        given |= table
+    given.setdefault("rope_type", given.get("type", "default"))  # its name before Transformers 4.43
+    return given
+
+
+def _require(name: str, found: Any, value: Any) -> None:
+    """Refuse a setting that has another value than the only one that can be represented."""
+    if found != value:
+        raise BadInput(f"{name} is {found!r}, but must be {value!r}: a model with another one cannot be imported.")
+
+
+def _require_head_dim(settings: LlamaSettings) -> None:
+    """Ours has heads that share the width; a head's own width could be anything else in theirs."""
+    given, heads, width = settings.head_dim, settings.num_attention_heads, settings.hidden_size
+    if given is not None and given * heads != width:
+        _require("head_dim", given, width // max(heads, 1))
+
+
+def _require_scheme(m: ModelConfig) -> None:
+    setting, name, known = "model.scheme", m.scheme, (*ONE_STEP, "reversible")
+    if m.scheme == "reversible":
+        setting, name, known = "model.reversible.base", m.reversible.base, tuple(ONE_STEP)
+    if name not in ONE_STEP:
+        raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {', '.join(known)}.")

@@ -1,0 +1,38 @@
+"""Tolerances that follow from an estimate of rounding, not from what one machine showed.
+
+A number that comes out of n rounded operations is off by about sqrt(n) eps of the size of what was added up, if the
+roundings are independent (Higham 2002, section 2.8). Another CPU, another instruction set (fused multiply-adds, wider
+sums), other numbers of threads and another version of XLA or OpenBLAS take the sums in another order: two machines, or
+two compiled programs on one, differ by as much, and a maximum over thousands of numbers lies at a few times that.
+
+Beside rounding, tests have three other kinds of tolerance, which no machine moves: a single rounding to nearest, which
+is at most half an eps by definition; the error of a discretisation, which is mathematics; and that of a sample from a
+fixed seed.
+"""
+
+import math
+
+import numpy as np
+
+SAFETY = 8
+"""The largest of thousands of errors (four standard deviations), of two programs, and for operations not counted."""
+
+
+def roundoff(dtype: object, operations: int, scale: float = 1.0) -> float:
+    """What two correct computations of the same number may differ by.
+
+    **Arguments:** `dtype`, of the least precise step; `operations`, roundings on the way of one number: the terms of
+    all sums one after the other; `scale`, the size of the largest number that is added up, times the condition: by how
+    much a relative change of the inputs comes out enlarged.
+    """
+    return SAFETY * math.sqrt(operations) * float(np.finfo(np.dtype(dtype)).eps) * scale  # pyright: ignore
+
+
+ONE_STEP = 200
+"""Terms summed one after the other in a step of a tiny model: two norms, query, scores, softmax, values, output (16 or
+12 each), up (16) and down (64)."""
+STATES = roundoff(np.float32, 3 * ONE_STEP, scale=4.0)
+"""Of states and logits, which are of size 4, after the three steps that tiny models have (five or eight: by a third to
+two thirds more, which the safety holds): 1e-4. A fault is of the size of the logits."""
+GRADIENTS = roundoff(np.float32, 2 * 5 * ONE_STEP)
+"""Of gradients relative to their length, after five steps there and back: 4e-5."""
