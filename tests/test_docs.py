@@ -20,8 +20,7 @@ import zstandard
 import diffeqformer
 from diffeqformer import config as settings
 from diffeqformer.cli import main, parse
-from diffeqformer.config import Config, from_dict
-from diffeqformer.validation import validate
+from diffeqformer.config import Config, from_dict, validate
 from tests.blocks import ROOT, Block, blocks_of
 
 HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/harness.md")

@@ -10,8 +10,7 @@ import pytest
 
 from diffeqformer.cli import VERBS
 from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
-from diffeqformer.config import Config, from_dict, read_yaml
-from diffeqformer.validation import validate
+from diffeqformer.config import Config, from_dict, read_yaml, validate
 from tests.blocks import ROOT, blocks_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

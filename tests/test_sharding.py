@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from diffeqformer import sharding
-from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig, to_dict
+from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig, to_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import results
 from diffeqformer.training.update import initial_state
-from diffeqformer.validation import validate
 
-TINY = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, time=TimeConfig(d_emb=6, frequencies=4))
+TINY = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, weights=TimeConfig(d_emb=6, frequencies=4))
 LLAMA = dataclasses.replace(
-    TINY, family="llama", weights="layer", scheme="lie-trotter", horizon="steps", time=TimeConfig()
+    TINY, family="llama", weights="layer", scheme="lie-trotter", horizon="steps", weights=TimeConfig()
 )
 
 
@@ -127,7 +126,7 @@ from diffeqformer import sharding
 from diffeqformer.runs import results
 from diffeqformer.training.update import initial_state, make_update
 model = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, gradient="plain",
-                    time=TimeConfig(d_emb=6, frequencies=4))
+                    weights=TimeConfig(d_emb=6, frequencies=4))
 ids = np.random.default_rng(0).integers(0, 40, (8, 9)).astype(np.int32)
 found = {}
 for name, mesh in [("one", MeshConfig()), ("mixed", MeshConfig(data=2, fsdp=-1, tensor=2))]:

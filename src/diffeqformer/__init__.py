@@ -41,12 +41,12 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
     from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights
     from diffeqformer.progress import Silent, Terminal
-    from diffeqformer.report.html import write_report
-    from diffeqformer.training.finetune import finetune_config
-    from diffeqformer.training.run import Run, load_run
-    from diffeqformer.training.sampling import continue_text
-    from diffeqformer.training.trainer import TrainResult, train
-    from diffeqformer.validation import validate
+    from diffeqformer.studies.run_report import write_report
+    from diffeqformer.runs.finetune import finetune_config
+    from diffeqformer.runs.opening import Run, load_run
+    from diffeqformer.runs.sampling import continue_text
+    from diffeqformer.runs.trainer import TrainResult, train
+    from diffeqformer.config import validate
 
 _MODULES = {
     "diffeqformer.analysis.attribution": "attribute",
@@ -81,11 +81,11 @@ _MODULES = {
     "diffeqformer.ode.solvers": "LieTrotter SchemeSolver Strang",
     "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights",
     "diffeqformer.progress": "Silent Terminal",
-    "diffeqformer.report.html": "write_report",
-    "diffeqformer.training.finetune": "finetune_config",
-    "diffeqformer.training.run": "Run load_run",
-    "diffeqformer.training.sampling": "continue_text",
-    "diffeqformer.training.trainer": "TrainResult train",
+    "diffeqformer.studies.run_report": "write_report",
+    "diffeqformer.runs.finetune": "finetune_config",
+    "diffeqformer.runs.opening": "Run load_run",
+    "diffeqformer.runs.sampling": "continue_text",
+    "diffeqformer.runs.trainer": "TrainResult train",
     "diffeqformer.validation": "validate",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

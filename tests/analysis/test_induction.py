@@ -21,8 +21,6 @@ from diffeqformer.analysis.induction import (
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
-from diffeqformer.ode import grid
-from diffeqformer.ode.field import field_of
 from tests.models import KINDS, TINY, model_of
 
 SIZES = {"sequences": 3, "length": 4, "repeats": 3}
@@ -49,13 +47,13 @@ def test_behaviours_are_the_sums_written_out(kind):
     ids = repeated_sequences(range(TINY.vocabulary or 0), seed=2, **SIZES)
     patterns = np.asarray(jax.jit(watch_attention)(model, jnp.asarray(ids)))[:, 0]  # (step, batch, head, query, key)
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids))(model, jnp.asarray(ids))
-    blocks = model.weights.at(grid.times(3))
+    blocks = model.weights.at(Grid.of(3).times())
     table = np.asarray(model.embedding.tokens if model.head is None else model.head, np.float64)
     scale = np.asarray(model.final_norm.scale, np.float64)
     sign = lambda own, others: np.mean([np.sign(own - other) for other in others])
     for step in range(3):
         block = jax.tree.map(lambda leaf, step=step: leaf[step], blocks)
-        outputs = np.asarray(jax.jit(field_of(model.config).value_outputs)(block, states[step]), np.float64)
+        outputs = np.asarray(jax.jit(model.field.value_outputs)(block, states[step]), np.float64)
         for head in range(model.config.heads):
             matching, copying, following = [], [], []
             for b, row in enumerate(ids):

@@ -14,7 +14,7 @@ from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.lyapunov import _attention_in_blocks, pairwise, pairwise_exponents, populated
 from diffeqformer.errors import BadInput
 from diffeqformer.ode import grid
-from diffeqformer.ode.field import Block, field_of
+from diffeqformer.ode.field import Block
 from tests.models import KINDS, PLAIN, TINY, model_of, tokens
 
 POSITIONS = 7
@@ -33,7 +33,7 @@ def text():
 @cache
 def both(config):
     """Half A or M of a field, whatever gives it its weights, and its Jacobian: compiled once a session."""
-    field = field_of(config)
+    field = config.field.build(config)
     take = lambda w, x, half: field.attention(w, x)[0] if half == "A" else field.feed_forward(w, x)
     twice = lambda y: (y, y)
     jacobian = lambda w, x, half: jax.jacrev(lambda x: twice(take(w, x[None], half)[0]), has_aux=True)(x)
@@ -184,7 +184,7 @@ def test_pairwise_of_many_outputs_in_blocks(monkeypatch):
 def test_attention_in_blocks_of_queries_is_the_models(kind, monkeypatch):
     monkeypatch.setattr("diffeqformer.analysis.lyapunov.QUERIES", 3)
     model, ids = populated(model_of(KINDS[kind])), text()
-    field, layers = field_of(model.config), model.weights.layers
+    field, layers = model.field, model.weights.layers
     first = jax.tree.map(lambda leaf: leaf[0], layers)
     found = jax.jit(lambda x: _attention_in_blocks(field, first, x))(model.embed(ids[None]))
     wanted = jax.jit(lambda x: field.attention(first, x)[0])(model.embed(ids[None]))

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from diffeqformer.benchmarks.lyapunov import GPT_SMALL
 
 from diffeqformer.analysis import attribution, end_to_end, faithfulness, lyapunov
-from diffeqformer.benchmarks.lyapunov import GPT_SMALL
 from diffeqformer.model.build import build
 
 POSITIONS, OUTPUTS, LIMIT = 1024, 32, 8 * 2**30

@@ -110,7 +110,7 @@ def test_followed_curves_are_those_of_the_motion():
 
 
 def test_curves_move_less_on_a_finer_grid():
-    config = dataclasses.replace(TINY, time=dataclasses.replace(TINY.time, highest_frequency=5.0))
+    config = dataclasses.replace(TINY, weights=dataclasses.replace(TINY.weights, highest_frequency=5.0))
     coarse, fine = (spectra(model_of(config), times=times).pairs["OV"].jump.max() for times in (25, 400))
     assert fine < coarse / 3
 

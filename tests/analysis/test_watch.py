@@ -10,8 +10,6 @@ import pytest
 
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config import ToleranceConfig
-from diffeqformer.ode.field import field_of
-from diffeqformer.ode.schemes import scheme_of
 from tests.models import KINDS, TINY, model_of, tokens
 
 
@@ -21,7 +19,7 @@ from tests.models import KINDS, TINY, model_of, tokens
 def test_every_evaluation_is_watched_and_rows_sum_to_one(kind):
     model = model_of(KINDS[kind])
     weights = eqx.filter_jit(watch_attention)(model, tokens())
-    evaluations = scheme_of(model.config).evaluations.attention
+    evaluations = model.scheme.evaluations.attention
     assert weights.shape == (3, evaluations, 2, model.config.heads, 12, 12)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert (np.triu(np.asarray(weights), 1) == 0).all()
@@ -33,7 +31,7 @@ def test_attention_weights_times_value_outputs_are_what_the_attention_half_gives
     narrow = model_of(config)
     with jax.enable_x64(True):
         model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), narrow)
-        field = field_of(config)
+        field = config.field.build(config)
 
         @eqx.filter_jit
         def both(model, ids):

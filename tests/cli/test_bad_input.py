@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diffeqformer.training import folder as files
-from diffeqformer.training import sitting
-from diffeqformer.training.metrics import Metrics
+from diffeqformer.runs.metrics import Metrics
+from diffeqformer.training import loop
 from tests.cli.conftest import write_config, write_text
 
 HERE = "{here}"
@@ -127,8 +126,14 @@ BAD_WORDS = {
         "train quickstart-gpt --model.tied maybe",
         "--model.tied is 'maybe', but must be one of 'False', 'None', 'True'.",
     ),
-    "heads of keys": ("train quickstart-llama --model.kv-heads 3", "model.kv_heads is 3, but must divide model.heads"),
-    "heads of keys, no number": ("train quickstart-llama --model.kv-heads x", "is 'x', but must be a whole number"),
+    "heads of keys": (
+        "train quickstart-llama --model.field.kv-heads 3",
+        "model.kv_heads is 3, but must divide model.heads",
+    ),
+    "heads of keys, no number": (
+        "train quickstart-llama --model.field.kv-heads x",
+        "is 'x', but must be a whole number",
+    ),
     "tolerance": (
         "train quickstart-gpt --model.tolerance.rtol x",
         "--model.tolerance.rtol is 'x', but must be a number",
@@ -138,14 +143,14 @@ BAD_WORDS = {
         "model.tolerance.rtol is given, but model.weights is 'layer'",
     ),
     "unread setting": (
-        "train quickstart-gpt --model.reversible.coupling 0.9",
-        "model.reversible.coupling is 0.9, but model.scheme 'lie-trotter' does not read it; 'reversible' does.",
+        "train quickstart-gpt --model.scheme.coupling 0.9",
+        "model.scheme.coupling is 0.9, but model.scheme 'lie-trotter' does not read it; 'reversible' does.",
     ),
     "info: unknown config": ("info quickstart-gtp", "did you mean 'quickstart-gpt'?"),
 }
 BAD_FILES = {
     "broken": ("model: {width: 16", "is not YAML"),
-    "unknown key": ("model: {time: {d_embb: 4}}", "unknown key 'model.time.d_embb': did you mean 'd_emb'?"),
+    "unknown key": ("model: {time: {d_embb: 4}}", "unknown key 'model.weights.d_embb': did you mean 'd_emb'?"),
     "wrong type": ("model: {width: wide}", "model.width is 'wide', but must be a whole number"),
     "a list": ("[1, 2]", "must be a table of settings"),
     "not a table": ("model: 3", "model is 3, but must be a table of settings"),
@@ -248,8 +253,8 @@ def test_a_folder_that_is_not_a_run_is_refused(call, place, tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from diffeqformer.training.lock import RunLock
-with RunLock(Path(sys.argv[1])):
+from diffeqformer.store.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -269,7 +274,7 @@ def test_a_run_that_another_process_writes_is_refused(call, place, tmp_path):
 
 
 def test_no_space_for_checkpoints_is_refused(call, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     refused(call("train", place.time, "--run", tmp_path / "run"), "but its disk has 0 MB left")
     assert list(tmp_path.iterdir()) == []
 
@@ -285,7 +290,7 @@ def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monke
 
 
 def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, tmp_path, monkeypatch):
-    original = sitting.make_update
+    original = loop.make_update
 
     def make_update(config):
         update = original(config)
@@ -297,7 +302,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
 
         return poisoned
 
-    monkeypatch.setattr(sitting, "make_update", make_update)
+    monkeypatch.setattr(loop, "make_update", make_update)
     called = call("train", place.time, "--run", tmp_path / "run")
     assert called.status == 1 and called.out == "" and "Traceback" not in called.err
     assert called.err.splitlines()[-1] == (
@@ -331,8 +336,11 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
         (["finetune", "time", "--steps", "0"], "steps is 0, but must be a whole number of at least 1"),
         (["finetune", "layer", "--steps", "3"], "is a table of 2 layers and cannot run at 3 steps"),
         (["finetune", "layer", "--method", "continuous"], "method 'continuous' keeps weights that are functions of"),
-        (["finetune", "time", "--rank", "0"], "model.lora.rank is 0, but must be at least 1"),
-        (["finetune", "time", "--rank", "99"], "model.lora.rank is 99, but attention.query_key_value is 16 x 48: at"),
+        (["finetune", "time", "--rank", "0"], "model.weights.lora.rank is 0, but must be at least 1"),
+        (
+            ["finetune", "time", "--rank", "99"],
+            "model.weights.lora.rank is 99, but attention.query_key_value is 16 x 48: at",
+        ),
         (
             ["finetune", "time", "--targets", "query"],
             "none of this model's linear maps: attention.query_key_value, ",

@@ -9,13 +9,12 @@ import jax
 import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
-from diffeqformer.config import dump_yaml, read_yaml
-from diffeqformer.storage import SEAL
-from diffeqformer.training import compare, sitting
-from diffeqformer.training.run import load_run
-from diffeqformer.validation import validate
+from diffeqformer.config import dump_yaml, read_yaml, validate
+from diffeqformer.runs.opening import load_run
+from diffeqformer.store.files import SEAL
+from diffeqformer.training import compare
 from tests.cli.conftest import write_config, write_text
-from tests.training.tiny_run import forget
+from tests.runs.tiny_run import forget
 
 CONFIGS = parse.shipped_configs()
 
@@ -70,7 +69,7 @@ def test_shipped_configs_are_valid(name):
 def test_training_again_returns_the_same_results(call, place, monkeypatch):
     report = place.run("time") / "report.html"
     report.unlink()
-    monkeypatch.setattr(sitting, "make_update", None)
+    monkeypatch.setattr(loop, "make_update", None)
     called = call("train", place.time, "--json")
     document = strict_json(called.out)
     kept = strict_json((place.run("time") / "results.json").read_text())
@@ -176,7 +175,7 @@ def test_a_run_with_a_tolerance_is_evaluated_adaptively_and_sampled_on_the_grid(
 @pytest.mark.slow
 def test_trains_with_adaptive_steps(call, place, tmp_path):
     words = ["--model.scheme", "diffrax:Bosh3", "--model.tolerance.rtol", "1e-2", "--trainer.updates", 1]
-    words += ["--model.time.highest-frequency", 4, "--trainer.evaluate-batches", 1]
+    words += ["--model.weights.highest-frequency", 4, "--trainer.evaluate-batches", 1]
     called = call("train", place.time, "--run", tmp_path / "run", *words, "--json")
     assert called.status == 0, called.err
     (entry,) = strict_json(called.out)["models"]

@@ -34,7 +34,7 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("ex") == {"export"}
     assert offered("eval", "runs/x", "--st") == {"--steps"}
     assert {"quickstart-gpt", "quickstart-llama"} < offered("train", "quickstart-")
-    assert offered("train", "quickstart-gpt", "--model.time.d") == {"--model.time.d-emb"}
+    assert offered("train", "quickstart-gpt", "--model.weights.d") == {"--model.weights.d-emb"}
     assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best"}
     assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}
     assert offered("train", "quickstart-gpt", "--model.gradient", "rec") == {"recursive"}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from diffeqformer.training.run import load_run
+from diffeqformer.runs.opening import load_run
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_another_depth_by_lora_becomes_a_run_with_a_report(call, place, tmp_path
     assert called.status == 0, called.err
     entry = json.loads(called.out)["models"][0]
     run = load_run(tmp_path / "run")
-    assert (entry["steps"], run.config.model.lora.rank, run.step) == (3, 2, 4)
+    assert (entry["steps"], run.config.model.weights.lora.rank, run.step) == (3, 2, 4)
     start, end = entry["curve"]["validation"][0], entry["curve"]["validation"][-1]
     assert start[0] == 0 and end[0] == 4 and end[1] < start[1]
     assert f"training {entry['parameters']['trained']:,} of {entry['parameters']['stored']:,} parameters" in called.err

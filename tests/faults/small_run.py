@@ -41,7 +41,7 @@ def config(updates: int, run: str, text: str, cache: str, base: str | None = Non
         return replace(tuned, optimizer=replace(tuned.optimizer, learning_rate=1e-2))
     return Config(
         run=run,
-        model=ModelConfig(steps=2, width=16, heads=2, context=16, time=TimeConfig(d_emb=8, frequencies=4)),
+        model=ModelConfig(steps=2, width=16, heads=2, context=16, weights=TimeConfig(d_emb=8, frequencies=4)),
         data=DataConfig(source="files", train=(text,), tokenizer_vocabulary=280, cache=cache),
         optimizer=OptimizerConfig(learning_rate=1e-2),
         trainer=trainer,

@@ -67,7 +67,7 @@ def settings(cls: Any = Config, prefix: str = "") -> dict[str, Any]:
 
 
 def nested(name: str, text: str) -> str:
-    """`model.time.d_emb: TEXT` as YAML in one line, into which any text can be put."""
+    """`model.weights.d_emb: TEXT` as YAML in one line, into which any text can be put."""
     *sections, last = name.split(".")
     return "".join(f"{section}: {{" for section in sections) + f"{last}: {text}" + "}" * len(sections) + "\n"
 

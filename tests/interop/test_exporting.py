@@ -24,7 +24,7 @@ from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.ode.schemes import ONE_STEP
-from diffeqformer.training.checkpoint import Checkpoints, by_path
+from diffeqformer.runs.checkpoint import Checkpoints, by_path
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import TINY
@@ -315,8 +315,8 @@ def huge(run):
 
 REFUSED = {
     "scheme": (with_model(scheme="diffrax:Tsit5"), {}, "model.scheme is 'diffrax:Tsit5', but a model can be exported"),
-    "base": (with_model(scheme="reversible", reversible=ReversibleConfig("diffrax:Ralston")), {},
-        "model.reversible.base is 'diffrax:Ralston', but"),
+    "base": (with_model(scheme=ReversibleConfig("diffrax:Ralston")), {},
+        "model.scheme.base is 'diffrax:Ralston', but"),
     "dtype": (lambda run: run, {"dtype": "int8"}, "dtype is 'int8', but must be one of float32, bfloat16, float16"),
     "shards": (lambda run: run, {"shard_bytes": 0}, "is 0 bytes, but must be at least 1"),
     "adapter": (lambda run: run, {"adapter": True}, "'runs/tiny' has no low-rank adapters"),

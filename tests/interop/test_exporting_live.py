@@ -11,7 +11,7 @@ from diffeqformer.config import LoRAConfig
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.generate import generate
-from diffeqformer.training.run import Run, load_run
+from diffeqformer.runs.opening import Run, load_run
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import logits, model_of, tokens
 
@@ -194,7 +194,7 @@ ADAPTED = {
 def adapted_run(kind: str, targets: tuple[str, ...] = ("*",)) -> Run:
     """A run whose adapters are random, so that they change the logits."""
     config = dataclasses.replace(EXPORTED[kind], lora=LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=targets))
-    assert model_of(config).config.adapted
+    assert model_of(config).config.lora
     return run_of(config)
 
 

@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 
-from diffeqformer.config import Config, from_dict
+from diffeqformer.config import Config, from_dict, validate
 from diffeqformer.errors import Interrupted
 from diffeqformer.progress import Silent
 from diffeqformer.runs.trainer import train
-from diffeqformer.validation import validate
 from tests.runs.test_trainer import lasting, same_model, stop_after
 
 

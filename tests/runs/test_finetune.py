@@ -78,7 +78,7 @@ def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, method, rate):
     assert optimizer.learning_rate == pytest.approx(rate)
 
 
-written_out = eqx.filter_jit(lambda model, steps: model.populate(steps))  # compiled, as where training starts
+populated = eqx.filter_jit(lambda model, steps: model.populate(steps))  # compiled, as where training starts
 
 
 def losses(folder):
@@ -89,7 +89,7 @@ def losses(folder):
 @pytest.mark.parametrize("base", ["continuous", "vanilla"])
 def test_lora_trains_adapters_and_embeddings_and_nothing_else(bases, tmp_path, other_text, base):
     config = tuned(bases / base, tmp_path / "run", other_text, lora=LORA)
-    result, start = train(config, Silent()), written_out(load_run(bases / base).model, 2)
+    result, start = train(config, Silent()), populated(load_run(bases / base).model, 2)
     assert result.entry["validation"]["loss"] < losses(tmp_path / "run")[0][2] - 0.05
     kept = result.model.without_adapters()
     for path, (before, after) in {
@@ -152,14 +152,14 @@ def test_begins_as_the_base_at_the_new_depth(bases, tmp_path, method):
     base = load_run(bases / "continuous").model
     start = initial_state(changed(config, model__vocabulary=280), base).model
     assert (start.config.steps, start.config.weights) == (4, "time" if method == "continuous" else "layer")
-    reference = base if method == "continuous" else written_out(base, 4)
+    reference = base if method == "continuous" else populated(base, 4)
     np.testing.assert_array_equal(logits(start, np.arange(16)[None], 4), logits(reference, np.arange(16)[None], 4))
 
 
 def test_a_lora_run_can_be_the_base_of_another(bases, tmp_path, other_text):
     first = train(tuned(bases / "vanilla", tmp_path / "first", other_text, lora=LORA), Silent())
     second = train(tuned(tmp_path / "first", tmp_path / "second", other_text, method="full"), Silent())
-    assert not second.model.config.adapted
+    assert not second.model.config.lora
     assert losses(tmp_path / "second")[0][2] == pytest.approx(evaluate_on(first, first.model), abs=1e-5)
 
 

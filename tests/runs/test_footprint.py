@@ -15,7 +15,9 @@ from diffeqformer.model.count import count
 from diffeqformer.runs.footprint import update_footprint
 from diffeqformer.training.update import initial_state
 
-MODEL = ModelConfig(width=256, heads=8, steps=4, context=128, vocabulary=2048, time=TimeConfig(d_emb=16, frequencies=8))
+MODEL = ModelConfig(
+    width=256, heads=8, steps=4, context=128, vocabulary=2048, weights=TimeConfig(d_emb=16, frequencies=8)
+)
 PROGRAM = """
 import dataclasses, json, re, sys, jax, numpy as np
 from diffeqformer import sharding

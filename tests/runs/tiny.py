@@ -31,8 +31,8 @@ from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 
 UPDATES = 50
-GPT = ModelConfig(width=32, heads=8, steps=2, context=16, time=TimeConfig(d_emb=6, frequencies=4))
-VANILLA = replace(GPT, weights="layer", scheme="lie-trotter", horizon="steps", time=TimeConfig())
+GPT = ModelConfig(width=32, heads=8, steps=2, context=16, weights=TimeConfig(d_emb=6, frequencies=4))
+VANILLA = replace(GPT, weights="layer", scheme="lie-trotter", horizon="steps", weights=TimeConfig())
 KINDS = {
     "time": (GPT, {}),
     "vanilla": (VANILLA, {}),

@@ -18,7 +18,7 @@ from diffeqformer.training.optimizer import optimizer
 from diffeqformer.training.update import State, make_update
 from tests.models import TINY, model_of
 
-LAYERS = dataclasses.replace(TINY, weights="layer", time=TimeConfig())
+LAYERS = dataclasses.replace(TINY, weights="layer", weights=TimeConfig())
 CONFIG = Config(model=LAYERS, trainer=TrainerConfig(batch_size=2, updates=10))
 
 
@@ -60,7 +60,7 @@ def test_memory_on_the_command_line(rows, tmp_path, monkeypatch, capsys):
     assert (
         document["rows"] == rows and document["command"] == "diffeqformer bench memory --weights shared --steps 96,12"
     )
-    assert asked[0][0].weights == "shared" and asked[0][2] == [12, 96]
+    assert asked[0][0].weights.kind == "shared" and asked[0][2] == [12, 96]
     assert main([*words, str(tmp_path / "memory.svg")]) == 0
     drawn = (tmp_path / "memory.svg").read_text()
     assert all(word in drawn for word in (*bench_memory.METHODS, "12", "96", "MiB"))

@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from diffeqformer.report.depth_page import comparisons, depth_page, depths_table, finding, marks_table
 
 from diffeqformer.evaluation.depth import DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.report.depth_figures import field_evaluations, quality_over_compute, quality_over_depth
-from diffeqformer.report.depth_page import comparisons, depth_page, depths_table, finding, marks_table
 from diffeqformer.report.figures import save
 from diffeqformer.report.page import write_page
 

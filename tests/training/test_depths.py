@@ -9,19 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict
+from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode import grid
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
-from diffeqformer.validation import validate
 from tests.runs.tiny_run import changed
 
 IDS = jax.random.randint(jax.random.key(1), (4, 9), 0, 40)
 MODEL = ModelConfig(
     steps=3, width=16, heads=2, hidden=32, context=8, vocabulary=40,
-    time=TimeConfig(d_emb=6, frequencies=4, highest_frequency=6.0),
+    weights=TimeConfig(d_emb=6, frequencies=4, highest_frequency=6.0),
 )  # fmt: skip
 
 
@@ -136,4 +135,4 @@ def test_a_model_of_one_depth_refuses_to_draw():
 def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, sample, filled_in):
     model = {"weights": weights, "steps": 3, "time": {"highest_frequency": given}}
     found = validate(from_dict(Config, {"depth": {"sample": sample}, "model": model}))
-    assert found.model.time.highest_frequency == filled_in and validate(found) == found
+    assert found.model.weights.highest_frequency == filled_in and validate(found) == found

@@ -48,7 +48,7 @@ def test_accumulated_parts_equal_the_whole_batch():
 def adaptive(accumulation: int, rtol: float) -> Config:
     model = ModelConfig(
         steps=2, width=16, heads=2, hidden=32, context=8, vocabulary=40, scheme="diffrax:Bosh3",
-        time=TimeConfig(d_emb=6, frequencies=4, highest_frequency=6.0), tolerance=ToleranceConfig(rtol, rtol),
+        weights=TimeConfig(d_emb=6, frequencies=4, highest_frequency=6.0), tolerance=ToleranceConfig(rtol, rtol),
     )  # fmt: skip
     return Config(model=model, trainer=TrainerConfig(updates=50, batch_size=4, accumulation=accumulation))
 

@@ -26,7 +26,6 @@ from scipy.linalg import expm
 
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -141,7 +140,7 @@ def watch_states(
     **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those trained
     with if not given.
     """
-    steps = model.depth(steps)
+    steps = model.grid(steps).steps
     run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=steps))
     measures, norms, projection, explained = [], [], np.empty(0), np.empty(0)
     with (progress or Silent()).stage("Watching hidden states", len(texts)) as stage:
@@ -152,7 +151,7 @@ def watch_states(
             if number == 0:
                 projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
             stage.advance()
-    times = np.asarray(grid.edges(model.grid(steps)))
+    times = np.asarray(model.grid(steps).edges)
     return HiddenStates(times, _together(measures, 1), np.concatenate(norms, 1), projection, explained)
 
 

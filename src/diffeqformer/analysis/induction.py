@@ -24,7 +24,6 @@ from diffeqformer.analysis.spectra import Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -182,7 +181,7 @@ def measure_induction(
 
     **Raises:** `BadInput` if the sequences do not fit the context or the vocabulary.
     """
-    config, steps = model.config, model.depth(steps)
+    config, steps = model.config, model.grid(steps).steps
     if length * repeats > config.context:
         raise BadInput(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "
@@ -204,10 +203,10 @@ def measure_induction(
     means, (first, later) = jax.tree.map(lambda total: total / sequences, sums)
     summaries = _spectral_summaries(model, ids[:1], steps)
     behaviours = {name: value.mean(1) for name, value in means.items()}
-    continuous = config.weights != "layer"
+    continuous = config.weights.kind != "layer"
     values = behaviours | summaries
     return Induction(
-        times=grid.edges(model.grid(steps))[1:],
+        times=model.grid(steps).edges[1:],
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(

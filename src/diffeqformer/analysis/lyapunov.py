@@ -23,8 +23,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode import grid
-from diffeqformer.ode.field import BlockWeights, TransformerField, Window, field_of
-from diffeqformer.ode.schemes import scheme_of
+from diffeqformer.ode.field import BlockWeights, TransformerField, Window
 from diffeqformer.ode.solve import split
 from diffeqformer.progress import Progress, Silent
 
@@ -167,7 +166,7 @@ def pairwise_exponents(
     Inputs behind the output have exponents of zero: nothing moves their tangents.
     """
     config = model.config
-    field, scheme, steps = field_of(config), scheme_of(config), model.grid()
+    field, scheme, steps = config.field.build(config), config.scheme.build(), model.grid()
     x = model.embed(ids[None])
     table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(steps, scheme.nodes))
 

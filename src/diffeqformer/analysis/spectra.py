@@ -27,7 +27,6 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.schemes import scheme_of
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -247,8 +246,8 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 
 def evaluation_times(config: ModelConfig, steps: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
-    nodes, between = scheme_of(config).nodes, grid.with_first(steps or config.steps, config.first_step)
-    return np.unique(grid.times(between, nodes.attention)), np.unique(grid.times(between, nodes.feed_forward))
+    nodes, between = config.scheme.build().nodes, grid.with_first(steps or config.steps, config.first_step)
+    return np.unique(Grid.of(between).times(nodes.attention)), np.unique(Grid.of(between).times(nodes.feed_forward))
 
 
 def spectra(
@@ -274,9 +273,9 @@ def spectra(
     """
     if times < 2:
         raise BadInput(f"times is {times}, but must be at least 2.")
-    config, steps = model.config, model.depth(steps)
+    config, steps = model.config, model.grid(steps).steps
     subsets = hidden_subsets(hidden_of(config), ranks, seed)
-    jax.eval_shape(lambda: model.weights.table(steps, scheme_of(config).nodes))  # refuses a depth that is not there
+    jax.eval_shape(lambda: model.weights.table(steps, config.scheme.build().nodes))  # refuses a depth that is not there
     continuous = config.weights in ("time", "time-shared-mlp")
     taken = evaluation_times(config, steps)
     every = np.unique(np.concatenate(taken))
@@ -304,7 +303,7 @@ def spectra(
             values, singular = (np.concatenate(each) for each in zip(*chunks, strict=True))
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
-    edges = np.asarray(grid.edges(model.grid(steps)))
+    edges = np.asarray(model.grid(steps).edges)
     return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
 
 

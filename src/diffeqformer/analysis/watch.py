@@ -13,9 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
-from diffeqformer.ode.field import BlockWeights, TransformerField, field_of
-from diffeqformer.ode.schemes import scheme_of
+from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.solve import split
 
 Measure = Callable[[TransformerField, BlockWeights, Array], Any]
@@ -42,8 +40,8 @@ def watch_attention(
     weights of shape (step, evaluation, batch, heads, query, position). Whole, these are steps x heads x position^2
     numbers: for long texts let `measure` reduce them.
     """
-    scheme, steps = scheme_of(model.config), model.depth(steps)
-    field = _Watched(field_of(model.config), measure)
+    scheme, steps = model.scheme, model.grid(steps).steps
+    field = _Watched(model.field, measure)
     x = model.embed(ids)
     table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(model.grid(steps), scheme.nodes))
     table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (steps, *leaf.shape[1:])), table)
@@ -55,7 +53,7 @@ def watch_attention(
         return carry, jax.tree.map(lambda *each: jnp.stack(each), *field.found)
 
     carry = scheme.start(x)
-    lengths = jnp.asarray(model.config.interval * grid.lengths(model.grid(steps)), scheme.state(carry).dtype)
+    lengths = jnp.asarray(model.config.interval * model.grid(steps).lengths, scheme.state(carry).dtype)
     return jax.lax.scan(body, carry, (table, lengths))[1]
 
 

@@ -26,7 +26,7 @@ def join(given: Distributed) -> None:
     **Raises:** `BadInput` as `training.distributed.join`, and for settings that nothing reads.
     """
     if given.coordinator:
-        from diffeqformer.training import distributed
+        from diffeqformer.runs import distributed
 
         _keep_standard_output()
         return distributed.join(given.coordinator, given.processes, given.process)
@@ -46,6 +46,6 @@ def _keep_standard_output() -> None:
 
 def shown() -> Progress:
     """Progress on the terminal, of the main process only."""
-    from diffeqformer.training.distributed import is_first
+    from diffeqformer.runs.distributed import is_main
 
-    return Terminal() if is_first() else Silent()
+    return Terminal() if is_main() else Silent()

@@ -71,8 +71,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.training.results import measured
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.results import measured
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
@@ -86,7 +86,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         )
     require_depths(model, steps)  # before any text is read
     tokens, text_bytes = evaluation_text(opened, arguments.data, progress)
-    grids = steps or (None if model.config.adaptive else model.config.steps,)
+    grids = steps or (None if model.config.tolerance else model.config.steps,)
     depths = (*grids, *(EarlyExit(grid, threshold) for grid in grids if grid for threshold in thresholds))
     batches = evaluation_batches(tokens, model.config.context, arguments.batch_size)
     block = opened.config.trainer.loss_block

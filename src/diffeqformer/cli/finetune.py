@@ -21,7 +21,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 
 if TYPE_CHECKING:
-    from diffeqformer.training.run import Run
+    from diffeqformer.runs.opening import Run
 
 PROG = "diffeqformer finetune"
 
@@ -86,10 +86,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
     given = parse(Arguments, words, PROG)
     join(given.distributed)
-    from diffeqformer.training.finetune import RANK, finetune_config, usual_settings
-    from diffeqformer.training.run import load_run
-    from diffeqformer.training.trainer import train
-    from diffeqformer.validation import validate
+    from diffeqformer.config import validate
+    from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.trainer import train
 
     lora = replace(LoRAConfig(RANK), **_adapter_settings(given))
     progress = shown()
@@ -102,7 +102,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     _require_text(base, given, settings.data)
     config = finetune_config(
         base,
-        given.to or f"{given.run.rstrip('/')}-{given.method}-{base.model.depth(given.steps)}",
+        given.to or f"{given.run.rstrip('/')}-{given.method}-{base.model.grid(given.steps).steps}",
         steps=given.steps,
         method=given.method,
         lora=lora,
@@ -143,7 +143,7 @@ def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:
     """Check that there is a text, and that its tokenizer is the base's."""
     if data.tokenizer != base.config.data.tokenizer:
         raise BadInput(f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's.")
-    from diffeqformer.training.folder import IMPORTED
+    from diffeqformer.runs.folder import IMPORTED
 
     if (base.folder / IMPORTED).is_file() and not given.data and data == base.config.data:
         raise BadInput(

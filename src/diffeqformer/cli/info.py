@@ -9,11 +9,10 @@ from typing import Any
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import Config
+from diffeqformer.config import Config, validate
 from diffeqformer.devices import DEVICES, USABLE
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
-from diffeqformer.validation import validate
 
 D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 
@@ -75,14 +74,13 @@ def _with_vocabulary(config: Config) -> Config:
 def _measure(config: Config) -> dict[str, Any]:
     """Parameters, NFE, operations and memory of one model, as `--json` prints them."""
     from diffeqformer.model.count import flops, parameters
-    from diffeqformer.ode.schemes import scheme_of
-    from diffeqformer.training.footprint import update_footprint
+    from diffeqformer.runs.footprint import update_footprint
 
     tokens = config.trainer.batch_size * config.model.context
     operations, memory = flops(config.model), update_footprint(config)
     return {
         "parameters": parameters(config.model)._asdict(),
-        "evaluations": scheme_of(config.model).evaluations.times(config.model.steps)._asdict(),
+        "evaluations": config.model.scheme.build().evaluations.times(config.model.steps)._asdict(),
         "flops": operations._asdict() | {"generating_weights_per_token": operations.generating_weights / tokens},
         "memory_bytes": memory._asdict() | {"rest": memory.rest, "total": memory.total},
     }
@@ -94,8 +92,8 @@ def _d_emb_choices(config: Config) -> list[dict[str, Any]]:
 
     tokens = config.trainer.batch_size * config.model.context
     choices = []
-    for d_emb in sorted({*D_EMB_TABLE, config.model.time.d_emb}):
-        model = dataclasses.replace(config.model, time=dataclasses.replace(config.model.time, d_emb=d_emb))
+    for d_emb in sorted({*D_EMB_TABLE, config.model.weights.d_emb}):
+        model = dataclasses.replace(config.model, time=dataclasses.replace(config.model.weights, d_emb=d_emb))
         operations = flops(model)
         share = operations.generating_weights / (tokens * operations.training_per_token)
         choices.append({"d_emb": d_emb, "stored": parameters(model).stored, "generation_share": share})

@@ -11,10 +11,9 @@ import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import find_config, parse
-from diffeqformer.config import read_yaml
+from diffeqformer.config import read_yaml, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
-from diffeqformer.validation import validate
 
 MODELS = {"quickstart-diffeqformer": 0.0, "quickstart-gpt": 0.1, "quickstart-elastic": 0.2, "quickstart-shared": 0.2}
 """Configs, the most important first, and the share of its updates below which each is rather left out."""
@@ -63,8 +62,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
+    from diffeqformer.runs.compare import Readings, compare
     from diffeqformer.studies.run_report import write_report
-    from diffeqformer.training.compare import Readings, compare
 
     progress = Terminal()
     part = min(1.0, max(0.05, minutes / WHOLE_DEPTHS))

@@ -56,8 +56,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.draft_length is not None and arguments.draft_steps is None:
         raise BadInput(f"--draft-length is {arguments.draft_length}, but without --draft-steps nothing is drafted.")
     from diffeqformer.model.solving import with_scheme
-    from diffeqformer.training.run import load_run
-    from diffeqformer.training.sampling import continue_text, continue_text_with_drafts
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.sampling import continue_text, continue_text_with_drafts
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
@@ -75,7 +75,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
             f"{found.acceptance:.0%} of the tokens drafted at {arguments.draft_steps} steps were accepted; "
-            f"{per_verification:.2f} tokens per verification at {model.depth(arguments.steps)} steps"
+            f"{per_verification:.2f} tokens per verification at {model.grid(arguments.steps).steps} steps"
         )
     if as_json:
         return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts})

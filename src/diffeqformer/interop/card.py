@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from diffeqformer.config import Config, to_dict
-from diffeqformer.training.folder import IMPORTED, RESULTS
-from diffeqformer.training.results import name_of_run, read_results
-from diffeqformer.training.run import Run
+from diffeqformer.runs.folder import IMPORTED, RESULTS
+from diffeqformer.runs.opening import Run
+from diffeqformer.runs.results import name_of_run, read_results
 
 WEIGHTS = {
     "time": "smooth functions of depth, given by a small network for each",
@@ -80,7 +80,7 @@ def _tags(run: Run) -> list[str]:
     return [
         "diffeqformer",
         *(["neural-ode"] if run.config.model.time_dependent else []),
-        *(["peft"] if run.model.config.adapted else []),
+        *(["peft"] if run.model.config.lora else []),
     ]
 
 
@@ -88,7 +88,7 @@ def _about(run: Run, made: Exported) -> str:
     m = run.config.model
     weights = f"Its weights were trained as {WEIGHTS[m.weights]}, and are written out here for {made.steps} steps"
     trained = "as it was trained" if made.steps == m.steps else f"it was trained at {m.steps}"
-    depth = "It is a table of layers" if m.weights == "layer" else f"{weights} ({trained})"
+    depth = "It is a table of layers" if m.weights.kind == "layer" else f"{weights} ({trained})"
     _, name = name_of_run(run.config)
     return (
         f"A causal language model ({inline(name)}) of {made.parameters:,} parameters, exported by "

@@ -21,14 +21,14 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN
-from diffeqformer.interop.folders import becoming, require_free, require_space, write_sums
 from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.storage import write_whole
-from diffeqformer.training.folder import TOKENIZER
-from diffeqformer.training.run import Run
+from diffeqformer.runs.folder import TOKENIZER
+from diffeqformer.runs.opening import Run
+from diffeqformer.store.files import write_whole
+from diffeqformer.store.folders import becoming, require_free, require_space, write_sums
 
 SHARD_BYTES = 5_000_000_000
 MODELLING = "modeling_diffeqformer.py"
@@ -63,7 +63,7 @@ def export(
         raise BadInput(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
     if shard_bytes < 1:
         raise BadInput(f"the size of a file of tensors is {shard_bytes} bytes, but must be at least 1.")
-    if adapter and not run.model.config.adapted:
+    if adapter and not run.model.config.lora:
         raise BadInput(f"run {str(run.folder)!r} has no low-rank adapters; `diffeqformer finetune` makes such runs.")
     require_free(to)
     model = (run.model.without_adapters() if adapter else run.model.merge()).populate(steps)

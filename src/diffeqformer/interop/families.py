@@ -256,9 +256,9 @@ FAMILIES = {
 
 def kind_of(m: ModelConfig) -> str:
     """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
-    stock = m.scheme == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
+    stock = m.scheme.kind == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
     stock = stock and m.first_step is None
-    if stock and m.family == "gpt":
+    if stock and m.field.kind == "gpt":
         return "gpt2"
     drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
     return "llama" if stock and not drops else OWN
@@ -311,7 +311,7 @@ def _require_head_dim(settings: LlamaSettings) -> None:
 
 def _require_scheme(m: ModelConfig) -> None:
     setting, name, known = "model.scheme", m.scheme, (*ONE_STEP, "reversible")
-    if m.scheme == "reversible":
-        setting, name, known = "model.reversible.base", m.reversible.base, tuple(ONE_STEP)
+    if m.scheme.kind == "reversible":
+        setting, name, known = "model.scheme.base", m.reversible.base, tuple(ONE_STEP)
     if name not in ONE_STEP:
         raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {', '.join(known)}.")

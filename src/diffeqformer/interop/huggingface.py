@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import Config, ModelConfig
+from diffeqformer.config import Config, ModelConfig, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
-from diffeqformer.interop.folders import require_sums
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.training.checkpoint import by_path
-from diffeqformer.validation import validate
+from diffeqformer.runs.arrays import by_path
+from diffeqformer.store.folders import require_sums
 
 CONFIG, TOKENIZER, TABLE = "config.json", "tokenizer.json", "weights.layers."
 

@@ -16,18 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import LoRAConfig, from_dict
+from diffeqformer.config import LoRAConfig, from_dict, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, Family, kind_of
-from diffeqformer.interop.folders import require_sums, write_sums
 from diffeqformer.interop.huggingface import TABLE, Place, places
 from diffeqformer.interop.tensors import Stored, read_json, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights import LayerWeights
-from diffeqformer.storage import write_whole
-from diffeqformer.validation import validate_model
+from diffeqformer.store.files import write_whole
+from diffeqformer.store.folders import require_sums, write_sums
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 OUTER = "base_model.model."
@@ -44,8 +43,10 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     **Raises:** `BadInput` if the model has no adapters.
     """
     lora, folder = model.config.lora, Path(folder)
-    if not model.config.adapted or not isinstance(model.weights, LayerWeights):
-        raise BadInput("the model has no low-rank adapters that could be saved; model.lora.rank must be at least 1.")
+    if not model.config.lora or not isinstance(model.weights, LayerWeights):
+        raise BadInput(
+            "the model has no low-rank adapters that could be saved; model.weights.lora.rank must be at least 1."
+        )
     config = eqx.filter_eval_shape(lambda m: m.without_adapters().populate(), model).config
     kind = kind_of(config)
     family, tensors = FAMILIES[kind], {}
@@ -109,7 +110,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     **Raises:** `BadInput` for an adapter of another kind, for another model, or that is not whole.
     """
     folder = Path(folder).expanduser()
-    if not isinstance(model.weights, LayerWeights) or model.config.adapted:
+    if not isinstance(model.weights, LayerWeights) or model.config.lora:
         raise BadInput(
             "adapters can only be put beside a table of layers that has none; model.populate() writes one out, and "
             "model.merge() adds the adapters that it has into their matrices."

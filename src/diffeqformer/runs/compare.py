@@ -13,24 +13,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader, evaluation_batches
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
-from diffeqformer.storage import read_sealed, write_sealed, write_whole
-from diffeqformer.training import folder as files
-from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.runs import folder as files
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.metrics import read_metrics
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import document, measured, name_of_run, read_results, write_results
+from diffeqformer.runs.sampling import continue_text
+from diffeqformer.runs.trainer import TrainResult, train
+from diffeqformer.store.files import read_sealed, write_sealed, write_whole
+from diffeqformer.store.lock import FolderLock
 from diffeqformer.training.depths import depth_of_update
-from diffeqformer.training.lock import RunLock
-from diffeqformer.training.metrics import read_metrics
-from diffeqformer.training.results import document, measured, name_of_run, read_results, write_results
-from diffeqformer.training.run import load_run
-from diffeqformer.training.sampling import continue_text
-from diffeqformer.training.trainer import TrainResult, train
 from diffeqformer.training.update import initial_state, make_update
-from diffeqformer.validation import validate
 
 PLAN = "plan.json"
 """In the comparison's folder: which models are trained, and for how many updates."""
@@ -249,7 +248,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
     result = train(config, progress)
     entry = {**result.entry, "sample": _sample(result, readings.prompt)}
-    if config.model.time_dependent and not config.model.adaptive:
+    if config.model.time_dependent and not config.model.tolerance:
         entry["depth"] = at_depths_of(result, readings.depths, progress, readings.part)
     found = document(title, result.tokens.statistics, [entry])
     write_results(result.folder / files.RESULTS, found)
@@ -272,7 +271,7 @@ def _keep_weights_only(folder: Path) -> None:
     step, metadata = checkpoints.metadata()
     if (checkpoints.folder / str(step) / "optimizer").exists():
         model = load_run(folder).model
-        with RunLock(folder):
+        with FolderLock(folder):
             checkpoints.save(step, {"model": model}, metadata)
 
 

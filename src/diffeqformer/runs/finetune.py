@@ -73,7 +73,7 @@ def finetune_config(
     **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains.
     """
     model = base.config.model
-    steps = base.model.depth(steps)
+    steps = base.model.grid(steps).steps
     system = f"{name_of_run(base.config)[1]} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
     layers = method != "continuous"

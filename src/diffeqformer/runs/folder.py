@@ -200,7 +200,7 @@ def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any])
 
 
 def _numeric(config: Config) -> dict[str, Any]:
-    """The settings that numbers depend on, by their dotted names, as in `model.time.d_emb`."""
+    """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
 
     def flat(values: dict[str, Any], prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {}

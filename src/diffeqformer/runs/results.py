@@ -137,7 +137,7 @@ def name_of_run(config: Config) -> tuple[str, str]:
 
 def name_of(config: ModelConfig) -> tuple[str, str]:
     """A key and a name for the point of the grid that a model is."""
-    family = "" if config.family == "gpt" else f"{config.family}, "
+    family = "" if config.field.kind == "gpt" else f"{config.family}, "
     point = (config.family, config.weights, config.scheme)
     return NAMES.get(point, ("-".join(point), f"{family}{config.weights} weights, {config.scheme}"))
 

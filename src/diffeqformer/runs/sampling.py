@@ -61,7 +61,7 @@ def continue_text_with_drafts(
 
     **Raises:** `BadInput` as both, and for a draft that is no shallower.
     """
-    deep, shallow = model.depth(steps), model.depth(draft_steps)
+    deep, shallow = model.grid(steps).steps, model.grid(draft_steps).steps
     if shallow >= deep:
         raise BadInput(f"the draft has {shallow} steps, but must have fewer than the {deep} steps that check it.")
     prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)

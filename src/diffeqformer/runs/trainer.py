@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.tokenizer import vocabulary_size
@@ -35,7 +35,6 @@ from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
 from diffeqformer.training.update import Build
-from diffeqformer.validation import validate
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ def reproduce(
 
     **Returns:** the document of `training.results`, one entry per run, each with its `role` in the comparison.
     """
-    from diffeqformer.training import folder as files
-    from diffeqformer.training.results import document, write_results
-    from diffeqformer.training.trainer import train
+    from diffeqformer.runs import folder as files
+    from diffeqformer.runs.results import document, write_results
+    from diffeqformer.runs.trainer import train
 
     entries, corpora = [], {}
     planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
@@ -105,9 +105,9 @@ def _runs(
     arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
 ) -> Iterator[tuple[Config, dict[str, Any]]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
-    from diffeqformer.training import folder as files
-    from diffeqformer.training.finetune import finetune_config
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs import folder as files
+    from diffeqformer.runs.finetune import finetune_config
+    from diffeqformer.runs.opening import load_run
 
     # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
     systems = {}

@@ -73,8 +73,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.analysis.faithfulness import END_TO_END, explain, faithfulness
     from diffeqformer.analysis.tables import scores_table
     from diffeqformer.report.page import TokenMap, both_widths
+    from diffeqformer.runs.opening import load_run
     from diffeqformer.studies.attribution_figures import correlations, curves
-    from diffeqformer.training.run import load_run
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model, folder = opened.model, inputs.folder_for("attribution", arguments.to, opened)

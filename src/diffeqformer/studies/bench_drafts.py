@@ -52,7 +52,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     depths = whole_numbers(arguments.draft_steps, "--draft-steps")
     lengths = whole_numbers(arguments.draft_length, "--draft-length")
     from diffeqformer.cli.text import evaluation_text
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     run = load_run(arguments.run, progress=progress)
     text, _ = evaluation_text(run, (), progress)

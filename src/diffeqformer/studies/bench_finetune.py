@@ -38,8 +38,8 @@ def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[
     """
     from diffeqformer.model.adapt import adapted_config
     from diffeqformer.model.count import vanilla_twin
-    from diffeqformer.training.finetune import RANK, ROLES
-    from diffeqformer.training.footprint import update_footprint
+    from diffeqformer.runs.finetune import RANK, ROLES
+    from diffeqformer.runs.footprint import update_footprint
 
     def way(lora: LoRAConfig, *roles: str) -> Config:
         model = adapted_config(config.model, config.model.steps, layers=True, lora=lora)

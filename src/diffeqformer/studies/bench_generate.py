@@ -96,7 +96,7 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
 
     from diffeqformer.data.tokenizer import train_tokenizer, vocabulary_size
     from diffeqformer.interop.exporting import export
-    from diffeqformer.training.run import Run
+    from diffeqformer.runs.opening import Run
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
     tokenizer = train_tokenizer(["text"], 257)

@@ -70,7 +70,7 @@ def compare_lyapunov(
     from diffeqformer.analysis.lyapunov import populated
     from diffeqformer.model.build import build
 
-    if config.scheme != "euler":
+    if config.scheme.kind != "euler":
         raise BadInput(f"model.scheme is {config.scheme!r}, but the dense way is written for 'euler'.")
     if not 1 <= tokens <= config.context // 2:
         raise BadInput(f"tokens is {tokens}, but must be from 1 to half of the context, {config.context // 2}.")
@@ -135,10 +135,10 @@ def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "A
     import jax.numpy as jnp
     from jax import Array
 
-    from diffeqformer.ode.field import BlockWeights, field_of
+    from diffeqformer.ode.field import BlockWeights
 
     config, output = model.config, ids.size - 1
-    field, dt = field_of(config), config.interval / config.steps
+    field, dt = config.field.build(config), config.interval / config.steps
     layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(config.steps))
 
     def at_output(weights: BlockWeights, x: Array) -> Array:

@@ -56,7 +56,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         arguments,
         sizes=sizes,
         weights=model.weights,
-        scheme=f"{model.scheme} over {model.reversible.base}",
+        scheme=f"{model.scheme} over {model.scheme.base}",
         checkpoints=model.checkpoints,
         rows=gradient_memory(model, BATCH, steps, progress),
     )
@@ -64,7 +64,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def model_with(weights: Weights) -> ModelConfig:
     """`STANDARD` with other weights."""
-    return dataclasses.replace(STANDARD, weights=weights, time=STANDARD.time if weights == "time" else TimeConfig())
+    return dataclasses.replace(STANDARD, weights=weights, time=STANDARD.weights if weights == "time" else TimeConfig())
 
 
 def gradient_memory(

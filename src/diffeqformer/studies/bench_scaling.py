@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STANDARD = Config(
     model=ModelConfig(
-        width=128, steps=6, heads=4, context=128, vocabulary=512, time=TimeConfig(d_emb=16, frequencies=16)
+        width=128, steps=6, heads=4, context=128, vocabulary=512, weights=TimeConfig(d_emb=16, frequencies=16)
     ),
     trainer=TrainerConfig(batch_size=4, updates=1000),
 )

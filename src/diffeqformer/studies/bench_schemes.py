@@ -104,13 +104,12 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
 
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.nn.linear import normalise
-    from diffeqformer.ode.field import field_of
     from diffeqformer.ode.weights import LayerWeights
     from diffeqformer.training.optimizer import optimizer
     from diffeqformer.training.update import State
 
     m, rule = config.model, optimizer(config.optimizer, config.trainer.updates)
-    field, dt = field_of(m), m.interval / m.steps
+    field, dt = m.field.build(m), m.interval / m.steps
 
     def loss_of(model: Transformer, ids: Array) -> Array:
         def layer(x: Array, weights: object) -> tuple[Array, None]:

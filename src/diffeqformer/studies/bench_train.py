@@ -12,7 +12,7 @@ from diffeqformer.studies.study import Result
 
 STANDARD = Config(
     model=ModelConfig(
-        width=256, steps=12, heads=8, context=256, vocabulary=512, time=TimeConfig(d_emb=96, frequencies=32)
+        width=256, steps=12, heads=8, context=256, vocabulary=512, weights=TimeConfig(d_emb=96, frequencies=32)
     ),
     trainer=TrainerConfig(batch_size=4, updates=1000),
 )
@@ -42,7 +42,7 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[dic
     memory in bytes (`None` for torch).
     """
     from diffeqformer.model.count import vanilla_twin
-    from diffeqformer.training.footprint import update_footprint
+    from diffeqformer.runs.footprint import update_footprint
 
     twin = dataclasses.replace(config, model=vanilla_twin(config.model))
     updates: dict[str, b.Once] = {"vanilla": b.repeated(twin), "diffeqformer": b.repeated(config)}

@@ -207,8 +207,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     """A model's hidden states at every depth."""
     from diffeqformer.analysis.clusters import watch_states
     from diffeqformer.report.page import Animation, Cloud, both_widths, visible
+    from diffeqformer.runs.opening import load_run
     from diffeqformer.studies import clusters_figures as draw
-    from diffeqformer.training.run import load_run
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     folder = folder_for("clusters", arguments.to, opened)

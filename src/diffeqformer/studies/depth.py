@@ -17,7 +17,7 @@ from diffeqformer.studies.study import Result
 if TYPE_CHECKING:
     from diffeqformer.evaluation.depth import DepthCurve, Mark
     from diffeqformer.evaluation.perplexity import Evaluation
-    from diffeqformer.training.run import Run
+    from diffeqformer.runs.opening import Run
 
 METHODS = {"lora": "LoRA", "full": "full", "continuous": "continuous"}
 EARLY = (
@@ -65,8 +65,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.evaluation.depth import DepthCurve, Mark, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.training.results import name_of_run
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.results import name_of_run
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     others = [load_run(folder, arguments.checkpoint, progress) for folder in arguments.against]
@@ -146,7 +146,7 @@ def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Pat
 
 
 def _numbers_of(curve: "DepthCurve") -> dict[str, Any]:
-    from diffeqformer.training.results import measured
+    from diffeqformer.runs.results import measured
 
     every = lambda found: {**asdict(found), **measured(found)}
     exits = [
@@ -290,7 +290,7 @@ def _times(ratio: float) -> str:
 
 def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
     """What an other run has in common with those of the same look, and whether it was fine-tuned from this one."""
-    from diffeqformer.training.results import name_of_run
+    from diffeqformer.runs.results import name_of_run
 
     base = other.config.base
     if base.method and Path(base.run).expanduser().resolve() == opened.folder.resolve():
@@ -305,7 +305,7 @@ def _require_comparable(opened: "Run", other: "Run") -> None:
             f"run {str(other.folder)!r} has another tokenizer than {str(opened.folder)!r}, so that their perplexities "
             "cannot be compared; `diffeqformer eval --data` gives the bits per byte of each, which can."
         )
-    if other.config.model.adaptive:
+    if other.config.model.tolerance:
         raise BadInput(
             f"run {str(other.folder)!r} chooses its steps by a tolerance, so it has no depth to be drawn at; "
             "leave it out of --against."
@@ -317,7 +317,7 @@ def _owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
 
     **Raises:** `BadInput` if the others were validated on different texts.
     """
-    from diffeqformer.training.folder import text_of
+    from diffeqformer.runs.folder import text_of
 
     owners: dict[str, Run] = {}
     for other in others:

@@ -73,10 +73,10 @@ def reproduce(arguments: Arguments, data: DataConfig, seed: int, folder: Path, p
 
     **Returns:** the document of `training.results`, one entry per run, each with its `role` in the comparison.
     """
-    from diffeqformer.training import folder as files
-    from diffeqformer.training.compare import at_depths_of
-    from diffeqformer.training.results import document, write_results
-    from diffeqformer.training.trainer import train
+    from diffeqformer.runs import folder as files
+    from diffeqformer.runs.compare import at_depths_of
+    from diffeqformer.runs.results import document, write_results
+    from diffeqformer.runs.trainer import train
 
     entries, corpus = [], {}
     runs = list(_runs(arguments, data, seed, folder))
@@ -135,7 +135,7 @@ def _about(found: Mapping[str, Any]) -> str:
     settings = {f"depth.{name}": value for name, value in depth.items()} | {
         "model.scheme": m["scheme"],
         "model.first_step": m["first_step"],
-        "model.time.highest_frequency": m["time"]["highest_frequency"],
+        "model.weights.highest_frequency": m["time"]["highest_frequency"],
     }
     return (
         f"Text: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens of "

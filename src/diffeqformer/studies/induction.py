@@ -44,8 +44,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     """Behaviours of every head beside its spectra, and the test of the paper's inference."""
     from diffeqformer.analysis.induction import measure_induction
     from diffeqformer.report.page import both_widths
+    from diffeqformer.runs.opening import load_run
     from diffeqformer.studies import induction_figures as draw
-    from diffeqformer.training.run import load_run
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     folder = folder_for("induction", arguments.to, opened)

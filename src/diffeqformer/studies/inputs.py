@@ -10,7 +10,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 
 if TYPE_CHECKING:
-    from diffeqformer.training.run import Run
+    from diffeqformer.runs.opening import Run
 
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
@@ -124,7 +124,7 @@ def evaluation_text(
     """
     from diffeqformer.data.cache import prepare, tokens_of
     from diffeqformer.data.tokenizer import load_tokenizer
-    from diffeqformer.training.folder import IMPORTED, TOKENIZER, require_same_text
+    from diffeqformer.runs.folder import IMPORTED, TOKENIZER, require_same_text
 
     if data:
         return tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)

@@ -68,8 +68,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.analysis.lyapunov import pairwise
     from diffeqformer.analysis.tables import scores_table
     from diffeqformer.report.page import TokenMap, both_widths
+    from diffeqformer.runs.opening import load_run
     from diffeqformer.studies.lyapunov_figures import token_exponents
-    from diffeqformer.training.run import load_run
 
     inputs.require_seed(arguments.seed)
     opened = load_run(arguments.run, arguments.checkpoint, progress)

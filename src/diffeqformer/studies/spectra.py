@@ -50,19 +50,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     """The spectra of one run, or of two side by side."""
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
     from diffeqformer.analysis.spectra import hidden_of, hidden_subsets, spectra
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     names = [name for name in (arguments.run, arguments.against) if name]
     runs = [load_run(name, arguments.checkpoint, progress) for name in names]
     folder = folder_for("spectra", arguments.to, runs[0])
     ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= hidden_of(one.model.config)) for one in runs]
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
-        one.model.depth(arguments.steps)
+        one.model.grid(arguments.steps).steps
         hidden_subsets(hidden_of(one.model.config), some)
     models = []
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
-        steps = arguments.steps if one is runs[0] or one.model.config.weights != "layer" else None
+        steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         models.append((str(one.folder), spectra(one.model, times=arguments.times, steps=steps, ranks=some, **settings)))
     with progress.stage("Drawing", 1) as stage:

@@ -9,7 +9,7 @@ import optax
 from diffeqformer.config import OptimizerConfig, Role
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
-from diffeqformer.ode.time_networks import TimeLinear, TimeNorm
+from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNorm
 
 
 def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:

@@ -72,7 +72,7 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     batch's.
     """
     parts = config.trainer.accumulation
-    drops = any((*dataclasses.astuple(config.model.dropout), config.model.lora.dropout))
+    drops = any((*dataclasses.astuple(config.model.dropout), config.model.weights.lora.dropout))
     rate = learning_rate(config.optimizer, config.trainer.updates)
     rule = optimizer(config.optimizer, config.trainer.updates)
 
@@ -81,9 +81,9 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
 
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
     # networks, comes once per update (unless they are a table anyway, or steps are adaptive or unequal).
-    jitter, adaptive = config.depth.jitter, config.model.adaptive
+    jitter, adaptive = config.depth.jitter, config.model.tolerance
     first_stays = config.model.first_step is not None
-    once = parts > 1 and config.model.weights != "layer" and not adaptive and not jitter
+    once = parts > 1 and config.model.weights.kind != "layer" and not adaptive and not jitter
 
     @partial(jax.jit, donate_argnums=0, static_argnums=2)
     def update(state: State, ids: Array, steps: int | None = None) -> tuple[State, Measured]:
