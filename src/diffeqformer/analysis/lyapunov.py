@@ -6,7 +6,6 @@ held where the forward pass has them? `end_to_end.py` asks what arrives through 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -22,9 +21,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import wide
-from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights, TransformerField, Window
-from diffeqformer.ode.solve import split
+from diffeqformer.ode.schemes import Scheme
+from diffeqformer.ode.solve import Step, split
 from diffeqformer.progress import Progress, Silent
 
 TANGENT_NUMBERS = 1 << 24
@@ -165,25 +164,31 @@ def pairwise_exponents(
 
     Inputs behind the output have exponents of zero: nothing moves their tangents.
     """
-    config = model.config
-    field, scheme, steps = config.field.build(config), config.scheme.build(), model.grid()
-    x = model.embed(ids[None])
-    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(steps, scheme.nodes))
+    observer = _Tangents(model.field, model.scheme, output, inputs, first)
+    found = model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
+    return found.observer[1]
 
-    def body(carry: tuple, now: tuple[BlockWeights, Array, Array]) -> tuple[tuple, None]:
-        (state, tangents, sums), (row, dt, tangents_dt) = carry, now
-        passed = _Passed(field)
-        state = scheme.step(split(passed, scheme, row), state, dt)
-        row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), row)
-        tangents = scheme.step(split(_Changes(field, passed, output, inputs), scheme, row), tangents, tangents_dt)
-        tangents, growth = _orthonormal(scheme.state(tangents), tangents)
-        return (state, tangents, sums + growth), None
 
-    q = jnp.broadcast_to(first.T, (len(inputs), *first.T.shape))
-    start = scheme.start(x), scheme.start(q), jnp.zeros(q.shape[:2], q.dtype)
-    lengths = config.interval * grid.lengths(steps)
-    of_state, of_tangents = (jnp.asarray(lengths, scheme.state(carry).dtype) for carry in start[:2])
-    return jax.lax.scan(body, start, (table, of_state, of_tangents))[0][2]
+class _Tangents:
+    """The observer that carries tangents beside the state, by the same scheme, and adds up how much they grow."""
+
+    def __init__(self, field: Any, scheme: Scheme, output: Array, inputs: Array, first: Array) -> None:
+        self._field, self._scheme, self._output, self._inputs, self._first = field, scheme, output, inputs, first
+
+    def start(self, x: Array) -> tuple[Any, Array]:
+        """What the scheme carries of the first tangents, and no growth yet."""
+        q = jnp.broadcast_to(self._first.T, (len(self._inputs), *self._first.T.shape))
+        return self._scheme.start(q), jnp.zeros(q.shape[:2], q.dtype)
+
+    def see(self, carried: tuple[Any, Array], step: Step) -> tuple[tuple[Any, Array], None]:
+        """One step of the tangents through the evaluations of the state's step."""
+        tangents, sums = carried
+        row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), step.weights)
+        changes = split(_Changes(self._field, step, self._output, self._inputs), self._scheme, row)
+        dt = jnp.asarray(step.dt, self._scheme.state(tangents).dtype)
+        tangents = self._scheme.step(changes, tangents, dt)
+        tangents, growth = _orthonormal(self._scheme.state(tangents), tangents)
+        return (tangents, sums + growth), None
 
 
 def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[Any, Array]:
@@ -200,25 +205,18 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[
     return jax.tree.map(lambda leaf: solve(leaf) if leaf.shape == q.shape else leaf, carried), growth
 
 
-class _Passed:
-    """A field that notes where its halves are evaluated. A step is traced once: this is a record of the program."""
+class _InBlocks:
+    """A field whose attention takes a long text's queries in blocks, so that memory is linear in tokens."""
 
     def __init__(self, field: TransformerField) -> None:
-        self._field, self.shapes = field, field.shapes
-        self.attention_at: list[Array] = []
-        self.feed_forward_at: list[Array] = []
+        self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
+        self.key_value_heads = field.key_value_heads
 
     def attention(self, weights: BlockWeights, x: Array, **others: Any) -> Any:
-        """`A(x)`; of long texts a block of queries at a time, so that memory is linear in tokens."""
-        self.attention_at.append(x[0])
+        """`A(x)`."""
         if x.shape[1] <= QUERIES:
             return self._field.attention(weights, x, **others)
         return _attention_in_blocks(self._field, weights, x), None
-
-    def feed_forward(self, weights: BlockWeights, x: Array, **others: Any) -> Array:
-        """`M(x)`."""
-        self.feed_forward_at.append(x[0])
-        return self._field.feed_forward(weights, x, **others)
 
 
 def _attention_in_blocks(
@@ -246,10 +244,10 @@ def _attention_in_blocks(
 class _Changes:
     """The linear field `Q_i -> J_ji Q_i` of all inputs i at the states that a step of the forward pass went through."""
 
-    def __init__(self, field: TransformerField, passed: _Passed, output: Array, inputs: Array) -> None:
+    def __init__(self, field: Any, step: Step, output: Array, inputs: Array) -> None:
         self._field, self.shapes, self._output, self._inputs = field, field.shapes, output, inputs
-        self._itself = inputs == output
-        self._attention, self._feed_forward = iter(passed.attention_at), iter(passed.feed_forward_at)
+        self.key_value_heads, self._itself = field.key_value_heads, inputs == output
+        self._attention, self._feed_forward = iter(step.attention), iter(step.feed_forward)
 
     def attention(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> tuple[Array, None]:
         """`dA_j / dx_i x` for one output j, some inputs i, and tangents x of each; A's derivative, never its Jacobian.
@@ -261,7 +259,7 @@ class _Changes:
 
         Changes of key, value and query come from `field.projections` by forward differentiation.
         """
-        at, inputs = next(self._attention).astype(x.dtype), self._inputs
+        at, inputs = next(self._attention).state[0].astype(x.dtype), self._inputs
         query, keys, values = self._field.projections(weights, at[None])
         query = jax.lax.dynamic_slice_in_dim(query, self._output, 1, axis=1)
         mask = (jnp.arange(at.shape[0]) <= self._output)[None]
@@ -285,7 +283,7 @@ class _Changes:
 
     def feed_forward(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> Array:
         """`dM_j / dx_i x`: zero for all inputs but the output itself, for M acts on each token alone."""
-        at = next(self._feed_forward).astype(x.dtype)[self._output]
+        at = next(self._feed_forward).state[0, self._output].astype(x.dtype)
         push = jax.linearize(lambda at: self._field.feed_forward(weights, at[None, None])[0, 0], at)[1]
         return self._of_itself(jax.vmap(push)(x[self._itself.argmax()]))
 

@@ -25,8 +25,8 @@ from scipy.optimize import linear_sum_assignment
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
 from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -244,17 +244,17 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
     return ordered.reshape(eigenvalues.shape)
 
 
-def evaluation_times(config: ModelConfig, steps: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
-    nodes, between = config.scheme.build().nodes, grid.with_first(steps or config.steps, config.first_step)
-    return np.unique(Grid.of(between).times(nodes.attention)), np.unique(Grid.of(between).times(nodes.feed_forward))
+    grid, nodes = model.grid(steps), model.scheme.nodes
+    return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
 
 
 def spectra(
     model: Transformer,
     *,
     times: int = 100,
-    steps: int | None = None,
+    steps: Steps | None = None,
     ranks: Sequence[int] = (),
     seed: int = 0,
     fold_norm: bool = False,
@@ -273,11 +273,11 @@ def spectra(
     """
     if times < 2:
         raise BadInput(f"times is {times}, but must be at least 2.")
-    config, steps = model.config, model.grid(steps).steps
+    config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(hidden_of(config), ranks, seed)
-    jax.eval_shape(lambda: model.weights.table(steps, config.scheme.build().nodes))  # refuses a depth that is not there
-    continuous = config.weights in ("time", "time-shared-mlp")
-    taken = evaluation_times(config, steps)
+    jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
+    continuous = config.time is not None
+    taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:
         between = [time for time in np.linspace(0, 1, times) if np.abs(every - time).min() > 1e-9]

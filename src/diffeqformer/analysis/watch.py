@@ -4,7 +4,6 @@ The pass itself is the model's: the scheme's own steps over the field's own halv
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +13,8 @@ from jaxtyping import Float, Int
 
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
-from diffeqformer.ode.solve import split
+from diffeqformer.ode.grid import Steps
+from diffeqformer.ode.solve import Step
 
 Measure = Callable[[TransformerField, BlockWeights, Array], Any]
 """From a field, the weights of a block and a state (batch, position, width) to arrays."""
@@ -28,7 +28,10 @@ def weights_of_heads(
 
 
 def watch_attention(
-    model: Transformer, ids: Int[Array, "batch position"], measure: Measure = weights_of_heads, steps: int | None = None
+    model: Transformer,
+    ids: Int[Array, "batch position"],
+    measure: Measure = weights_of_heads,
+    steps: Steps | None = None,
 ) -> Any:
     """What `measure` finds at every attention evaluation of the forward pass on `ids`; to be jitted by the caller.
 
@@ -40,32 +43,19 @@ def watch_attention(
     weights of shape (step, evaluation, batch, heads, query, position). Whole, these are steps x heads x position^2
     numbers: for long texts let `measure` reduce them.
     """
-    scheme, steps = model.scheme, model.grid(steps).steps
-    field = _Watched(model.field, measure)
-    x = model.embed(ids)
-    table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), model.weights.table(model.grid(steps), scheme.nodes))
-    table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (steps, *leaf.shape[1:])), table)
-
-    def body(carry: Any, now: tuple[BlockWeights, Array]) -> tuple[Any, Any]:
-        field.found.clear()
-        row, length = now
-        carry = scheme.step(split(field, scheme, row), carry, length)
-        return carry, jax.tree.map(lambda *each: jnp.stack(each), *field.found)
-
-    carry = scheme.start(x)
-    lengths = jnp.asarray(model.config.interval * model.grid(steps).lengths, scheme.state(carry).dtype)
-    return jax.lax.scan(body, carry, (table, lengths))[1]
+    return model.flow(model.embed(ids), steps=model.grid(steps), observer=_Measuring(model.field, measure)).kept
 
 
-class _Watched:
-    """A field that measures what its attention is given. A step is traced once: `found` is a record of the program."""
+class _Measuring:
+    """The observer that keeps what is measured at the evaluations of A."""
 
-    def __init__(self, field: TransformerField, measure: Measure) -> None:
+    def __init__(self, field: Any, measure: Measure) -> None:
         self._field, self._measure = field, measure
-        self.found: list[Any] = []
-        self.shapes, self.feed_forward = field.shapes, field.feed_forward
 
-    def attention(self, weights: BlockWeights, x: Array, **others: Any) -> Any:
-        """`A(x)`, measured."""
-        self.found.append(self._measure(self._field, weights, x))
-        return self._field.attention(weights, x, **others)
+    def start(self, x: Array) -> None:
+        """Nothing is carried."""
+
+    def see(self, carried: None, step: Step) -> tuple[None, Any]:
+        """Measure each evaluation, and stack what is found."""
+        found = [self._measure(self._field, at.weights, at.state) for at in step.attention]
+        return None, jax.tree.map(lambda *each: jnp.stack(each), *found)

@@ -82,7 +82,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.scheme is None and model.config.scheme != opened.model.config.scheme:
         progress.say(
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "
-            f"{model.config.scheme} is used."
+            f"{model.config.scheme.kind} is used."
         )
     require_depths(model, steps)  # before any text is read
     tokens, text_bytes = evaluation_text(opened, arguments.data, progress)
@@ -94,13 +94,13 @@ def run(words: Sequence[str], as_json: bool) -> None:
     evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)
     for depth, found in zip(depths, evaluated, strict=True):
         grid, threshold = (depth.steps, depth.threshold) if isinstance(depth, EarlyExit) else (depth, None)
-        rtol = None if grid else model.config.tolerance.rtol
-        row = {"steps": grid, "early_exit": threshold, "scheme": model.config.scheme, "rtol": rtol}
+        rtol = model.config.tolerance.rtol if model.config.tolerance and not grid else None
+        row = {"steps": grid, "early_exit": threshold, "scheme": model.config.scheme.kind, "rtol": rtol}
         rows.append({**row, **asdict(found), **measured(found)})
     if as_json:
         return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": rows})
     print_table(
-        f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens, {model.config.scheme}",
+        f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens, {model.config.scheme.kind}",
         ["steps", "NFE", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
         [_cells(row) for row in rows],
     )

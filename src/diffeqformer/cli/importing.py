@@ -40,4 +40,4 @@ def run(words: Sequence[str], as_json: bool) -> None:
         return print_json({"run": str(made.folder), "parameters": stored, "model": to_dict(m)})
     columns = ["field", "parameters", "steps", "width", "heads", "context", "vocabulary"]
     sizes = [f"{size:,}" for size in (m.steps, m.width, m.heads, m.context, m.vocabulary or 0)]
-    print_table(str(made.folder), columns, [[m.family, human(stored), *sizes]])
+    print_table(str(made.folder), columns, [[m.field.kind, human(stored), *sizes]])

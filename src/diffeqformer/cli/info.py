@@ -9,7 +9,7 @@ from typing import Any
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import Config, validate
+from diffeqformer.config import Config, TimeConfig, validate
 from diffeqformer.devices import DEVICES, USABLE
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
@@ -44,7 +44,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         for name, one in cases.items():
             models[name] = _measure(one)
             stage.advance(1, name)
-    choices = _d_emb_choices(config) if config.model.time_dependent else []
+    choices = _d_emb_choices(config, config.model.time) if config.model.time else []
     fits, usable = {}, 0.0
     if given.card:
         usable = USABLE * DEVICES[given.card].memory
@@ -86,14 +86,14 @@ def _measure(config: Config) -> dict[str, Any]:
     }
 
 
-def _d_emb_choices(config: Config) -> list[dict[str, Any]]:
+def _d_emb_choices(config: Config, time: TimeConfig) -> list[dict[str, Any]]:
     """What other widths of the time networks would cost."""
     from diffeqformer.model.count import flops, parameters
 
     tokens = config.trainer.batch_size * config.model.context
     choices = []
-    for d_emb in sorted({*D_EMB_TABLE, config.model.weights.d_emb}):
-        model = dataclasses.replace(config.model, time=dataclasses.replace(config.model.weights, d_emb=d_emb))
+    for d_emb in sorted({*D_EMB_TABLE, time.d_emb}):
+        model = dataclasses.replace(config.model, weights=dataclasses.replace(time, d_emb=d_emb))
         operations = flops(model)
         share = operations.generating_weights / (tokens * operations.training_per_token)
         choices.append({"d_emb": d_emb, "stored": parameters(model).stored, "generation_share": share})
@@ -106,7 +106,7 @@ def _print(config: Config, models: dict[str, dict[str, Any]]) -> None:
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
     m = config.model
     print_table(
-        f"{m.family}, {m.weights} weights, {m.scheme}: {m.steps} steps, width {m.width}, {m.heads} heads, "
+        f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {m.steps} steps, width {m.width}, {m.heads} heads, "
         f"context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
         f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
         ["", *models],
@@ -126,7 +126,7 @@ def _print(config: Config, models: dict[str, dict[str, Any]]) -> None:
         ],
     )
     print(_about_memory(config))
-    if m.adaptive:
+    if m.tolerance:
         print(f"NFE and operations are those of {m.steps} fixed steps; the tolerance will choose its own.")
 
 

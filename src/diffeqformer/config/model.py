@@ -146,6 +146,8 @@ class OwnConfig(Section):
     kind: Literal["own"] = dataclasses.field(default="own", kw_only=True)
     name: str = ""
     """Module and name of its class."""
+    like: str = ""
+    """The kind that stood in its place: of a field, whose embedding, final norm and head go with it."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,17 @@ class ModelConfig:
     def hidden_width(self) -> int:
         """Width of the feed-forward block."""
         return self.hidden or 4 * self.width
+
+    @property
+    def like_gpt(self) -> bool:
+        """Whether positions are learned, the final norm is LayerNorm and the unembedding tied, as GPT's are."""
+        kind = self.field.like if isinstance(self.field, OwnConfig) else self.field.kind
+        return kind == "gpt"
+
+    @property
+    def time(self) -> TimeConfig | None:
+        """The time networks that generate the weights, if any do."""
+        return self.weights if isinstance(self.weights, TimeConfig) else None
 
     @property
     def lora(self) -> LoRAConfig | None:

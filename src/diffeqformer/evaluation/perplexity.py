@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from diffeqformer.config import ToleranceConfig
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.transformer import Transformer
@@ -102,7 +103,7 @@ class _Tally:
             found = _sums(self.model, ids, mask, self.steps, self.block)
             self.nats += float(found.nats)  # waits for the device
         except eqx.EquinoxRuntimeError as error:  # raised on the device, where the solver gives up
-            tolerance = self.model.config.tolerance
+            tolerance = self.model.config.tolerance or ToleranceConfig()
             raise RunFailed(
                 f"adaptive steps did not reach the end of depth: more than model.tolerance.max_steps, "
                 f"{tolerance.max_steps}, are needed for a tolerance of {tolerance.rtol:g}, or the state is not finite."

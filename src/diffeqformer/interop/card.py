@@ -79,14 +79,14 @@ def fenced(text: str, language: str) -> str:
 def _tags(run: Run) -> list[str]:
     return [
         "diffeqformer",
-        *(["neural-ode"] if run.config.model.time_dependent else []),
+        *(["neural-ode"] if run.config.model.time else []),
         *(["peft"] if run.model.config.lora else []),
     ]
 
 
 def _about(run: Run, made: Exported) -> str:
     m = run.config.model
-    weights = f"Its weights were trained as {WEIGHTS[m.weights]}, and are written out here for {made.steps} steps"
+    weights = f"Its weights were trained as {WEIGHTS.get(m.weights.kind, m.weights.kind)}, and are written out here for {made.steps} steps"
     trained = "as it was trained" if made.steps == m.steps else f"it was trained at {m.steps}"
     depth = "It is a table of layers" if m.weights.kind == "layer" else f"{weights} ({trained})"
     _, name = name_of_run(run.config)
@@ -126,20 +126,20 @@ def _notes(run: Run, made: Exported) -> str:
 def _sizes(config: Config, made: Exported) -> list[tuple[str, str]]:
     m = config.model
     rows = [
-        ("family", m.family),
-        ("weights as trained", m.weights),
-        ("scheme", m.scheme),
+        ("family", m.field.kind),
+        ("weights as trained", m.weights.kind),
+        ("scheme", m.scheme.kind),
         ("steps as trained", str(m.steps)),
         ("steps here", str(made.steps)),
         ("length of the depth interval", f"{m.interval:g}"),
         ("width", f"{m.width:,}"),
-        ("heads", str(m.heads) + (f", of keys and values {m.kv_heads}" if m.kv_heads else "")),
+        ("heads", str(m.heads) + (f", of keys and values {m.kv_heads}" if m.kv_heads != m.heads else "")),
         ("context", f"{m.context:,}"),
         ("vocabulary", f"{m.vocabulary:,}"),
     ]
     if config.base.method is not None:
         rows.append(("fine-tuned", f"{config.base.method}, from {inline(config.base.system)}"))
-    if m.adapted:
+    if m.lora:
         rows.append(("low-rank adapters", f"rank {m.lora.rank}, alpha {m.lora.alpha:g}"))
     return rows
 

@@ -9,14 +9,16 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from diffeqformer.config import ModelConfig, from_dict
+from diffeqformer.config import ModelConfig, ReversibleConfig, from_dict
 from diffeqformer.errors import BadInput
-from diffeqformer.ode.schemes import ONE_STEP
+from diffeqformer.ode.schemes import SCHEMES, OneStep
 
 OWN = "diffeqformer"
 """The model_type of `torch/modeling_diffeqformer.py`."""
 HEAD = "head"
-VANILLA = {"weights": "layer", "scheme": "lie-trotter", "horizon": "steps"}
+VANILLA = {"weights.kind": "layer", "scheme.kind": "lie-trotter", "horizon": "steps"}
+_SCHEMES = tuple(name for name, scheme in SCHEMES.items() if isinstance(scheme, OneStep) and ":" not in name)
+"""Those that `torch/modeling_diffeqformer.py` has, and `reversible` over them."""
 
 
 def _is(ours: str, default: Any = MISSING) -> Any:
@@ -61,7 +63,7 @@ class LlamaSettings:
     num_attention_heads: int = _is("heads")
     max_position_embeddings: int = _is("context")
     vocab_size: int = _is("vocabulary")
-    num_key_value_heads: int | None = _is("kv_heads", None)
+    num_key_value_heads: int | None = _is("field.kv_heads", None)
     head_dim: int | None = None
     hidden_act: Literal["silu", "swish"] = "silu"
     rms_norm_eps: float = _is("norm_epsilon", 1e-6)
@@ -75,7 +77,7 @@ class LlamaSettings:
 class RopeSettings:
     """Rotary embedding of a Llama: `rope_parameters`, before Transformers 5 `rope_scaling` and `rope_theta`."""
 
-    rope_theta: float = _is("rope_theta", 10000.0)
+    rope_theta: float = _is("field.rope_theta", 10000.0)
     rope_type: str = _only("default")
     partial_rotary_factor: float = _only(1.0)
 
@@ -84,23 +86,23 @@ class RopeSettings:
 class OwnSettings:
     """The settings of `torch/modeling_diffeqformer.py` in config.json."""
 
-    family: Literal["gpt", "llama"] = _is("family")
-    scheme: str = _is("scheme")
+    family: Literal["gpt", "llama"] = _is("field.kind")
+    scheme: str = _is("scheme.kind")
     horizon: float = _is("horizon")
     steps: int = _is("steps")
     hidden_size: int = _is("width")
     intermediate_size: int = _is("hidden")
     num_attention_heads: int = _is("heads")
-    num_key_value_heads: int = _is("kv_heads")
+    num_key_value_heads: int = _is("field.kv_heads")
     max_position_embeddings: int = _is("context")
     vocab_size: int = _is("vocabulary")
     norm_epsilon: float = _is("norm_epsilon")
     tie_word_embeddings: bool = _is("tied")
-    layer_rows: Literal["step", "node"] = _is("layer_rows", "step")
-    reversible_base: str = _is("reversible.base", "euler")
-    reversible_coupling: float = _is("reversible.coupling", 0.99)
-    nested_norm: bool = _is("nested_norm", False)
-    rope_theta: float = _is("rope_theta", 10000.0)
+    layer_rows: Literal["step", "node"] = _is("weights.rows", "step")
+    reversible_base: str = _is("scheme.base", "euler")
+    reversible_coupling: float = _is("scheme.coupling", 0.99)
+    nested_norm: bool = _is("field.nested_norm", False)
+    rope_theta: float = _is("field.rope_theta", 10000.0)
     first_step: float | None = _is("first_step", None)
     embedding_dropout: float = _is("dropout.embedding", 0.0)
     attention_dropout: float = _is("dropout.attention", 0.0)
@@ -139,10 +141,15 @@ class Family(NamedTuple):
             _require_head_dim(settings)
         if model["hidden"] is None:
             model["hidden"] = 4 * model["width"]
-        if model["family"] == "gpt":
-            model.pop("kv_heads", None)  # which our own class stores for both families
-        elif model["kv_heads"] is None:
-            model["kv_heads"] = model["heads"]
+        if model["field.kind"] == "llama" and model["field.kv_heads"] is None:
+            model["field.kv_heads"] = model["heads"]
+        # Our own class stores the settings of all kinds; those of other kinds than the model's are at their defaults.
+        for kind, names in (
+            ("field.kind", ("kv_heads", "nested_norm", "rope_theta")),
+            ("scheme.kind", ("base", "coupling")),
+        ):
+            if model[kind] not in ("llama", "reversible"):
+                model = {name: value for name, value in model.items() if name.rpartition(".")[2] not in names}
         sections: dict[str, Any] = {}
         for name, value in model.items():
             section, _, key = name.rpartition(".")
@@ -156,15 +163,21 @@ class Family(NamedTuple):
         """
         if self.settings is OwnSettings:
             _require_scheme(m)
-        resolved = {"hidden": m.hidden or 4 * m.width, "kv_heads": m.kv_heads or m.heads, "tied": bool(m.tied)}
-        m = replace(m, vocabulary=m.vocabulary or 0, horizon=m.interval, **resolved)
+        if m.edges:
+            raise BadInput(
+                "the model's steps are unequal, as no exported class has them; export it at a number of steps."
+            )
+        m = replace(m, vocabulary=m.vocabulary or 0, horizon=m.interval, hidden=m.hidden_width, tied=bool(m.tied))
+        own = {"field.kv_heads": m.kv_heads}
         found = {}
         for setting in fields(self.settings):
             ours = setting.metadata.get("ours")
-            found[setting.name] = setting.default if ours is None else reduce(getattr, ours.split("."), m)
+            default = setting.default if setting.default is not MISSING else None
+            value = default if ours is None else reduce(lambda at, name: getattr(at, name, default), ours.split("."), m)
+            found[setting.name] = own.get(ours, value)
         if self.settings is LlamaSettings:
             found["head_dim"] = m.width // m.heads
-            found["rope_parameters"] = {"rope_type": "default", "rope_theta": m.rope_theta}
+            found["rope_parameters"] = {"rope_type": "default", "rope_theta": getattr(m.field, "rope_theta", None)}
         return found
 
 
@@ -183,7 +196,7 @@ _OWN_BLOCK = {
 FAMILIES = {
     "gpt2": Family(
         settings=GPT2Settings,
-        fixed={"family": "gpt", **VANILLA},
+        fixed={"field.kind": "gpt", **VANILLA},
         architecture="GPT2LMHeadModel",
         prefix="transformer.",
         outside={
@@ -213,7 +226,7 @@ FAMILIES = {
     ),
     "llama": Family(
         settings=LlamaSettings,
-        fixed={"family": "llama", **VANILLA},
+        fixed={"field.kind": "llama", **VANILLA},
         architecture="LlamaForCausalLM",
         prefix="model.",
         outside={
@@ -236,7 +249,7 @@ FAMILIES = {
     ),
     OWN: Family(
         settings=OwnSettings,
-        fixed={"weights": "layer"},
+        fixed={"weights.kind": "layer"},
         architecture="DiffEqFormerForCausalLM",
         prefix="",
         outside={
@@ -256,8 +269,9 @@ FAMILIES = {
 
 def kind_of(m: ModelConfig) -> str:
     """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
-    stock = m.scheme.kind == "lie-trotter" and m.interval == m.steps and m.layer_rows == "step" and not m.nested_norm
-    stock = stock and m.first_step is None
+    rows, nested = getattr(m.weights, "rows", "step"), getattr(m.field, "nested_norm", False)
+    stock = m.scheme.kind == "lie-trotter" and m.interval == m.steps and rows == "step" and not nested
+    stock = stock and m.first_step is None and m.field.kind != "own"
     if stock and m.field.kind == "gpt":
         return "gpt2"
     drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
@@ -310,8 +324,8 @@ def _require_head_dim(settings: LlamaSettings) -> None:
 
 
 def _require_scheme(m: ModelConfig) -> None:
-    setting, name, known = "model.scheme", m.scheme, (*ONE_STEP, "reversible")
-    if m.scheme.kind == "reversible":
-        setting, name, known = "model.scheme.base", m.reversible.base, tuple(ONE_STEP)
-    if name not in ONE_STEP:
+    setting, name, known = "model.scheme", m.scheme.kind, (*_SCHEMES, "reversible")
+    if isinstance(m.scheme, ReversibleConfig):
+        setting, name, known = "model.scheme.base", m.scheme.base, _SCHEMES
+    if name not in _SCHEMES:
         raise BadInput(f"{setting} is {name!r}, but a model can be exported only if it is one of {', '.join(known)}.")

@@ -43,7 +43,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     **Raises:** `BadInput` if the model has no adapters.
     """
     lora, folder = model.config.lora, Path(folder)
-    if not model.config.lora or not isinstance(model.weights, LayerWeights):
+    if lora is None or not isinstance(model.weights, LayerWeights):
         raise BadInput(
             "the model has no low-rank adapters that could be saved; model.weights.lora.rank must be at least 1."
         )
@@ -137,14 +137,14 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
         raise BadInput(f"adapter folder {str(folder)!r} has no adapter of this model's linear maps.")
     rank = max(_rank(halves, settings.r) for halves in found.values())
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
-    config = validate_model(replace(model.config, lora=lora))
+    config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
     weights = model.weights.adapted(lora, jax.random.key(0))
     for name, halves in found.items():
         adapter = linear_maps(weights.layers)[name].adapter
         a, b = _side_by_side(halves, np.zeros(adapter.a.shape, np.float32), np.zeros(adapter.b.shape, np.float32))
         where = lambda w, name=name: (linear_maps(w.layers)[name].adapter.a, linear_maps(w.layers)[name].adapter.b)
         weights = eqx.tree_at(where, weights, (jnp.asarray(a), jnp.asarray(b)))
-    return Transformer(model.embedding, weights, model.final_norm, model.head, config)
+    return model.replace(weights=weights, config=config)
 
 
 Halves = Sequence[tuple[Place, tuple[np.ndarray, np.ndarray] | None]]

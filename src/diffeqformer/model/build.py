@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import GPTConfig, ModelConfig, OwnConfig
+from diffeqformer.config import ModelConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
@@ -38,30 +38,31 @@ def build(
     if config.vocabulary is None:
         raise BadInput("model.vocabulary is not set; give the number of entries of the tokenizer.")
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)
-    gpt, width = isinstance(config.field, GPTConfig), config.width
+    gpt, width = config.like_gpt, config.width
     tied = gpt if config.tied is None else config.tied
     vectors = lambda key, number: config.init_std * jax.random.normal(key, (number, width))
     own = {"weights": weights, "field": field, "scheme": scheme}
-    field, scheme = field or config.field.build(config), scheme or config.scheme.build()
-    if weights is None:
-        grid = Grid.of(config.edges or config.steps, config.first_step)
-        weights = config.weights.build(field.shapes(), grid, scheme.nodes, weights_key)
+    own_field: Field = field or config.field.build(config)
+    own_scheme: Scheme = scheme or config.scheme.build()
+    grid = Grid.of(config.edges or config.steps, config.first_step)
+    sections = {name: own_section(part, getattr(config, name)) for name, part in own.items() if part is not None}
     return Transformer(
         embedding=Embedding(
             vectors(tokens_key, config.vocabulary), vectors(positions_key, config.context) if gpt else None
         ),
-        weights=weights,
-        field=field,
-        scheme=scheme,
+        weights=weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key),
+        field=own_field,
+        scheme=own_scheme,
         final_norm=Norm(jnp.ones(width), jnp.zeros(width) if gpt else None),
         head=None if tied else vectors(head_key, config.vocabulary),
-        config=dataclasses.replace(config, **{name: own_section(part) for name, part in own.items() if part}),
+        config=dataclasses.replace(config, **sections),
     )
 
 
-def own_section(part: Any) -> OwnConfig:
-    """How a config names a user's own object."""
-    return OwnConfig(name=f"{type(part).__module__}.{type(part).__qualname__}")
+def own_section(part: Any, before: Any) -> OwnConfig:
+    """How a config names a user's own object that stands in place of what the section `before` describes."""
+    like = before.like if isinstance(before, OwnConfig) else before.kind
+    return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like)
 
 
 def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:

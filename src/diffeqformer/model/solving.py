@@ -43,7 +43,7 @@ def with_scheme(
         scheme = ADAPTIVE_SCHEME if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
         scheme = config.scheme if scheme == config.scheme.kind else section_of_kind(_SECTIONS, scheme)
-    section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme)
+    section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme, config.scheme)
     if isinstance(scheme, _SECTIONS):
         scheme = model.scheme if scheme == config.scheme else scheme.build()
     if rtol is not None and config.first_step is not None and not (config.tolerance or model.scheme == EULER_MIDDLE):

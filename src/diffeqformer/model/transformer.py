@@ -224,7 +224,7 @@ class Transformer(eqx.Module):
                 **chosen,
             )
         early_exit = steps if isinstance(steps, EarlyExit) else None
-        grid = self.grid(early_exit.steps if early_exit else steps)
+        grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
         table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(grid, self.scheme.nodes))
         if early_exit is not None:
             assert cache is None and observer is None
@@ -238,4 +238,5 @@ class Transformer(eqx.Module):
         """What the backward pass keeps: as the config has it, or what the scheme is made for."""
         if self.config.gradient:
             return self.config.gradient.build()
-        return Reconstructing() if isinstance(self.scheme, Reversible) else Checkpointed()
+        adjoint: Adjoint = Reconstructing() if isinstance(self.scheme, Reversible) else Checkpointed()
+        return adjoint

@@ -52,11 +52,9 @@ class Flow(NamedTuple):
 class Adjoint(Protocol):
     """How the loop over depth is differentiated."""
 
-    @property
-    def integrate(self) -> Callable[[Flow, Any], Any] | None:
-        """From what is carried into the first step to what is carried out of the last, with a gradient of its own;
+    integrate: Any
+    """From what is carried into the first step to what is carried out of the last, with a gradient of its own;
         `None` if the gradient is that of the plain loop over `wrap`ped steps."""
-        ...
 
     def wrap(self, body: Callable) -> Callable:
         """The body of the plain loop, which is also that of forward passes that are looked on at."""
@@ -97,7 +95,7 @@ class Recursive(Checkpointed):
 
     checkpoints: int = 4
 
-    def integrate(self, flow: Flow, carry: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def integrate(self, flow: Flow, carry: Any) -> Any:
         """What is carried out of the last step."""
         step, steps = flow.step, flow.steps
 
@@ -157,7 +155,7 @@ class Recursive(Checkpointed):
 class Reconstructing(Checkpointed):
     """Keeps the last state alone and runs a `Reversible` scheme back from it."""
 
-    def integrate(self, flow: Flow, carry: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def integrate(self, flow: Flow, carry: Any) -> Any:
         """What is carried out of the last step."""
         scheme = flow.scheme
         assert isinstance(scheme, Reversible)

@@ -81,7 +81,7 @@ class Grid:
             return Grid(len(edges) - 1, edges)
         times = tuple(np.asarray(edges, np.float64).tolist())
         rising = len(times) > 1 and all(before < after for before, after in pairwise(times))
-        if not rising or times[0] != 0.0 or times[-1] != 1.0:
+        if not rising or (min(times), max(times)) != (0.0, 1.0):
             raise BadInput(f"the times between steps are {list(times)[:20]}, but must rise from 0 to 1.")
         return Grid(len(times) - 1, times)
 

@@ -117,7 +117,8 @@ def solve(
     table, with_nodes = _without_single_nodes(table)
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
-    given, adjoint = (keys, lengths), adjoint or Plain()
+    given = keys, lengths
+    way: Adjoint = adjoint or Plain()
     solution = lambda carry, *others: Solution(scheme.state(carry).astype(x.dtype), evaluations, *others, carry=carry)
 
     if until is not None:
@@ -128,9 +129,9 @@ def solve(
             (jnp.zeros((), jnp.int32), carry),
         )
         return solution(end[1])
-    if adjoint.integrate is not None and observer is None and cache is None:
+    if way.integrate is not None and observer is None and cache is None:
         flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
-        return solution(adjoint.integrate(flow, carry))
+        return solution(way.integrate(flow, carry))
 
     def body(now: Any, each: tuple) -> tuple[Any, Any]:
         (carry, carried, cache), (row, (step_keys, own), index) = now, each
@@ -144,7 +145,7 @@ def solve(
 
     rows = None if constant else table, given, None if cache is None else jnp.arange(steps)
     start = carry, None if observer is None else observer.start(x), cache
-    (carry, carried, cache), kept = jax.lax.scan(adjoint.wrap(body), start, rows, steps)
+    (carry, carried, cache), kept = jax.lax.scan(way.wrap(body), start, rows, steps)
     return solution(carry, kept, carried, cache)
 
 
@@ -204,9 +205,10 @@ def split(
         block, precision = at(node, 0)
 
         def half(x: Array) -> Array:
-            slot = record.before_attention(block, x) if record else None
+            at = x.astype(precision)
+            slot = record.before_attention(block, at) if record else None
             key = None if keys is None else keys[node, 0]
-            y, slot = field.attention(block, x.astype(precision), key=key, cache=slot, window=window)
+            y, slot = field.attention(block, at, key=key, cache=slot, window=window)
             if record:
                 record.after_attention(slot)
             return y.astype(x.dtype)
@@ -218,9 +220,10 @@ def split(
         key = None if keys is None else keys[node, 1]
 
         def half(x: Array) -> Array:
+            at = x.astype(precision)
             if record:
-                record.feed_forward.append(Evaluation(block, x))
-            return field.feed_forward(block, x.astype(precision), key=key).astype(x.dtype)
+                record.feed_forward.append(Evaluation(block, at))
+            return field.feed_forward(block, at, key=key).astype(x.dtype)
 
         return half
 

@@ -79,7 +79,7 @@ def update_footprint(config: Config) -> Footprint:
 
 def _generated(config: Config) -> Any:
     """Shapes of the weights of the whole grid as they meet activations; none if nothing generates them."""
-    if not config.model.time_dependent or config.model.tolerance:
+    if config.model.time is None or config.model.tolerance:
         return None
     narrow = lambda x: jnp.zeros(x.shape, config.model.compute_dtype)
     layers = lambda model: jax.tree.map(narrow, model.populate().weights)

@@ -129,17 +129,23 @@ def name_of_run(config: Config) -> tuple[str, str]:
         if not config.depth.depths:
             return key, name
         return (
-            ("elastic", ELASTIC) if (m.family, m.weights) == ("gpt", "time") else (f"elastic-{key}", f"Elastic {name}")
+            ("elastic", ELASTIC)
+            if (m.field.kind, m.weights.kind) == ("gpt", "time")
+            else (f"elastic-{key}", f"Elastic {name}")
         )
-    what = {"lora": f"LoRA of rank {m.lora.rank}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
+    what = {
+        "lora": f"LoRA of rank {m.lora.rank if m.lora else 0}",
+        "full": "full fine-tuning",
+        "continuous": "fine-tuned, continuous",
+    }
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 
 
 def name_of(config: ModelConfig) -> tuple[str, str]:
     """A key and a name for the point of the grid that a model is."""
-    family = "" if config.field.kind == "gpt" else f"{config.family}, "
-    point = (config.family, config.weights, config.scheme)
-    return NAMES.get(point, ("-".join(point), f"{family}{config.weights} weights, {config.scheme}"))
+    family = "" if config.field.kind == "gpt" else f"{config.field.kind}, "
+    point = (config.field.kind, config.weights.kind, config.scheme.kind)
+    return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {config.scheme.kind}"))
 
 
 def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> list[list[int | float]]:

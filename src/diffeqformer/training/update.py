@@ -16,7 +16,7 @@ from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
+from diffeqformer.ode.grid import Steps
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
 
@@ -72,11 +72,12 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     batch's.
     """
     parts = config.trainer.accumulation
-    drops = any((*dataclasses.astuple(config.model.dropout), config.model.weights.lora.dropout))
+    lora = config.model.lora
+    drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
     rate = learning_rate(config.optimizer, config.trainer.updates)
     rule = optimizer(config.optimizer, config.trainer.updates)
 
-    def loss_of(model: Transformer, steps: grid.Steps | None, ids: Array, key: Array | None) -> Array:
+    def loss_of(model: Transformer, steps: Steps | None, ids: Array, key: Array | None) -> Array:
         return next_token_loss(model, ids, steps=steps, key=key, block=config.trainer.loss_block)
 
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
@@ -92,7 +93,7 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
         keys = jax.random.split(of_step(1), parts) if drops else None
         between = steps
         if jitter:
-            between = grid.jittered(state.model.grid(steps), jitter, of_step(3), first_stays=first_stays)
+            between = state.model.grid(steps).jittered(jitter, of_step(3), first_stays=first_stays)
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
         before, after = (
