@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.model.speculate import speculate
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.ode.schemes import SCHEMES, Scheme, scheme_of
+    from diffeqformer.ode.schemes import SCHEMES, Scheme
     from diffeqformer.ode.solve import solve
     from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
     from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights

@@ -208,7 +208,7 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[
 class _InBlocks:
     """A field whose attention takes a long text's queries in blocks, so that memory is linear in tokens."""
 
-    def __init__(self, field: TransformerField) -> None:
+    def __init__(self, field: Any) -> None:
         self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
         self.key_value_heads = field.key_value_heads
 

@@ -133,7 +133,7 @@ def chosen_sections(model: ModelConfig, words: Sequence[str]) -> tuple[ModelConf
     given = lambda prefix: any(word.startswith(f"--{prefix}.") for word in left)
     for name, hint in hints_of(ModelConfig).items():
         if getattr(model, name) is None and given(f"model.{name}"):
-            section = next(one for one in get_args(hint) if dataclasses.is_dataclass(one))
+            section: Any = next(one for one in get_args(hint) if dataclasses.is_dataclass(one))
             model = dataclasses.replace(model, **{name: section()})
     if isinstance(model.weights, LayerConfig) and model.weights.lora is None and given("model.weights.lora"):
         model = dataclasses.replace(model, weights=dataclasses.replace(model.weights, lora=LoRAConfig()))

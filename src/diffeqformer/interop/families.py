@@ -174,7 +174,7 @@ class Family(NamedTuple):
             ours = setting.metadata.get("ours")
             default = setting.default if setting.default is not MISSING else None
             value = default if ours is None else reduce(lambda at, name: getattr(at, name, default), ours.split("."), m)
-            found[setting.name] = own.get(ours, value)
+            found[setting.name] = own.get(ours or "", value)
         if self.settings is LlamaSettings:
             found["head_dim"] = m.width // m.heads
             found["rope_parameters"] = {"rope_type": "default", "rope_theta": getattr(m.field, "rope_theta", None)}

@@ -14,7 +14,7 @@ the table at every level where these add to it in place. Adaptive solves do use 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,20 +52,23 @@ class Flow(NamedTuple):
 class Adjoint(Protocol):
     """How the loop over depth is differentiated."""
 
-    integrate: Any
-    """From what is carried into the first step to what is carried out of the last, with a gradient of its own;
-        `None` if the gradient is that of the plain loop over `wrap`ped steps."""
-
     def wrap(self, body: Callable) -> Callable:
         """The body of the plain loop, which is also that of forward passes that are looked on at."""
+        ...
+
+
+@runtime_checkable
+class OwnBackwardPass(Adjoint, Protocol):
+    """An adjoint that has a backward pass of its own, where nobody looks on."""
+
+    def integrate(self, flow: Flow, carry: Any) -> Any:
+        """From what is carried into the first step to what is carried out of the last."""
         ...
 
 
 @dataclass(frozen=True)
 class Plain:
     """Keeps all activations."""
-
-    integrate: ClassVar[None] = None
 
     def wrap(self, body: Callable) -> Callable:
         """The body itself."""
@@ -75,8 +78,6 @@ class Plain:
 @dataclass(frozen=True)
 class Checkpointed:
     """Keeps the state of each step and computes the step again."""
-
-    integrate: ClassVar[None] = None
 
     def wrap(self, body: Callable) -> Callable:
         """The body, computed again in the backward pass. A scan's iterations cannot be merged: so no barriers against

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from diffeqformer.nn.attention import KeyValueCache, Slot
-from diffeqformer.ode.adjoints import Adjoint, Flow, Plain
+from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Evaluations, Half, Scheme, SplitField
@@ -129,7 +129,7 @@ def solve(
             (jnp.zeros((), jnp.int32), carry),
         )
         return solution(end[1])
-    if way.integrate is not None and observer is None and cache is None:
+    if isinstance(way, OwnBackwardPass) and observer is None and cache is None:
         flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         return solution(way.integrate(flow, carry))
 

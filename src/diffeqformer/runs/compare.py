@@ -117,7 +117,7 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     batches = len(evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size))
     forward = EVALUATIONS * config.trainer.evaluate_batches + batches
     compiled = len(times) + 2.0
-    if config.model.time_dependent:
+    if config.model.time:
         forward += readings.part * batches * sum(readings.depths) / own
         compiled += 0.25 * len(readings.depths)
     return Cost(compiled * compilation + 0.3 * each[-1] * forward, each[-1] + slope * (mean - own))
@@ -248,7 +248,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
     result = train(config, progress)
     entry = {**result.entry, "sample": _sample(result, readings.prompt)}
-    if config.model.time_dependent and not config.model.tolerance:
+    if config.model.time and not config.model.tolerance:
         entry["depth"] = at_depths_of(result, readings.depths, progress, readings.part)
     found = document(title, result.tokens.statistics, [entry])
     write_results(result.folder / files.RESULTS, found)

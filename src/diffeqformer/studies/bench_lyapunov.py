@@ -139,7 +139,7 @@ def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "A
 
     config, output = model.config, ids.size - 1
     field, dt = config.field.build(config), config.interval / config.steps
-    layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(config.steps))
+    layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(model.grid()))
 
     def at_output(weights: BlockWeights, x: Array) -> Array:
         alone = field.feed_forward(weights, x[None, output : output + 1])

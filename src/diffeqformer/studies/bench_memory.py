@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from diffeqformer.cli.parse import whole_numbers
-from diffeqformer.config import ModelConfig, TimeConfig
+from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Weights = Literal["layer", "shared", "time"]
 BATCH = bench_train.STANDARD.trainer.batch_size
-STANDARD = dataclasses.replace(bench_train.STANDARD.model, scheme="reversible")
+BASE = "euler"
+STANDARD = dataclasses.replace(bench_train.STANDARD.model, scheme=ReversibleConfig(BASE))
 """The model of `bench train`, by the one scheme that all methods differentiate."""
 METHODS = ("plain", "checkpointed", "recursive", "reversible")
 _FLOAT32 = 4
@@ -55,16 +56,16 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(
         arguments,
         sizes=sizes,
-        weights=model.weights,
-        scheme=f"{model.scheme} over {model.scheme.base}",
-        checkpoints=model.checkpoints,
+        weights=model.weights.kind,
+        scheme=f"reversible over {BASE}",
+        checkpoints=RecursiveConfig().checkpoints,
         rows=gradient_memory(model, BATCH, steps, progress),
     )
 
 
 def model_with(weights: Weights) -> ModelConfig:
     """`STANDARD` with other weights."""
-    return dataclasses.replace(STANDARD, weights=weights, time=STANDARD.weights if weights == "time" else TimeConfig())
+    return STANDARD if weights == "time" else dataclasses.replace(STANDARD, weights=weights)  # pyright: ignore
 
 
 def gradient_memory(
@@ -100,11 +101,11 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
     model, ids = abstract(config), jax.ShapeDtypeStruct((batch, config.context + 1), np.int32)
     plan = jax.jit(jax.value_and_grad(next_token_loss)).lower(model, ids).compile().memory_analysis()
     temporary = 0 if plan is None else int(plan.temp_size_in_bytes)
-    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.time_dependent else None
+    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.time else None
     weights = _FLOAT32 * count(model)
     return {
-        "weights": config.weights,
-        "gradient": config.gradient,
+        "weights": config.weights.kind,
+        "gradient": config.gradient.kind if config.gradient else None,
         "steps": config.steps,
         "weights_bytes": weights,
         "gradients_bytes": weights,

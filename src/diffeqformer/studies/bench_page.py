@@ -11,9 +11,9 @@ import tyro
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.store.files import write_output as write as write_file
 from diffeqformer.report.text import join
 from diffeqformer.store.files import read_sealed
+from diffeqformer.store.files import write_output as write_file
 from diffeqformer.studies import BENCHMARKS
 from diffeqformer.studies.benchmark import Benchmark, Document
 from diffeqformer.studies.study import Result

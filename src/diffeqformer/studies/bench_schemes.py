@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from diffeqformer.config import Config, ModelConfig, TrainerConfig
+from diffeqformer.config import Config, LayerConfig, ModelConfig, TrainerConfig
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from diffeqformer.training.update import State
 
 STANDARD = Config(
-    model=ModelConfig(weights="layer", width=128, steps=6, heads=4, context=128, vocabulary=2048),
+    model=ModelConfig(weights=LayerConfig(), width=128, steps=6, heads=4, context=128, vocabulary=2048),
     trainer=TrainerConfig(batch_size=16, updates=1000),
 )
 """The quickstart's size. Weights by layer have the same parameters for every scheme, so that the optimiser's part of an
@@ -44,9 +44,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def all_schemes() -> tuple[str, ...]:
     """The names of those that are timed."""
-    from diffeqformer.ode.schemes import ONE_STEP
+    from diffeqformer.ode.schemes import SCHEMES
 
-    return (*ONE_STEP, "reversible", "diffrax:Bosh3", "diffrax:Tsit5")
+    return (*(name for name in SCHEMES if ":" not in name), "diffrax:Bosh3", "diffrax:Tsit5")
 
 
 def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Sequence[str]) -> list[dict[str, Any]]:
@@ -63,7 +63,6 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
     ratio, and the measured ratio over the predicted one (`None` for `BASES`, whose are 1).
     """
     from diffeqformer.model.count import flops
-    from diffeqformer.ode.schemes import scheme_of
 
     configs = {
         name: dataclasses.replace(config, model=dataclasses.replace(config.model, scheme=name)) for name in schemes
@@ -81,7 +80,7 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
         found = b.summary(seconds[name], seconds["euler"])
         return {
             "scheme": name,
-            "evaluations": scheme_of(configs[name].model).evaluations.times(config.model.steps)._asdict(),
+            "evaluations": configs[name].model.scheme.build().evaluations.times(config.model.steps)._asdict(),
             **found,
             "predicted_ratio": predicted,
             "measured_over_predicted": None if name in BASES else found["ratio_of_medians"] / predicted,
