@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
-from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.data.loader import evaluation_batches
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.progress import Progress
@@ -25,7 +25,7 @@ from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import document, measured, name_of_run, read_results, write_results
 from diffeqformer.runs.sampling import continue_text
-from diffeqformer.runs.trainer import TrainResult, train
+from diffeqformer.runs.trainer import TrainResult, fitting, train
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.lock import FolderLock
 from diffeqformer.training.depths import depth_of_update
@@ -93,8 +93,7 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
 
     Where depth is drawn, two depths are timed; an update's time is linear in depth.
     """
-    config = files.resolve(config, tokens)
-    loader = Loader(tokens.train, config.model.context, config.trainer.batch_size, config.trainer.seed)
+    config, loader = fitting(config, tokens, None)
     update, drawn = make_update(config), config.depth.depths
     # Zeros take as long as drawn weights, and need no compilation of their own.
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config)))
@@ -154,7 +153,7 @@ def compare(
     updates, pace = read_sealed(plan_file)["updates"] if plan_file.exists() else {}, None
     names = [Path(config.run).name for config in configs]
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
-        files.require_own_folder(validate(_trained_for(config, updates.get(name, config.trainer.updates))))
+        files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     if not updates:
         pace = _Pace(configs, least, readings, ends, progress)
     entries, metrics, corpus = [], [], {}
@@ -165,7 +164,7 @@ def compare(
             write_sealed(plan_file, {"updates": updates})
         if name not in updates:
             break
-        planned, own = _trained_for(config, updates[name]), files.run_folder(config)
+        planned, own = _trained_for(config, updates[name]), files.RunFolder(config).path
         progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
         found = _finished(planned) or _train(planned, title, readings, progress)
         _keep_weights_only(own)
@@ -257,7 +256,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
 
 def _finished(config: Config) -> dict[str, Any] | None:
     """What `_train` found, if it came to its end."""
-    folder = files.run_folder(config)
+    folder = files.RunFolder(config).path
     with suppress(Damaged):
         found = read_results(folder / files.RESULTS)
         if found and found["models"][0]["sample"] and Checkpoints(folder / files.CHECKPOINTS).steps():

@@ -87,9 +87,9 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build) -
     by_main(lambda: require_trackers(config))
     if config.base.run and base is None and not folder.checkpoints.steps():
         base = open_base(config.base, progress, build)
-    tokens = main_first(lambda: prepare(folder.data, progress, lambda tokens: _fitting(config, tokens, base)))
+    tokens = main_first(lambda: prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base)))
     require_same("text", tokens.content)
-    folder.config, loader = _fitting(config, tokens, base)
+    folder.config, loader = fitting(config, tokens, base)
     beginning = Beginning(folder, placed(base.model) if base else None, build)
     with folder.held(tokens, beginning.bytes):
         state, resumed = beginning.state(progress)
@@ -112,7 +112,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build) -
         return TrainResult(folder.path, folder.config, state.model, tokens, entry)
 
 
-def _fitting(config: Config, tokens: TokenCache, base: Run | None) -> tuple[Config, Loader]:
+def fitting(config: Config, tokens: TokenCache, base: Run | None) -> tuple[Config, Loader]:
     """The config with the vocabulary's size, and the batches, if text, model and base fit together.
 
     **Raises:** `BadInput` if they do not.
