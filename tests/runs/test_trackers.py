@@ -193,6 +193,7 @@ def test_event_files_hold_the_run_and_its_config(config, monkeypatch):
     losses = [(step, number) for step, name, number in found if name == "train/loss"]
     expected = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
     assert [step for step, _ in losses] == [step for step, _ in expected] == list(range(1, 13))
+    # event files hold float32, good to 6e-8
     assert all(math.isclose(one, other, rel_tol=1e-6) for (_, one), (_, other) in zip(losses, expected, strict=True))
     final = {name: (step, number) for step, name, number in found if name.startswith("final/")}
     assert final["final/loss"] == (12, pytest.approx(result.entry["validation"]["loss"], rel=1e-6))
