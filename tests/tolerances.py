@@ -36,3 +36,12 @@ STATES = roundoff(np.float32, 3 * ONE_STEP, scale=4.0)
 two thirds more, which the safety holds): 1e-4. A fault is of the size of the logits."""
 GRADIENTS = roundoff(np.float32, 2 * 5 * ONE_STEP)
 """Of gradients relative to their length, after five steps there and back: 4e-5."""
+
+# Of training tiny models, 2 to 4 steps deep and 16 wide: the longest path to a logit has some 450 to 900 roundings,
+# which is 2e-6 in one computation (30 u, u = 6e-8) and 3e-6 between two.
+LOSS = 1e-5
+"""Relative; of losses (means of logarithms of about 4): three times the estimate."""
+GRADIENT = 1e-4
+"""Relative; of a gradient's norm: the way back is as long again, and its sums over positions lose about a digit."""
+SCHEDULE = 1e-5
+"""Relative; of a learning rate: five operations, of which `1 + cos` loses a digit at a tenth of the peak."""

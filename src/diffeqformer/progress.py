@@ -23,7 +23,7 @@ from rich.text import Text
 SECONDS_BETWEEN_LINES = 20.0
 """Of one stage, where there is no terminal."""
 SECONDS_WORTH_A_LINE = 2.0
-"""A stage that took longer is told to have ended, where there is no terminal."""
+"""The end of a stage that took longer is reported, where there is no terminal."""
 COUNTED = 100_000
 """Totals from here on (bytes, mostly) are shown as a percentage."""
 WIDE = 100
@@ -41,10 +41,10 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Progress(Protocol):
-    """Where stages are shown and lines are said."""
+    """Where stages and lines are shown."""
 
     def stage(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Stage]:
-        """Open a stage of `total` units, of which `done` are behind us already."""
+        """Open a stage of `total` units, of which `done` are done already."""
         ...
 
     def say(self, line: str) -> None:
@@ -90,13 +90,13 @@ class _LinesStage:
 
     def __init__(self, terminal: "Terminal", name: str, total: int, done: int):
         self.terminal, self.name, self.total, self.done, self.note = terminal, name, total, done, ""
-        self.began = self.told = time.monotonic()
+        self.began = self.reported = time.monotonic()
         terminal.say(f"{name} …")
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self.done, self.note = self.done + amount, note
-        if time.monotonic() - self.told >= SECONDS_BETWEEN_LINES:
-            self.told = time.monotonic()
+        if time.monotonic() - self.reported >= SECONDS_BETWEEN_LINES:
+            self.reported = time.monotonic()
             self.terminal.say(self._line())
 
     def end(self) -> None:

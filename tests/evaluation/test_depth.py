@@ -11,6 +11,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.depth import DepthCurve, Mark, at_depths, usual_depths
 from diffeqformer.evaluation.perplexity import evaluate_in_turns
 from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.tolerances import LOSS
 
 BATCHES = list(evaluation_batches(np.asarray(tokens(1, 80)[0]), TINY.context, 3))
 
@@ -31,7 +32,7 @@ def test_every_depth_is_evaluated_as_by_hand():
     found = at_depths(model, BATCHES, depths, bytes_=200)
     assert [one.attention_evaluations for one in found] == [2, 5]
     for steps, one in zip(depths, found, strict=True):
-        assert one.loss == pytest.approx(by_hand(model, steps), abs=1e-5)
+        assert one.loss == pytest.approx(by_hand(model, steps), rel=LOSS)
         assert one.perplexity == pytest.approx(math.exp(one.loss)) and one.tokens == 79 and one.tokens_per_second > 0
         assert one.bits_per_byte == pytest.approx(one.loss * 79 / math.log(2) / 200)
 
@@ -49,7 +50,7 @@ def test_different_models_take_turns_on_the_same_batches():
     found = evaluate_in_turns([(ours, 4), (vanilla, None)], Watched(BATCHES))
     assert seen == list(range(len(BATCHES)))
     for one, (model, steps) in zip(found, ((ours, 4), (vanilla, 3)), strict=True):
-        assert one.loss == pytest.approx(by_hand(model, steps), abs=1e-5)
+        assert one.loss == pytest.approx(by_hand(model, steps), rel=LOSS)
     assert found[0].bits_per_byte is None
 
 

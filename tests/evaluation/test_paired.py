@@ -33,6 +33,7 @@ def test_other_scores_are_tested_by_student_t():
     differences = first - second
     flipped = [abs((differences * signs).mean()) for signs in product((1, -1), repeat=12)]
     assert found.test == T_TEST
+    # Student's t is the permutation test to first order: 12 items differ from it in the second digit
     assert found.p == pytest.approx(np.mean(np.array(flipped) >= abs(differences.mean()) - 1e-12), abs=0.02)
 
 

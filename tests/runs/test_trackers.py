@@ -1,4 +1,4 @@
-"""Trackers: they get each number once, over all sittings of a run, and none of them can end a training."""
+"""Trackers: they get each number once, however often it is continued, and none of them can end a training."""
 
 import json
 import math
@@ -83,13 +83,10 @@ class Recorded:
         if self.fails_at == call:
             raise ConnectionError("no route to host\nsecond line")
 
-    def write(self, step, numbers):
-        self.fail("write")
-        self.rows.append((step, dict(numbers)))
+    def send(self, rows):
+        self.fail("send")
+        self.rows += [(step, dict(numbers)) for step, numbers in rows]
         print("trackers may print")
-
-    def flush(self):
-        self.fail("flush")
 
     def close(self, failed):
         self.fail("close")
@@ -160,7 +157,7 @@ def test_every_number_is_sent_once_though_the_run_was_killed_twice(config, monke
     assert final["final/parameters_stored"] == entry["parameters"]["stored"]
 
 
-@pytest.mark.parametrize("call", ["open", "write", "flush", "close"])
+@pytest.mark.parametrize("call", ["open", "send", "close"])
 def test_a_tracker_that_fails_is_left_out_with_one_line(config, monkeypatch, recorded, call):
     monkeypatch.setattr(Recorded, "fails_at", call)
     progress = Said()
@@ -196,6 +193,7 @@ def test_event_files_hold_the_run_and_its_config(config, monkeypatch):
     losses = [(step, number) for step, name, number in found if name == "train/loss"]
     expected = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
     assert [step for step, _ in losses] == [step for step, _ in expected] == list(range(1, 13))
+    # event files hold float32, good to 6e-8
     assert all(math.isclose(one, other, rel_tol=1e-6) for (_, one), (_, other) in zip(losses, expected, strict=True))
     final = {name: (step, number) for step, name, number in found if name.startswith("final/")}
     assert final["final/loss"] == (12, pytest.approx(result.entry["validation"]["loss"], rel=1e-6))
@@ -226,7 +224,7 @@ def test_trackio_keeps_one_run(config, tmp_path):
 
 def parts(raw: bytes) -> list[bytes]:
     """The records of a log of LevelDB's format, whose blocks of 32 KiB hold whole or broken records."""
-    found, place = [], 7  # behind the file's own header
+    found, place = [], 7  # after the file's own header
     while place + 7 <= len(raw):
         if (left := -place % 32768) < 7 and left:
             place += left
@@ -238,7 +236,7 @@ def parts(raw: bytes) -> list[bytes]:
 
 
 @pytest.mark.trackers
-def test_weights_and_biases_offline_is_one_run_in_two_sittings(config, tmp_path):
+def test_weights_and_biases_offline_is_one_run_in_two_processes(config, tmp_path):
     from wandb.proto.wandb_internal_pb2 import Record
 
     config = changed(config, trainer__trackers=("wandb",), trainer__log_every=1)

@@ -9,16 +9,17 @@ import pytest
 from diffeqformer.config import OptimizerConfig
 from diffeqformer.training.optimizer import learning_rate, optimizer, roles
 from tests.models import KINDS, TINY, model_of
+from tests.tolerances import SCHEDULE
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_fraction=0.1, final_fraction=0.1, b2=0.9, weight_decay=0.5)
 
 
 def test_the_schedule_warms_up_then_falls_as_a_cosine():
     schedule = learning_rate(CONFIG, 100)
-    assert float(schedule(0)) == pytest.approx(1e-3)
-    assert float(schedule(10)) == pytest.approx(1e-2)
-    assert float(schedule(55)) == pytest.approx(0.55e-2)
-    assert float(schedule(100)) == pytest.approx(1e-3)
+    assert float(schedule(0)) == pytest.approx(1e-3, rel=SCHEDULE)
+    assert float(schedule(10)) == pytest.approx(1e-2, rel=SCHEDULE)
+    assert float(schedule(55)) == pytest.approx(0.55e-2, rel=SCHEDULE)
+    assert float(schedule(100)) == pytest.approx(1e-3, rel=SCHEDULE)
 
 
 @pytest.mark.parametrize("updates", [1, 2, 5])
@@ -42,7 +43,8 @@ def test_an_update_is_adamw_by_hand_with_decay_by_role():
         step = clipped / (np.abs(clipped) + CONFIG.epsilon) + CONFIG.weight_decay * decayed[role] * np.asarray(
             parameter
         )
-        np.testing.assert_allclose(change, -1e-3 * step, rtol=1e-3, atol=1e-8)
+        # 1 - b2 and the norm of the gradient are good to 1e-6, and so is a step, of size 1, in which terms may cancel
+        np.testing.assert_allclose(change, -1e-3 * step, rtol=1e-5, atol=1e-8)
 
 
 def test_all_of_a_time_dependent_weight_has_the_role_time():

@@ -1,4 +1,4 @@
-"""Tokens packed once into memory-mapped files, fingerprinted, written aside and renamed, and reused."""
+"""Tokens packed once into memory-mapped files, found again by the fingerprint of text and tokenizer, and verified."""
 
 import errno
 import tempfile
@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.corpus import Corpus, Part, open_corpus
+from diffeqformer.data.corpus import Part, open_corpus
 from diffeqformer.data.files import Reader, find_files
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
@@ -34,7 +34,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class TokenCache:
-    """A corpus as tokens: every document followed by end-of-text, one array a split."""
+    """A corpus as tokens: every document followed by end-of-text, one array for each split."""
 
     folder: Path
     fingerprint: str
@@ -68,32 +68,33 @@ def prepare(
     tokenizer = None if config.tokenizer == "train" else load_tokenizer(config.tokenizer)
     if tokenizer is not None:
         end_of_text(tokenizer)  # a tokenizer that cannot end a document is refused before anything is written
-    fingerprint = _fingerprint(config, corpus, tokenizer)
+    how = ["train", config.tokenizer_vocabulary] if tokenizer is None else ["load", tokenizer.to_str()]
+    fingerprint = json_digest([PACKING_VERSION, corpus.name, corpus.fingerprint, how])[:FINGERPRINT]
     root = Path(config.cache).expanduser()
     folder = root / fingerprint
     with _disk_errors(root):
         if folder.exists():
-            damage = _damage(folder, progress)
-            if damage is None:
-                return _accepted(folder, accept)
+            if (damage := _damage(folder, progress)) is None:
+                tokens = _open(folder)
+                accept(tokens)
+                return tokens
             progress.say(f"The token cache {folder} is damaged ({damage}): it is built again.")
     parts = corpus.split()  # finds most mistakes, so it comes before anything is written
-    with _disk_errors(root), _removed_if_empty(root):
+    with _disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
-        with candidate(folder) as building:
-            _build(building, config, corpus.name, parts, tokenizer, progress)
-            _accepted(building, accept)
-            install(building, folder, lambda other: _damage(other, progress) is None)
+        try:
+            with candidate(folder) as building:
+                _build(building, config, corpus.name, parts, tokenizer, progress)
+                accept(_open(building))
+                install(building, folder, lambda other: _damage(other, progress) is None)
+        except BaseException:
+            with suppress(OSError):  # other caches are in it
+                root.rmdir()
+            raise
         damage = _damage(folder, progress)
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
     return _open(folder)
-
-
-def _accepted(folder: Path, accept: Callable[[TokenCache], object]) -> TokenCache:
-    tokens = _open(folder)
-    accept(tokens)
-    return tokens
 
 
 def tokens_of(
@@ -116,11 +117,6 @@ def tokens_of(
         path = Path(folder) / "tokens.bin"
         counts = _pack(part, tokenizer, path, dtype, "evaluation", progress)
         return np.fromfile(path, dtype), counts["evaluation_bytes"]
-
-
-def _fingerprint(config: DataConfig, corpus: Corpus, tokenizer: Tokenizer | None) -> str:
-    how = ["train", config.tokenizer_vocabulary] if tokenizer is None else ["load", tokenizer.to_str()]
-    return json_digest([PACKING_VERSION, corpus.name, corpus.fingerprint, how])[:FINGERPRINT]
 
 
 def _build(
@@ -154,11 +150,11 @@ def _build(
 def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
     # The untrained tokenizer pre-tokenises as the trained one will, so documents may be cut in the same way.
     blank = train_tokenizer([], 257)
-    with progress.stage("Training the tokenizer", _length(part)) as stage:
+    with progress.stage("Training the tokenizer", part.length) as stage:
 
         def texts() -> Iterator[str]:
             for text, last in _pieces(part, blank):
-                stage.advance(_amount(part, text, last))
+                stage.advance(part.amount(text, last))
                 yield text
 
         tokenizer = train_tokenizer(texts(), vocabulary)
@@ -176,7 +172,7 @@ def _pack(
     """Write the tokens of `part` to `path` as they are made; returns its counts."""
     end = np.array([end_of_text(tokenizer)], dtype)
     documents = text_bytes = tokens = 0
-    with path.open("wb") as file, progress.stage(f"Tokenising the {split} split", _length(part)) as stage:
+    with path.open("wb") as file, progress.stage(f"Tokenising the {split} split", part.length) as stage:
         for batch in _batches(part, tokenizer):
             encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
             for (text, last), encoding in zip(batch, encodings, strict=True):
@@ -184,7 +180,7 @@ def _pack(
                 file.write((np.concatenate([ids, end]) if last else ids).tobytes())
                 documents, tokens = documents + last, tokens + len(ids) + last
                 text_bytes += len(text.encode())
-                stage.advance(_amount(part, text, last))
+                stage.advance(part.amount(text, last))
         flush(file)
     if not text_bytes:
         raise BadInput(f"the {split} split has no text, but needs at least one document that is not empty.")
@@ -214,15 +210,6 @@ def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]
         yield batch
 
 
-def _length(part: Part) -> int:
-    return part.documents if part.size is None else part.size
-
-
-def _amount(part: Part, text: str, last: bool) -> int:
-    """What one piece counts in a stage of `_length(part)`: documents or bytes."""
-    return int(last) if part.size is None else len(text.encode())
-
-
 @contextmanager
 def _disk_errors(root: Path) -> Iterator[None]:
     try:
@@ -236,16 +223,6 @@ def _disk_errors(root: Path) -> Iterator[None]:
         raise BadInput(
             f"data.cache is {str(root)!r}, but that folder cannot be used: {error.strerror or error}."
         ) from error
-
-
-@contextmanager
-def _removed_if_empty(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
-        raise
 
 
 def _damage(folder: Path, progress: Progress) -> str | None:

@@ -5,7 +5,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,15 @@ class Part:
     read: Callable[[], Iterator[Document]]
     """Reads the documents, in order, as often as it is called; each must be used before the next is asked for."""
 
+    @property
+    def length(self) -> int:
+        """What a progress bar counts: bytes, or documents if nobody has counted bytes."""
+        return self.documents if self.size is None else self.size
+
+    def amount(self, text: str, last: bool) -> int:
+        """What one piece of a document, perhaps its last, adds to that."""
+        return int(last) if self.size is None else len(text.encode())
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -72,10 +81,8 @@ def _standard_library(config: DataConfig, progress: Progress) -> Corpus:
         raise BadInput(f"Python's standard library has no source files in {str(root)!r}; use data.source 'files'.")
     content = [(f.path.relative_to(root).as_posix(), file_digest(f.path)) for f in files]
     name = f"Python {sys.version_info.major}.{sys.version_info.minor} standard library"
-    reader = Reader(config.text_field, config.strict, progress.say)
-    return Corpus(
-        name, json_digest([_settings(config), content]), lambda: _split_files(name, files, [], reader, config, progress)
-    )
+    fingerprint = json_digest([_settings(config), content])
+    return Corpus(name, fingerprint, lambda: _split_files(name, files, [], config, progress))
 
 
 def _library_files(root: Path) -> list[TextFile]:
@@ -93,20 +100,15 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
     listed = [[(str(f.path), f.size, f.modified_ns) for f in files] for files in (train, validation)]
-    reader = Reader(config.text_field, config.strict, progress.say)
-    name = ", ".join(config.train)
-    fingerprint = json_digest([_settings(config), listed])
-    return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, reader, config, progress))
+    name, fingerprint = ", ".join(config.train), json_digest([_settings(config), listed])
+    return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress))
 
 
 def _split_files(
-    name: str,
-    train: list[TextFile],
-    validation: list[TextFile],
-    reader: Reader,
-    config: DataConfig,
-    progress: Progress,
+    name: str, train: list[TextFile], validation: list[TextFile], config: DataConfig, progress: Progress
 ) -> tuple[Part, Part]:
+    reader = Reader(config.text_field, config.strict, progress.say)
+
     def documents(files: list[TextFile]) -> Callable[[], Iterator[Document]]:
         return lambda: chain.from_iterable(map(reader.documents, files))
 
@@ -124,15 +126,18 @@ def _split_files(
 
         train_sizes = sizes(train, f"the corpus ({name})")
         held_sizes = sizes(validation, f"data.validation ({', '.join(config.validation)})") if validation else None
+
+    def part(files: list[TextFile], sizes: np.ndarray, chosen: np.ndarray) -> Part:
+        read = lambda: compress(documents(files)(), chosen)
+        return Part(int(chosen.sum()), int(sizes[chosen].sum()), read)
+
     if held_sizes is not None:
-        return (
-            Part(len(train_sizes), int(train_sizes.sum()), documents(train)),
-            Part(len(held_sizes), int(held_sizes.sum()), documents(validation)),
-        )
+        whole = lambda sizes: np.ones(len(sizes), bool)
+        return part(train, train_sizes, whole(train_sizes)), part(validation, held_sizes, whole(held_sizes))
     if len(train_sizes) == 1:
         return _split_single(documents(train), int(train_sizes[0]), config, progress)
     held = hold_out(train_sizes, config.validation_fraction, config.split_seed)
-    return _selected(documents(train), train_sizes, ~held), _selected(documents(train), train_sizes, held)
+    return part(train, train_sizes, ~held), part(train, train_sizes, held)
 
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
@@ -161,13 +166,6 @@ def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     held = np.zeros(len(sizes), dtype=bool)
     held[order[: min(int(filled), len(sizes) - 1)]] = True
     return held
-
-
-def _selected(documents: Callable[[], Iterator[Document]], sizes: np.ndarray, chosen: np.ndarray) -> Part:
-    def read() -> Iterator[Document]:
-        return (document for document, mine in zip(documents(), chosen, strict=True) if mine)
-
-    return Part(int(chosen.sum()), int(sizes[chosen].sum()), read)
 
 
 def _split_single(

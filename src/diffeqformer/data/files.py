@@ -82,10 +82,10 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
 
 
 class Reader:
-    """Reads documents; undecodable bytes are replaced by U+FFFD and told once a file, or refused.
+    """Reads documents; undecodable bytes are replaced by U+FFFD and reported once per file, or refused.
 
     **Arguments:** `text_field`, the field of a JSON line or the column of a table that holds the text; `strict`,
-    whether to refuse undecodable bytes; `say`, receives one line a file that has such bytes.
+    whether to refuse undecodable bytes; `say`, receives one line for each file that has such bytes.
     """
 
     def __init__(self, text_field: str, strict: bool, say: Callable[[str], None]):
@@ -137,7 +137,7 @@ class Reader:
                 line = decoder.decode(raw_line, offset).removeprefix("" if offset else "\ufeff")
                 offset += len(raw_line)
                 if line.strip():
-                    yield decoder.without_surrogates(self._field(_parse(line, where), where), where)
+                    yield decoder.without_surrogates(text_of(_parse(line, where), self.text_field, where), where)
         self._tell(decoder)
 
     def _rows(self, file: TextFile) -> Iterator[str]:
@@ -158,14 +158,11 @@ class Reader:
                         number += 1
                         where = f"row {number} of {str(file.path)!r}"
                         text = decoder.decode(value, 0, f"row {number}, ") if isinstance(value, bytes) else value
-                        yield self._field({self.text_field: text}, where)
+                        yield text_of({self.text_field: text}, self.text_field, where)
         except (OSError, pa.ArrowException) as error:
             raise BadInput(f"file {str(file.path)!r} cannot be read as a Parquet table: {_reason(error)}.") from error
         _require_unchanged(file, os.stat(file.path))
         self._tell(decoder)
-
-    def _field(self, record: Any, where: str) -> str:
-        return text_of(record, self.text_field, where)
 
     def _tell(self, decoder: "_Decoder") -> None:
         if decoder.replaced and decoder.path not in self._told:

@@ -80,14 +80,16 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> Iterator[str]:
     """Cut a document into pieces that tokenise, one after the other, exactly as the whole does.
 
-    GPT-2's pre-tokenisation never joins a single line break with the non-space characters around it, so a cut behind
+    GPT-2's pre-tokenisation never joins a single line break with the non-space characters around it, so a cut after
     such a line break changes nothing. A tokenizer that pre-tokenises in another way gets the document whole.
 
     **Arguments:** `document`, blocks of text; `characters`, the least length of a piece (but the last).
 
     **Returns:** the pieces; their concatenation is the document.
     """
-    if not _pre_tokenises_as_gpt2(tokenizer):
+    pre = tokenizer.pre_tokenizer
+    byte_level = isinstance(pre, pre_tokenizers.ByteLevel) and not pre.add_prefix_space and pre.use_regex
+    if not byte_level or tokenizer.normalizer is not None:
         yield "".join(document)
         return
     rest, searched = "", 0
@@ -99,12 +101,6 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
         rest = rest[start:]
         searched = max(len(rest) - 1, 0)  # a last line break must be looked at again, with what follows it
     yield rest
-
-
-def _pre_tokenises_as_gpt2(tokenizer: Tokenizer) -> bool:
-    pre = tokenizer.pre_tokenizer
-    byte_level = isinstance(pre, pre_tokenizers.ByteLevel) and not pre.add_prefix_space and pre.use_regex
-    return byte_level and tokenizer.normalizer is None
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

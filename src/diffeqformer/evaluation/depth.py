@@ -45,8 +45,8 @@ class DepthCurve:
         return deepest * found.attention_evaluations / self.points[deepest].attention_evaluations
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All numbers by name: of the depths, behind `early_exit_` with early exit (`early_exit_steps` are means), and
-        behind `against_` of the marks, in order."""
+        """All numbers by name: of the depths; prefixed `early_exit_` with early exit (`early_exit_steps` are means);
+        prefixed `against_` of the marks, in order."""
         arrays = {"own_steps": np.asarray(self.own), **_columns("", list(self.points), list(self.points.values()))}
         if self.exits:
             arrays["early_exit_threshold"] = np.asarray(list(self.exits))
@@ -87,16 +87,16 @@ def at_depths(
 ) -> list[Evaluation]:
     """Evaluate a model at several numbers of steps, which take turns.
 
-    **Arguments:** `depths`, numbers of steps, an `EarlyExit`, or None for as trained (adaptive steps, for an adaptive
+    **Arguments:** `depths`, numbers of steps, an `EarlyExit`, or `None` for as trained (adaptive steps, for an adaptive
     model); the others as for `evaluate_in_turns`.
 
     **Raises:** `BadInput` if the model cannot run at one of them, before any is evaluated; `RunFailed` as `evaluate`.
     """
     require_depths(model, (steps for steps in depths if isinstance(steps, int)))
-    said = ", ".join(
+    names = ", ".join(
         "adaptive" if steps is None else str(steps) for steps in depths if not isinstance(steps, EarlyExit)
     )
-    name = f"Evaluating at {said} steps"
+    name = f"Evaluating at {names} steps"
     turns = [(model, steps) for steps in depths]
     return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)
 

@@ -23,23 +23,21 @@ class Evaluation:
     """How well a model predicts a text."""
 
     loss: float
-    """Mean nats a token."""
+    """Mean nats per token."""
     perplexity: float
     """exp(loss)"""
     bits_per_byte: float | None
-    """Total bits over the text's UTF-8 bytes, comparable between tokenizers; none if the bytes are not known."""
+    """Total bits over the text's UTF-8 bytes, comparable between tokenizers; `None` if the bytes are not known."""
     tokens: int
     tokens_per_second: float
     attention_evaluations: float
-    """Evaluations of the field's attention half for each batch (their mean, if a tolerance chooses the steps; that over
-    tokens, with early exit)."""
+    """NFE: evaluations of the field's attention half for each batch (their mean, if a tolerance chooses the steps; that
+    over tokens, with early exit)."""
     feed_forward_evaluations: float
     """The same of its feed-forward half."""
 
 
-@eqx.filter_jit
-def _sums(model: Transformer, ids: jax.Array, mask: jax.Array, steps: int | EarlyExit | None, block: int):
-    return loss_sum(model, ids, mask, steps=steps, block=block)
+_loss_sum = eqx.filter_jit(loss_sum)
 
 
 def evaluate(
@@ -72,7 +70,7 @@ def evaluate_in_turns(
     They take turns, one batch each, so that a busy moment of the machine falls on all of them alike and their speeds
     can be compared.
 
-    **Arguments:** `turns`, models and the depth steps of each, the trained number for None; `batches`, of ids
+    **Arguments:** `turns`, models and the depth steps of each, the trained number for `None`; `batches`, of ids
     (batch, context + 1) and mask (batch, context), true where a prediction counts; `bytes_`, UTF-8 bytes of the whole
     text; `block` as for `loss_sum`; `progress` and `name` for display.
 
@@ -100,7 +98,7 @@ class _Tally:
     def add(self, ids: jax.Array, mask: jax.Array, timed: bool) -> None:
         started = time.perf_counter()
         try:
-            found = _sums(self.model, ids, mask, self.steps, self.block)
+            found = _loss_sum(self.model, ids, mask, steps=self.steps, block=self.block)
             self.nats += float(found.nats)  # waits for the device
         except eqx.EquinoxRuntimeError as error:  # raised on the device, where the solver gives up
             tolerance = self.model.config.tolerance or ToleranceConfig()

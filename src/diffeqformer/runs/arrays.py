@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint, by Orbax: each process writes the parts that its devices hold; they are read to any devices."""
+"""Arrays of a checkpoint, by Orbax: each process writes the parts on its devices; they are read to any devices."""
 
 import logging
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
-"""Several processes that train one run: how they find each other, who writes and speaks, and how they agree.
+"""Several processes that train one run: how they find each other, which one writes and prints, and how they agree.
 
-All of them compile and run the same program, each on its own devices. The first process alone prints, tracks and writes
-the run's folder, except for the arrays of checkpoints, of which each writes its own parts. So all of them need to see
-that folder.
+All of them compile and run the same program, each on its own devices. The main process alone prints, tracks and
+writes the run's folder, except for the arrays of checkpoints, of which each writes its own parts. So all of them need
+to see that folder.
 """
 
 import atexit
@@ -36,7 +36,7 @@ ABORTED = (
 
 
 class ReportedElsewhere(Interrupted):
-    """Another process has failed, and said so."""
+    """Another process has failed, and reported it."""
 
     def __init__(self, exit_code: int):
         super().__init__("another process has failed.")
@@ -46,8 +46,8 @@ class ReportedElsewhere(Interrupted):
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
     """Become one of several processes; before anything is computed.
 
-    **Arguments:** `coordinator`, HOST:PORT of the first process, or `auto`: what Slurm, Kubernetes, Open MPI or a Cloud
-    TPU say of themselves, as JAX understands it; `processes`, how many; `process`, which of them, from 0.
+    **Arguments:** `coordinator`, HOST:PORT of the main process, or `auto`: what Slurm, Kubernetes, Open MPI or a Cloud
+    TPU describe in the environment, as JAX reads it; `processes`, how many; `process`, which of them, from 0.
 
     **Raises:** `BadInput` if these do not agree with each other, no cluster is recognised, or the others are not found.
     """
@@ -62,7 +62,7 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     _, colon, port = coordinator.rpartition(":")
     if not auto and not (colon and port.isdecimal()):
         raise BadInput(f"--distributed.coordinator is {coordinator!r}, but must be HOST:PORT or {AUTO!r}.")
-    _speak_when_aborted()
+    _explain_abort()
     try:
         jax.distributed.initialize(None if auto else coordinator, processes, process, heartbeat_timeout_seconds=SILENCE)
     except (ValueError, RuntimeError) as error:
@@ -83,7 +83,7 @@ def is_loss(error: Exception) -> bool:
 
 def lost(error: Exception) -> RunFailed:
     """The failure of a process whose work with the others has ended in `error`; it then exits without them."""
-    time.sleep(1)  # if it is the first process that is lost, JAX aborts this one just now, which says its sentence
+    time.sleep(1)  # if it is the main process that is lost, JAX aborts this one just now, which prints its sentence
     atexit.register(_exit)  # JAX's own exit would wait for the lost one
     what = " ".join(str(error).split())[:120]
     return RunFailed(
@@ -98,10 +98,10 @@ def _exit() -> None:
     os._exit(RunFailed.exit_code)
 
 
-def _speak_when_aborted() -> None:
+def _explain_abort() -> None:
     """End with a sentence where JAX's runtime would abort this process with a stack dump alone.
 
-    It does so in a thread of its own, as soon as the first process is gone, and `SILENCE` after any other one has
+    It does so in a thread of its own, as soon as the main process is gone, and `SILENCE` after any other one has
     become silent. Python's own handlers of signals would come too late: they run after `abort` has ended the process.
     """
     ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
@@ -114,33 +114,33 @@ def _at_abort(_: int) -> None:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Whether this process is the main one, which prints and writes."""
     return jax.process_index() == 0
 
 
 def by_main(work: Callable[[], T]) -> T:
-    """What `work` gives on the first process, on every process; JSON carries it.
+    """What `work` returns on the main process, on every process; JSON carries it.
 
     **Raises:** there, what `work` raises; elsewhere `ReportedElsewhere`.
     """
     if jax.process_count() == 1:
         return work()
-    error, told = None, {}
+    error, message = None, {}
     if is_main():
         try:
-            told = {"found": work()}
+            message = {"found": work()}
         except Exception as found:  # the others must not wait for ever
-            error, told = found, {"status": found.exit_code if isinstance(found, DiffEqFormerError) else 1}
-    told = _from_main(told)
+            error, message = found, {"status": found.exit_code if isinstance(found, DiffEqFormerError) else 1}
+    message = _from_main(message)
     if error is not None:
         raise error
-    if "status" in told:
-        raise ReportedElsewhere(told["status"])
-    return told["found"]
+    if "status" in message:
+        raise ReportedElsewhere(message["status"])
+    return message["found"]
 
 
 def main_first(work: Callable[[], T]) -> T:
-    """`work`, done by the first process, and by the others once they can find what it left.
+    """`work`, done by the main process, and by the others once they can find what it left.
 
     **Raises:** as `by_main`, and what `work` raises elsewhere.
     """
@@ -152,7 +152,7 @@ def main_first(work: Callable[[], T]) -> T:
 def require_same(what: str, value: str) -> None:
     """Check that all processes have the same `value`, a digest.
 
-    **Raises:** `RunFailed` on those where it differs from the first's.
+    **Raises:** `RunFailed` on those where it differs from the main process's.
     """
     if by_main(lambda: value) != value:
         raise RunFailed(f"process {jax.process_index()} has found another {what} than process 0.")
@@ -163,8 +163,8 @@ def _from_main(value: Any) -> Any:
 
     text = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
     length = int(broadcast_one_to_all(np.int32(len(text))))
-    heard = broadcast_one_to_all(text if is_main() else np.zeros(length, np.int32))
-    return json.loads(np.asarray(heard).astype(np.uint8).tobytes())
+    received = broadcast_one_to_all(text if is_main() else np.zeros(length, np.int32))
+    return json.loads(np.asarray(received).astype(np.uint8).tobytes())
 
 
 class Agreement:

@@ -78,7 +78,7 @@ def update_footprint(config: Config) -> Footprint:
 
 
 def _generated(config: Config) -> Any:
-    """Shapes of the weights of the whole grid as they meet activations; none if nothing generates them."""
+    """Shapes of the weights of the whole grid as they meet activations; `None` if nothing generates them."""
     if config.model.time is None or config.model.tolerance:
         return None
     narrow = lambda x: jnp.zeros(x.shape, config.model.compute_dtype)

@@ -47,7 +47,7 @@ class Meter:
             self.ready.append(time.perf_counter())
 
     def fetch(self, step: int) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
-        """The records of the updates up to `step`, that of their time, and whether one was timed that did not compile."""
+        """Records of the updates up to `step`, that of their time, and whether one was timed that did not compile."""
         self.wait()
         timing, timed = self._timing(step)
         depths, fetched = zip(*jax.device_get(self.measured), strict=True)

@@ -80,8 +80,8 @@ def model_entry(
 ) -> dict[str, Any]:
     """One model's part of `results.json`.
 
-    **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the run's
-    metrics; `seconds` of training; `tokens_per_second` of the updates alone.
+    **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the
+    run's metrics; `seconds` of training; `tokens_per_second` of the updates alone.
     """
     key, name = name_of_run(config)
     updates, trained = config.trainer.updates, split_trained(model, config.optimizer)[0]
@@ -128,16 +128,9 @@ def name_of_run(config: Config) -> tuple[str, str]:
         key, name = name_of(m)
         if not config.depth.depths:
             return key, name
-        return (
-            ("elastic", ELASTIC)
-            if (m.field.kind, m.weights.kind) == ("gpt", "time")
-            else (f"elastic-{key}", f"Elastic {name}")
-        )
-    what = {
-        "lora": f"LoRA of rank {m.lora.rank if m.lora else 0}",
-        "full": "full fine-tuning",
-        "continuous": "fine-tuned, continuous",
-    }
+        usual = (m.field.kind, m.weights.kind) == ("gpt", "time")
+        return ("elastic", ELASTIC) if usual else (f"elastic-{key}", f"Elastic {name}")
+    what = {"lora": f"LoRA of rank {m.lora.rank if m.lora else 0}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 
 
@@ -157,23 +150,16 @@ def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> li
 
 
 def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str, int | float | None]]:
-    """Of each depth that was drawn: updates, mean loss of the last tenth of them (nats per token), tokens per second."""
+    """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second."""
     drawn = []
     for depth in config.depth.depths:
         losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
         timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
         updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
         last = losses[-max(1, len(losses) // 10) :]
-        drawn.append(
-            {
-                "steps": depth,
-                "updates": len(losses),
-                "loss": sum(last) / len(last) if last else None,
-                "tokens_per_second": updates * config.trainer.batch_size * config.model.context / seconds
-                if seconds
-                else None,
-            }
-        )
+        speed = updates * config.trainer.batch_size * config.model.context / seconds if seconds else None
+        loss = sum(last) / len(last) if last else None
+        drawn.append({"steps": depth, "updates": len(losses), "loss": loss, "tokens_per_second": speed})
     return drawn
 
 

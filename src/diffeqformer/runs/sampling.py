@@ -1,5 +1,6 @@
 """Continuing a text with a model and its tokenizer."""
 
+from itertools import takewhile
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ def continue_text(
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
     sampling = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)
+    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed)
     drawn = generate(model, prompts, new, key=key, **sampling)
     return _texts(tokenizer, drawn)
 
@@ -54,23 +55,23 @@ def continue_text_with_drafts(
     seed: int = 0,
     **sampling: Any,
 ) -> tuple[list[str], Speculation]:
-    """The same by self-speculative decoding: drafts at `draft_steps`, and how often they were right.
+    """The same by self-speculative decoding: the draft model runs at `draft_steps`, the target model verifies.
 
-    **Arguments:** `steps`, depth of the text; `sampling`, `temperature`, `top_k` and `top_p`; the others as for
+    **Arguments:** `steps`, depth of the target model; `sampling`, `temperature`, `top_k` and `top_p`; the others as for
     `continue_text` and `speculate`.
 
-    **Raises:** `BadInput` as both, and for a draft that is no shallower.
+    **Raises:** `BadInput` as both, and for a draft model that is not shallower.
     """
     deep, shallow = model.grid(steps).steps, model.grid(draft_steps).steps
     if shallow >= deep:
         raise BadInput(f"the draft has {shallow} steps, but must have fewer than the {deep} steps that check it.")
-    prompts, new, key = _asked(model, tokenizer, prompt, new_tokens, count, seed)
-    readings = model.populate(deep), model.populate(shallow)
-    found = speculate(*readings, prompts, new, key=key, draft_length=draft_length, **sampling)
+    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed)
+    target, draft = model.populate(deep), model.populate(shallow)
+    found = speculate(target, draft, prompts, new, key=key, draft_length=draft_length, **sampling)
     return _texts(tokenizer, found.tokens), found
 
 
-def _asked(
+def _arguments(
     model: Transformer, tokenizer: Tokenizer, prompt: str, new_tokens: int | None, count: int, seed: int
 ) -> tuple[jax.Array, int, jax.Array]:
     """Prompts, the number of new tokens, and a key."""
@@ -90,9 +91,4 @@ def _asked(
 
 def _texts(tokenizer: Tokenizer, drawn: jax.Array) -> list[str]:
     stop = end_of_text(tokenizer)
-    return [tokenizer.decode(_until(row, stop)) for row in np.asarray(drawn)]
-
-
-def _until(row: np.ndarray, stop: int) -> list[int]:
-    ends = np.flatnonzero(row == stop)
-    return row[: ends[0] if len(ends) else len(row)].tolist()
+    return [tokenizer.decode(list(takewhile(lambda token: token != stop, row))) for row in np.asarray(drawn).tolist()]

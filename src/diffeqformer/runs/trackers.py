@@ -1,6 +1,6 @@
 """What a run measures, sent on as it goes: to TensorBoard, Weights & Biases or Trackio, whichever are asked for.
 
-`RunLog` writes the JSON lines of `metrics.jsonl`, which are always there, and hands the same numbers to the trackers.
+`RunLog` writes the JSON lines of `metrics.jsonl`, which are always there, and sends the same numbers to the trackers.
 These are an extra: a tracker that fails is left out with one warning, and the training goes on.
 """
 
@@ -36,17 +36,22 @@ class Opening(NamedTuple):
     continued: bool
     """Whether the tracker has met this run before."""
 
+    @property
+    def name(self) -> str:
+        """Of the folder, in characters that every tracker allows."""
+        return re.sub(r"[^\w.-]+", "-", self.folder.absolute().name)
+
+
+Row = tuple[int, Mapping[str, float]]
+"""An update's number, and what it measured, by names such as `train/loss`."""
+
 
 @runtime_checkable
 class Tracker(Protocol):
     """One tracker of one run. Any call may fail; it is not called again then."""
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take what update `step` measured, by names such as `train/loss`; steps never go back."""
-        ...
-
-    def flush(self) -> None:
-        """Keep what was written, as far as that is in this process's hands."""
+    def send(self, rows: Iterable[Row]) -> None:
+        """Keep these rows, as far as that is in this process's hands; steps never go back."""
         ...
 
     def close(self, failed: bool) -> None:
@@ -62,7 +67,7 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore[reportMissingImports]
         from tensorboardX.proto import event_pb2  # pyright: ignore[reportMissingImports]
 
-        # Not its SummaryWriter: that hands events to a thread, and waits for ever if the disk stops the thread.
+        # Not its SummaryWriter: that passes events to a thread, and waits for ever if the disk stops the thread.
         self.event, self.summary = event_pb2.Event, summary  # pyright: ignore[reportAttributeAccessIssue]
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
@@ -70,15 +75,14 @@ class TensorBoard:
         if not run.continued:
             self._add(0, summary.text("config", f"```yaml\n{dump_yaml(run.config)}```"))
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._add(step, self.summary.scalar(name, value))
+    def send(self, rows: Iterable[Row]) -> None:
+        for step, numbers in rows:
+            for name, value in numbers.items():
+                self._add(step, self.summary.scalar(name, value))
+        self.file.flush()
 
     def _add(self, step: int, what: Any) -> None:
         self.file.write_event(self.event(wall_time=time.time(), step=step, summary=what))
-
-    def flush(self) -> None:
-        self.file.flush()
 
     def close(self, failed: bool) -> None:
         self.file.close()
@@ -92,7 +96,7 @@ class WeightsAndBiases:
 
         self.run = wandb.init(
             project=run.config.trainer.tracker_project,
-            name=_name(run),
+            name=run.name,
             id=run.id,
             resume="allow",
             dir=str(run.folder),
@@ -100,11 +104,9 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off", silent=True, login_timeout=30),
         )
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
-
-    def flush(self) -> None:
-        pass  # its own process does
+    def send(self, rows: Iterable[Row]) -> None:
+        for step, numbers in rows:
+            self.run.log(dict(numbers), step=step)  # its own process writes and sends
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
@@ -119,7 +121,7 @@ class Trackio:
         self.trackio = trackio
         self.run = trackio.init(
             project=run.config.trainer.tracker_project,
-            name=f"{_name(run)}-{run.id}",  # runs of one name would be one run
+            name=f"{run.name}-{run.id}",  # runs of one name would be one run
             resume="allow",
             config=to_dict(run.config),
             embed=False,
@@ -127,11 +129,9 @@ class Trackio:
             auto_log_gpu=False,
         )
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
-
-    def flush(self) -> None:
-        pass  # its own thread does
+    def send(self, rows: Iterable[Row]) -> None:
+        for step, numbers in rows:
+            self.run.log(dict(numbers), step=step)  # its own thread writes
 
     def close(self, failed: bool) -> None:
         self.trackio.finish()  # the run's own method would be called again at exit, and print
@@ -218,9 +218,9 @@ class RunLog:
             self.progress.say(f"{error} Trackers will show the run as a new one.")
             return {}
 
-    def _send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+    def _send(self, rows: list[Row]) -> None:
         for name in list(self.trackers) if rows else ():
-            self._try(name, _send, self.trackers[name], rows)
+            self._try(name, self.trackers[name].send, rows)
 
     def _try(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a tracker; if it fails, say so and leave it out from now on."""
@@ -249,23 +249,14 @@ class NoLog:
 
     digest: str | None = None
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Nothing."""
+    def write(self, records: Iterable[dict[str, Any]]) -> None: ...
 
-    def results(self, entry: Mapping[str, Any]) -> None:
-        """Nothing."""
+    def results(self, entry: Mapping[str, Any]) -> None: ...
 
     def __enter__(self) -> "NoLog":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def _send(tracker: Tracker, rows: list[tuple[int, dict[str, float]]]) -> None:
-    for step, numbers in rows:
-        tracker.write(step, numbers)
-    tracker.flush()
+    def __exit__(self, *_: object) -> None: ...
 
 
 def _named(record: Mapping[str, Any]) -> dict[str, float]:
@@ -276,7 +267,3 @@ def _named(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _name(run: Opening) -> str:
-    return re.sub(r"[^\w.-]+", "-", run.folder.absolute().name)
