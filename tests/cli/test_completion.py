@@ -7,7 +7,7 @@ import pytest
 
 from diffeqformer.cli import HELP, VERBS
 from diffeqformer.cli.completion import bash, fish, known_words, zsh
-from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
+from diffeqformer.studies import ANALYSES
 
 
 @pytest.fixture(scope="module")

@@ -247,7 +247,7 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
     grid, nodes = model.grid(steps), model.scheme.nodes
-    return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
+    return np.unique(Grid.of(nodes.attention).times()), np.unique(Grid.of(nodes.feed_forward).times())
 
 
 def spectra(
@@ -276,7 +276,7 @@ def spectra(
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(hidden_of(config), ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
-    continuous = config.time is not None
+    continuous = config.weights is not None
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:

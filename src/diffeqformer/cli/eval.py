@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import parse, positive_numbers, whole_numbers
+from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.studies.inputs import positive_numbers, whole_numbers
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,27 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.tasks is not None:
         from diffeqformer.cli.tasks import evaluate_and_print
 
-        return evaluate_and_print(arguments, steps[0] if steps else None, as_json)
-    from diffeqformer.cli.text import evaluation_text
+        return evaluate_and_print(
+            arguments.run,
+            arguments.tasks or "",
+            as_json,
+            include=arguments.include_path,
+            checkpoint=arguments.checkpoint,
+            num_fewshot=arguments.num_fewshot,
+            limit=arguments.limit,
+            batch_size=arguments.batch_size,
+            steps=asked[0] if asked else None,
+            scheme=arguments.scheme,
+            gen_kwargs=arguments.gen_kwargs,
+        )
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.runs.opening import load_run
+    from diffeqformer.report.text import evaluations, number
+    from diffeqformer.studies.inputs import evaluation_text
     from diffeqformer.runs.results import measured
+    from diffeqformer.runs.opening import load_run
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)

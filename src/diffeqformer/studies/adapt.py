@@ -126,7 +126,7 @@ def _runs(
     for source, text in permutations(texts):
         for system in systems:
             base = load_run(folder / source / system, progress=progress)
-            depths = arguments.depths if base.config.model.time else (base.config.model.steps,)
+            depths = arguments.depths if base.config.model.weights else (base.config.model.steps,)
             for method, rate in LEARNING_RATES.items():
                 for steps in depths:
                     config = finetune_config(

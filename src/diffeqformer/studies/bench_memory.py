@@ -101,7 +101,7 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
     model, ids = abstract(config), jax.ShapeDtypeStruct((batch, config.context + 1), np.int32)
     plan = jax.jit(jax.value_and_grad(next_token_loss)).lower(model, ids).compile().memory_analysis()
     temporary = 0 if plan is None else int(plan.temp_size_in_bytes)
-    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.time else None
+    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.weights else None
     weights = _FLOAT32 * count(model)
     return {
         "weights": config.weights.kind,

@@ -204,7 +204,7 @@ def sizes(config: Config) -> dict[str, int]:
 def sizes_of_model(model: ModelConfig) -> dict[str, int]:
     """The same of a model alone; `d_emb` if its weights depend on time."""
     own = {name: getattr(model, name) for name in ("width", "steps", "heads", "context", "vocabulary")}
-    return own | {"d_emb": model.time.d_emb} if model.time else own
+    return own | {"d_emb": model.weights.d_emb} if model.time else own
 
 
 def mark(what: str, value: float, met: bool) -> str:

@@ -39,7 +39,7 @@ def write_report(results: dict[str, Any], path: Path) -> None:
 
     **Raises:** `RunFailed` if the file cannot be written.
     """
-    files.write(Path(path), run_report(results).page().encode())
+    write_output(Path(path), run_report(results).page().encode())
 
 
 def run_report(results: dict[str, Any]) -> RunReport:
