@@ -25,8 +25,17 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from diffeqformer.report.depth_figures import perplexity_scale
-from diffeqformer.report.figures import MARKERS, NARROW, WIDE, color, finite_points, legend, style, thin
+from diffeqformer.report.figures import (
+    MARKERS,
+    NARROW,
+    WIDE,
+    color,
+    finite_points,
+    legend,
+    perplexity_scale,
+    style,
+    thin,
+)
 from diffeqformer.report.page import Figure
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, clean, compact, finite, join, number, perplexity

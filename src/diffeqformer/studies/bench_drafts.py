@@ -6,11 +6,11 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from diffeqformer.cli.parse import whole_numbers
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.inputs import evaluation_text, whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
     depths = whole_numbers(arguments.draft_steps, "--draft-steps")
     lengths = whole_numbers(arguments.draft_length, "--draft-length")
-    from diffeqformer.cli.text import evaluation_text
     from diffeqformer.training.run import load_run
 
     run = load_run(arguments.run, progress=progress)

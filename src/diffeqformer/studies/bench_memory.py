@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diffeqformer.cli.parse import whole_numbers
 from diffeqformer.config import ModelConfig, TimeConfig
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
 from diffeqformer.studies import bench_train
 from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.inputs import whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
 
 
 def growth(rows: Sequence[b.Row], method: str) -> tuple[int, int, float] | None:
-    """Fewest and most steps of a method, and its temporary memory at the most over that at the fewest, if they differ."""
+    """Fewest and most steps of a method, and its temporary memory at these over that at those; `None` if equal."""
     found = {row["steps"]: row["temporary_bytes"] for row in rows if row["gradient"] == method}
     few, many = min(found, default=0), max(found, default=0)
     return (few, many, found[many] / found[few]) if few < many else None

@@ -50,8 +50,8 @@ def compare_text(
     `characters`, how much of the text.
 
     **Returns:** one row for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
-    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is read), and of
-    seconds per token the numbers of `summary`, ratios to the update's.
+    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is
+    read), and of seconds per token the numbers of `summary`, ratios to the update's.
 
     **Raises:** `BadInput` for a text that cannot be read.
     """
