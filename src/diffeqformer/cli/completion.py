@@ -11,7 +11,7 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
 from diffeqformer.config import shipped_configs
 
-CHOOSING = ("analyze", "reproduce")
+CHOOSING = ("analyze", "bench", "reproduce")
 """Verbs that name a second word."""
 ALWAYS = ("--help", "--json", "--debug")
 
@@ -48,7 +48,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
         choice = importlib.import_module(f"diffeqformer.cli.{verb}").CHOICE
         known[verb] = (*choice.known, *ALWAYS)
         for name in choice.known:
-            known[f"{verb} {name}"] = _words(importlib.import_module(f"{choice.package}.{name}").Arguments)
+            known[f"{verb} {name}"] = _words(choice.module(name).Arguments)
     for verb in VERBS:
         if verb in ("train", "info"):
             arguments = getattr(importlib.import_module(f"diffeqformer.cli.{verb}"), f"{verb.title()}Arguments")
