@@ -170,7 +170,7 @@ def _curves(axis: Any, records: Sequence[Record], systems: Sequence[System]) -> 
 
 
 def _finals(axis: Any, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
-    """Final perplexities as points with their values, one row per system, the first on top; `named` where there is room."""
+    """Final perplexities with their values, one row per system, the first on top; `named` where there is room."""
     here = [one for one in systems if _of(records, one)]
     names, ends = [], []
     for row, one in enumerate(here):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diffeqformer.config import Config, read_yaml, shipped_configs
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -55,8 +57,6 @@ def compare_text(
 
     **Raises:** `BadInput` for a text that cannot be read.
     """
-    import numpy as np
-
     from diffeqformer.data.cache import tokens_of
     from diffeqformer.data.loader import Loader
     from diffeqformer.data.tokenizer import train_tokenizer
