@@ -55,7 +55,7 @@ class Verb:
             near = difflib.get_close_matches(name, self.known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
             raise BadInput(f"unknown {one} {name!r}: {advice}")
-        # Analyses hand LAPACK many small matrices. Its own threads only get in each other's way there: on a busy machine
+        # Analyses hand LAPACK many small matrices. Its own threads only get in each other's way: on a busy machine
         # a batch of 128 x 128 singular values took a hundred times longer with two than with one.
         if self.name == "analyze":
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -73,7 +73,7 @@ class Table:
     def to_markdown(self) -> str:
         """The caption, if there is one, and the table as GitHub's Markdown."""
         marks = ["---:" if numeric else "---" for numeric in self.numeric]
-        plain = lambda text: " ".join(clean(text).split())  # in one line, and no markup but a name's underscores
+        plain = lambda text: clean(text).replace("\n", " ")  # in one line, and no markup but a name's underscores
         cell = lambda text: "".join(f"\\{c}" if c in "\\`*[]<>|#$~&" else c for c in plain(text))
         lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (self.columns, marks, *self.rows)]
         return (f"{cell(self.caption)}:\n\n" if self.caption else "") + "\n".join(lines)
