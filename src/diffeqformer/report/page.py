@@ -96,24 +96,6 @@ class Animation:
     """What the times are: `time`, or `depth`."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """Transitional: the contents of a page as one object; callers are to call `write` instead."""
-
-    title: str
-    says: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
-    maps: tuple[TokenMap, ...] = ()
-    animations: tuple[Animation, ...] = ()
-
-
-def write_page(folder: Path, name: str, page: Page, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Transitional: `write` of a `Page`."""
-    return write(folder, name, page.title, page.says, tables=page.tables, figures=page.figures, maps=page.maps,
-                 animations=page.animations, arrays=arrays)  # fmt: skip
-
-
 def visible(piece: str) -> str:
     """A piece of text with marks for its spaces (·), newlines (⏎) and tabs (⇥); a mark for nothing (∅)."""
     return "".join(_MARKS.get(character, character) for character in piece) or "∅"
