@@ -65,12 +65,11 @@ def test_every_verb_is_shown_and_exists():
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_command_parses(words):
     verb, *rest = words
-    if verb in (parts := {"analyze": "analyses", "reproduce": "experiments"}):
-        if not rest:
-            return  # lists what there is
-        verb, rest = f"{parts[verb]}.{rest[0]}", rest[1:]
     module = importlib.import_module(f"diffeqformer.cli.{verb}")
-    if hasattr(module, "Arguments"):
+    if hasattr(module, "CHOICE"):
+        if rest:  # without words it lists what there is
+            parse(module.CHOICE.module(rest[0]).Arguments, rest[1:], verb)
+    elif hasattr(module, "Arguments"):
         parse(module.Arguments, rest, verb)
     elif verb == "info" and rest[0].startswith("runs/"):
         assert rest[1:] == []  # a run has its settings

@@ -7,6 +7,7 @@ import pytest
 
 from diffeqformer.studies.adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
 from diffeqformer.studies.study import Result
+from tests.studies.drawn import by_look, legend, look, points
 
 HOSTILE = "</svg><script>alert(1)</script>|\n$x$ _y*"
 
@@ -79,6 +80,36 @@ def test_figure_has_a_pair_of_panels_a_method_and_scratch_in_both(width):
     # A system has one colour everywhere.
     other = adaptation(RECORDS, "B → A", systems, width=width).axes[0].lines[0].get_color()
     assert other == [line for line in lora.lines if not line.is_dashed()][1].get_color()
+
+
+@pytest.mark.parametrize("width", [9.4, 3.7])
+def test_every_system_is_drawn_where_it_is_and_under_its_name(width):
+    figure = adaptation(RECORDS, "A → B", systems_of(RECORDS), width=width)
+    named = legend(figure)
+    assert [*named] == ["DiffEqFormer 6 → 4", "GPT 8", "GPT 8, from scratch"]
+    assert [one[3] for one in named.values()] == [False, False, True], "from scratch is hollow"
+    assert named["GPT 8"][:2] == named["GPT 8, from scratch"][:2] != named["DiffEqFormer 6 → 4"][:2]
+    expected = {  # of each method: curves, and rows of final perplexities, the first on top, a mean and its seeds
+        "LoRA": {"DiffEqFormer 6 → 4": (80, 21.0, {20.0, 21.0, 22.0}), "GPT 8": (80, 25.0, {25.0}),
+                 "GPT 8, from scratch": (2000, 30.0, {30.0})},
+        "full": {"DiffEqFormer 6 → 4": (80, 24.0, {24.0}), "GPT 8": (80, 19.0, {19.0}),
+                 "GPT 8, from scratch": (2000, 30.0, {30.0})},
+    }  # fmt: skip
+    for (curves, ends), own in zip((figure.axes[:2], figure.axes[2:]), expected.values(), strict=True):
+        assert (curves.get_xlabel(), curves.get_ylabel()) == ("updates", "validation perplexity")
+        assert ends.get_xlabel() == "final perplexity" and ends.get_ylim()[0] > ends.get_ylim()[1]
+        assert curves.get_yscale() == "log" and curves.get_xscale() == ends.get_xscale() == "linear"
+        drawn = by_look(curves)
+        rows = [label.get_text() for label in ends.get_yticklabels()]
+        assert rows == ([*own] if width > 5 else [""] * 3)
+        for row, (system, (start, end, all_ends)) in enumerate(own.items()):
+            (first, last) = drawn[named[system]]
+            assert first == pytest.approx((0, start)) and last == pytest.approx((10, end))
+            color, marker = named[system][:2]
+            hollow = named[system][3]
+            marks = [line for line in ends.lines if look(line) == (color, marker, "None", hollow)]
+            assert {x for line in marks for x, _ in points(line)} == all_ends
+            assert {y for line in marks for _, y in points(line)} == {row}
 
 
 def test_missing_pieces_and_hostile_text(tmp_path):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from diffeqformer.studies.elastic_figures import every_depth, findings, result_of
+from diffeqformer.studies.elastic_figures import KINDS, every_depth, findings, result_of
+from tests.studies.drawn import by_look, legend
 
 
 def record(kind: str, steps: int, perplexity: float | None, seed: int = 0, updates: int = 100) -> dict:
@@ -47,6 +48,32 @@ def test_numbers_are_kept_and_the_page_is_written(tmp_path):
     assert arrays["perplexity"][:2].tolist() == [21.0, 20.0] and np.isnan(arrays["loss"][-3])
     text = result.write().read_text(encoding="utf-8")
     assert "Made &lt;b&gt;by hand&lt;/b&gt;." in text and "600 evaluations of the field" in text
+
+
+@pytest.mark.parametrize("width", [8.0, 3.6])
+def test_every_kind_is_drawn_where_it_is_and_under_its_name(width):
+    figure = every_depth([*RECORDS, record("elastic", 6, 22.0, seed=1), record("fixed", 24, 26.0)], width=width)
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("steps run (depth)", "validation perplexity")
+    assert axis.get_xscale() == "log" and axis.get_xlim()[0] < 3 and axis.get_xlim()[1] > 24
+    named, drawn = legend(figure), by_look(axis)
+    assert [*named] == [*KINDS.values()]
+    expected = {
+        "elastic": [(3, 21.0), (6, 21.0), (12, 20.2), (24, 20.8)],  # means over seeds
+        "dedicated": [(3, 20.0), (6, 25.0)],
+        "vanilla": [(3, 21.0), (6, 20.0)],
+        "fixed": [(3, 4000.0), (6, 25.0), (24, 26.0)],  # with its own depth
+    }
+    for kind, marks in expected.items():
+        assert drawn.pop(named[KINDS[kind]]) == marks, kind
+    # What one checkpoint reads is a line; what was trained for a depth a hollow mark.
+    assert [named[KINDS[kind]][2:] for kind in expected] == [
+        ("-", False),
+        ("None", True),
+        ("None", True),
+        ("--", False),
+    ]
+    assert drawn == {(named[KINDS["elastic"]][0], ".", "None", False): [(6, 20.0), (6, 22.0)]}, "its seeds"
 
 
 @pytest.mark.parametrize("width", [8.0, 3.6])

@@ -276,7 +276,7 @@ def spectra(
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(hidden_of(config), ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
-    continuous = config.weights is not None
+    continuous = config.time is not None
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:

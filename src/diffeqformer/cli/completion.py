@@ -47,7 +47,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
         if choice := getattr(module, "CHOICE", None):
             known[verb] = (*choice.known, *ALWAYS)
             for name in choice.known:
-                known |= _words(f"{verb} {name}", importlib.import_module(f"{choice.package}.{name}").Arguments)
+                known |= _words(f"{verb} {name}", choice.module(name).Arguments)
         elif verb in ("train", "info"):
             known |= _words(verb, getattr(module, f"{verb.title()}Arguments"), tuple(shipped_configs()))
         else:

@@ -1,4 +1,4 @@
-"""`reproduce adapt`: the paper's figure 5 at small scale: pretrain on one text, fine-tune on another, at several depths.
+"""`reproduce adapt`: the paper's figure 5 at small scale: pretrain on one text, fine-tune on another, at other depths.
 
 Both systems are pretrained on each of two texts. DiffEqFormer, pretrained at N steps, is populated at each of the
 depths and fine-tuned on the other text by LoRA and in full; so is the deeper vanilla GPT, at its only depth. The models
@@ -126,7 +126,7 @@ def _runs(
     for source, text in permutations(texts):
         for system in systems:
             base = load_run(folder / source / system, progress=progress)
-            depths = arguments.depths if base.config.model.weights else (base.config.model.steps,)
+            depths = arguments.depths if base.config.model.time else (base.config.model.steps,)
             for method, rate in LEARNING_RATES.items():
                 for steps in depths:
                     config = finetune_config(

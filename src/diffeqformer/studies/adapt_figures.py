@@ -25,8 +25,17 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from diffeqformer.report.depth_figures import perplexity_scale
-from diffeqformer.report.figures import MARKERS, NARROW, WIDE, color, finite_points, legend, style, thin
+from diffeqformer.report.figures import (
+    MARKERS,
+    NARROW,
+    WIDE,
+    color,
+    finite_points,
+    legend,
+    perplexity_scale,
+    style,
+    thin,
+)
 from diffeqformer.report.page import Figure
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, clean, compact, finite, join, number, perplexity
@@ -161,7 +170,7 @@ def _curves(axis: Any, records: Sequence[Record], systems: Sequence[System]) -> 
 
 
 def _finals(axis: Any, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
-    """Final perplexities as points with their values, one row per system, the first on top; `named` where there is room."""
+    """Final perplexities with their values, one row per system, the first on top; `named` where there is room."""
     here = [one for one in systems if _of(records, one)]
     names, ends = [], []
     for row, one in enumerate(here):

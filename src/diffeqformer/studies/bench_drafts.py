@@ -6,16 +6,15 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from diffeqformer.cli.parse import whole_numbers
+import numpy as np
+
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.inputs import evaluation_text, whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from diffeqformer.model.transformer import Transformer
 
 PROMPTS, PROMPT = 8, 16
@@ -51,8 +50,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
     depths = whole_numbers(arguments.draft_steps, "--draft-steps")
     lengths = whole_numbers(arguments.draft_length, "--draft-length")
-    from diffeqformer.cli.text import evaluation_text
-    from diffeqformer.runs.opening import load_run
+    from diffeqformer.training.run import load_run
 
     run = load_run(arguments.run, progress=progress)
     text, _ = evaluation_text(run, (), progress)
@@ -65,7 +63,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def compare_drafts(
     model: "Transformer",
-    text: "np.ndarray",
+    text: np.ndarray,
     steps: int,
     draft_steps: Sequence[int],
     draft_lengths: Sequence[int],
@@ -87,7 +85,6 @@ def compare_drafts(
     """
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from diffeqformer.model.generate import generate
     from diffeqformer.model.speculate import speculate
@@ -99,7 +96,7 @@ def compare_drafts(
     prompts = [jnp.asarray(text[None, start : start + PROMPT], jnp.int32) for start in starts]
     key, readings = jax.random.key(0), {depth: model.populate(depth) for depth in (steps, *draft_steps)}
 
-    def plain() -> "list[np.ndarray]":
+    def plain() -> list[np.ndarray]:
         return [np.asarray(generate(readings[steps], one, new, key=key, temperature=0.0))[0] for one in prompts]
 
     def drafted(depth: int, length: int) -> list[Any]:
@@ -124,23 +121,19 @@ def compare_drafts(
     return rows
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per depth and length of drafts."""
-    caption = f"Greedy text of {document['run']} at {document['steps']} steps, one prompt at a time"
-    names = {"drafts": b.entry("way"), "tokens/s": b.entry("tokens_per_second", 0)}
-    shares = {
-        "accepted": b.entry("acceptance", 2),
-        "tokens per verification": b.entry("tokens_per_reading", 2),
-        "texts equal": b.entry("equal", 2),
-    }
-    return b.timed_table(caption, document["rows"], names, shares)
-
-
 BENCHMARK = b.Benchmark(
     "drafts",
     "Generation with drafts",
     "One trained checkpoint that drafts with few steps and verifies with many, against plain decoding with many. "
     "Ratios below 1 are a gain.",
     b.times_over("plain", b.entry("way")),
-    tables,
+    b.timed_table(
+        "Greedy text of {run} at {steps} steps, one prompt at a time",
+        {"drafts": b.entry("way"), "tokens/s": b.entry("tokens_per_second", 0)},
+        {
+            "accepted": b.entry("acceptance", 2),
+            "tokens per verification": b.entry("tokens_per_reading", 2),
+            "texts equal": b.entry("equal", 2),
+        },
+    ),
 )

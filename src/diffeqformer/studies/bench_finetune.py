@@ -6,7 +6,6 @@ from typing import Any
 
 from diffeqformer.config import Config, LoRAConfig
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.bench_train import STANDARD
 from diffeqformer.studies.study import Result
@@ -61,20 +60,14 @@ def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[
     return rows
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per way to fine-tune."""
-    memory = {
-        "optimiser's state": b.memory_cell("optimizer_bytes"),
-        "temporary memory": b.memory_cell("temporary_bytes"),
-    }
-    caption = f"Fine-tuning update: {b.stated_sizes(document)}"
-    return b.timed_table(caption, document["rows"], {"model": b.entry("way")}, memory)
-
-
 BENCHMARK = b.Benchmark(
     "finetune",
     "Fine-tuning update",
     "A populated model, trained in full and by LoRA of rank 8, against an update of the vanilla transformer in full.",
     b.times_over(VANILLA, b.entry("way")),
-    tables,
+    b.timed_table(
+        "Fine-tuning update: {sizes}",
+        {"model": b.entry("way")},
+        {"optimiser's state": b.memory_cell("optimizer_bytes"), "temporary memory": b.memory_cell("temporary_bytes")},
+    ),
 )

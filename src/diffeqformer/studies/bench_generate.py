@@ -4,19 +4,19 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.bench_train import STANDARD
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from diffeqformer.model.transformer import Transformer
 
 BATCHES, PROMPT, NEW = (1, 8), 16, 200
@@ -50,10 +50,15 @@ def compare_generation(
     tokens per second.
     """
     import jax
-    import numpy as np
+    import jax.numpy as jnp
 
     from diffeqformer.model.build import build
     from diffeqformer.model.count import vanilla_twin
+    from diffeqformer.model.generate import generate
+    from diffeqformer.model.transformer import Transformer
+
+    def ours(model: Transformer, ids: jax.Array) -> None:
+        jax.block_until_ready(generate(model, ids, new_tokens, key=jax.random.key(0), temperature=0.0))
 
     models = {
         "diffeqformer": build(config, jax.random.key(0)).populate(),
@@ -64,7 +69,9 @@ def compare_generation(
         theirs = {name: _exported(model, stack, progress) for name, model in models.items()} if b.has_torch() else {}
         for batch in batches:
             prompt = np.random.default_rng(0).integers(1, config.vocabulary or 1, (batch, PROMPT), np.int32)
-            ways = {(name, "diffeqformer"): _ours(model, prompt, new_tokens) for name, model in models.items()}
+            ways: dict[tuple[str, str], b.Once] = {
+                (name, "diffeqformer"): partial(ours, model, jnp.asarray(prompt)) for name, model in models.items()
+            }
             ways |= {(name, "transformers"): made(prompt, new_tokens) for name, made in theirs.items()}
             seconds = b.take_turns({" by ".join(way): once for way, once in ways.items()}, rounds, progress)
             reference = seconds["vanilla by diffeqformer"]
@@ -73,20 +80,6 @@ def compare_generation(
                 speed = batch * new_tokens / row["median_seconds"]
                 rows.append({"model": name, "library": library, "batch": batch, **row, "tokens_per_second": speed})
     return rows
-
-
-def _ours(model: "Transformer", prompt: "np.ndarray", new_tokens: int) -> b.Once:
-    import jax
-    import jax.numpy as jnp
-
-    from diffeqformer.model.generate import generate
-
-    ids = jnp.asarray(prompt)
-
-    def once() -> None:
-        jax.block_until_ready(generate(model, ids, new_tokens, key=jax.random.key(0), temperature=0.0))
-
-    return once
 
 
 def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Callable[[np.ndarray, int], b.Once]":
@@ -104,7 +97,7 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
     export(Run(folder, Config(model=model.config), tokenizer, model, 0), folder, progress=progress)
     theirs: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
-    def made(prompt: "np.ndarray", new_tokens: int) -> b.Once:
+    def made(prompt: np.ndarray, new_tokens: int) -> b.Once:
         ids = torch.tensor(prompt, dtype=torch.long)
         wanted = {"max_length": None, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
 
@@ -115,13 +108,6 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
         return once
 
     return made
-
-
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per model, library and batch."""
-    caption = f"Greedy text: {b.stated_sizes(document)}, {document['new_tokens']} new tokens"
-    names = {"model": b.entry("model"), "by": b.entry("library"), "batch": b.entry("batch")}
-    return b.timed_table(caption, document["rows"], names | {"tokens/s": b.entry("tokens_per_second", 0)})
 
 
 def marks(document: b.Document) -> list[str]:
@@ -142,6 +128,10 @@ BENCHMARK = b.Benchmark(
     "A populated DiffEqFormer and a vanilla transformer with a key-value cache, here and, where it is installed, "
     "exported to Transformers. Ratios are times over our vanilla model's.",
     b.times_over("vanilla by diffeqformer, batch 1", "{0[model]} by {0[library]}, batch {0[batch]}".format),
-    tables,
+    b.timed_table(
+        "Greedy text: {sizes}, {new_tokens} new tokens",
+        {"model": b.entry("model"), "by": b.entry("library"), "batch": b.entry("batch")}
+        | {"tokens/s": b.entry("tokens_per_second", 0)},
+    ),
     marks,
 )

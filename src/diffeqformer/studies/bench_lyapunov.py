@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -44,7 +45,7 @@ def compare_lyapunov(
     repeats: int = 5,
     batch: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = Silent(),
 ) -> dict[str, Any]:
     """Time the leading exponent of all inputs for the last output of `tokens` random tokens, both ways.
 
@@ -64,7 +65,6 @@ def compare_lyapunov(
     """
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from diffeqformer.analysis.exponents import first_tangents
     from diffeqformer.analysis.lyapunov import populated
@@ -81,7 +81,7 @@ def compare_lyapunov(
     first = first_tangents(config.width, 1, jax.random.key(seed), jnp.float32)
     fast = _compiled(model, ids, first)
     arguments = model, ids, jnp.asarray(tokens - 1), jnp.arange(tokens), first
-    with (progress or Silent()).stage("Pairwise exponents, both ways", repeats + 2) as stage:
+    with progress.stage("Pairwise exponents, both ways", repeats + 2) as stage:
         times, found = [], None
         for _ in range(repeats + 1):  # the first is a warm-up
             taken, found = _timed(partial(fast, *arguments))
@@ -90,18 +90,13 @@ def compare_lyapunov(
         dense = jax.jit(_dense, static_argnames="batch").lower(model, ids, first, batch).compile()
         dense_seconds, wanted = _timed(partial(dense, model, ids, first))
         stage.advance(1, f"dense {dense_seconds:.1f} s")
-    seconds = float(np.median(times[1:]))
     twice = _compiled(model, jnp.concatenate([ids, ids]), first)
     return {
         "width": config.width,
         "steps": config.steps,
         "heads": config.heads,
         "tokens": tokens,
-        "seconds": seconds,
-        "spread": [min(times[1:]), max(times[1:])],
-        "dense_seconds": dense_seconds,
-        "ratio": dense_seconds / seconds,
-        "ratio_spread": [dense_seconds / max(times[1:]), dense_seconds / min(times[1:])],
+        **b.beside_dense(times[1:], dense_seconds),
         "largest_difference": float(np.abs(np.asarray(found) - np.asarray(wanted)).max()),
         "temporary_bytes": temporary_bytes(fast),
         "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
@@ -160,17 +155,12 @@ def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "A
     return jax.lax.scan(body, (x, q, jnp.zeros((ids.size, first.shape[1]), x.dtype)), layers)[0][2]
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row."""
-    caption = "Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"
-    return b.against_dense(caption, document)
-
-
+CAPTION = "Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"
 BENCHMARK = b.Benchmark(
     "lyapunov",
     "Lyapunov exponents",
     "Products of Jacobians with tangents, against whole Jacobians by reverse mode on the same inputs. In brackets: "
     "lowest and highest.",
-    lambda document: f"Exponents without whole Jacobians take a {number(document['ratio'])}th of the time.",
-    tables,
+    lambda document: f"Without whole Jacobians exponents are {number(document['ratio'])} times as fast.",
+    lambda document: b.dense_table(CAPTION, document),
 )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diffeqformer.cli.parse import whole_numbers
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
 from diffeqformer.studies import bench_train
 from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.inputs import whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
     model, ids = abstract(config), jax.ShapeDtypeStruct((batch, config.context + 1), np.int32)
     plan = jax.jit(jax.value_and_grad(next_token_loss)).lower(model, ids).compile().memory_analysis()
     temporary = 0 if plan is None else int(plan.temp_size_in_bytes)
-    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.weights else None
+    layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.time else None
     weights = _FLOAT32 * count(model)
     return {
         "weights": config.weights.kind,
@@ -116,7 +116,7 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
 
 
 def growth(rows: Sequence[b.Row], method: str) -> tuple[int, int, float] | None:
-    """Fewest and most steps of a method, and its temporary memory at the most over that at the fewest, if they differ."""
+    """Fewest and most steps of a method, and its temporary memory at these over that at those; `None` if equal."""
     found = {row["steps"]: row["temporary_bytes"] for row in rows if row["gradient"] == method}
     few, many = min(found, default=0), max(found, default=0)
     return (few, many, found[many] / found[few]) if few < many else None

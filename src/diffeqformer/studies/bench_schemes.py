@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from diffeqformer.config import Config, LayerConfig, ModelConfig, TrainerConfig
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
@@ -131,20 +130,15 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
     return jax.jit(update, donate_argnums=0)
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per scheme."""
-    names = {"scheme": b.entry("scheme"), "NFE": "{0[evaluations][attention]} + {0[evaluations][feed_forward]}".format}
-    predicted = {"predicted": "predicted_ratio", "measured / predicted": "measured_over_predicted"}
-    caption = f"Training update by scheme: {b.stated_sizes(document)}"
-    more = {column: b.entry(name, 3) for column, name in predicted.items()}
-    return b.timed_table(caption, document["rows"], names, more)
-
-
 BENCHMARK = b.Benchmark(
     "schemes",
     "Schemes",
     "One update by each scheme against Euler's, and against what its NFE (of attention and feed-forward) predicts from "
     "Euler's and Heun's medians. The hand-written update has none of this library's solver.",
     b.times_over("euler", b.entry("scheme")),
-    tables,
+    b.timed_table(
+        "Training update by scheme: {sizes}",
+        {"scheme": b.entry("scheme"), "NFE": "{0[evaluations][attention]} + {0[evaluations][feed_forward]}".format},
+        {"predicted": b.entry("predicted_ratio", 3), "measured / predicted": b.entry("measured_over_predicted", 3)},
+    ),
 )

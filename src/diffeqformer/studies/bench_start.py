@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
@@ -57,16 +56,11 @@ def compare_start(
     return [{"command": name, **b.summary(times, seconds[PYTHON])} for name, times in seconds.items()]
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per command."""
-    return b.timed_table("Start of a command", document["rows"], {"command": b.entry("command")})
-
-
 BENCHMARK = b.Benchmark(
     "start",
     "Start-up",
     "Each command as a process of its own, from start to end, against a Python that does nothing. Importing the "
     "package and asking for help load no JAX.",
     b.times_over(PYTHON, b.entry("command")),
-    tables,
+    b.timed_table("Start of a command", {"command": b.entry("command")}),
 )

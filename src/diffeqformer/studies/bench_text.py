@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diffeqformer.config import Config, read_yaml, shipped_configs
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -50,13 +52,11 @@ def compare_text(
     `characters`, how much of the text.
 
     **Returns:** one row for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
-    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is read), and of
-    seconds per token the numbers of `summary`, ratios to the update's.
+    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is
+    read), and of seconds per token the numbers of `summary`, ratios to the update's.
 
     **Raises:** `BadInput` for a text that cannot be read.
     """
-    import numpy as np
-
     from diffeqformer.data.cache import tokens_of
     from diffeqformer.data.loader import Loader
     from diffeqformer.data.tokenizer import train_tokenizer

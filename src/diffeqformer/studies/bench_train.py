@@ -6,7 +6,6 @@ from typing import Any
 
 from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
@@ -83,12 +82,6 @@ def _torch_update(config: Config) -> b.Once:
     return once
 
 
-def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per model."""
-    caption, memory = f"Training update: {b.stated_sizes(document)}", b.memory_cell("temporary_bytes")
-    return b.timed_table(caption, document["rows"], {"model": b.entry("model")}, {"temporary memory": memory})
-
-
 def marks(document: b.Document) -> list[str]:
     """How far DiffEqFormer and PyTorch are from our vanilla model."""
     ratio = {row["model"]: row["ratio_of_medians"] for row in document["rows"]}
@@ -107,6 +100,10 @@ BENCHMARK = b.Benchmark(
     "GPT-2, against that of the vanilla transformer of the same size. The release of the paper's authors, measured "
     "in its own stack on a CPU at this size, takes 6.8 to 8.5 times its vanilla model's time.",
     b.times_over("vanilla", b.entry("model")),
-    tables,
+    b.timed_table(
+        "Training update: {sizes}",
+        {"model": b.entry("model")},
+        {"temporary memory": b.memory_cell("temporary_bytes")},
+    ),
     marks,
 )

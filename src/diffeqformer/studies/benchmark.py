@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import tyro
 
 from diffeqformer.config import Config, ModelConfig
@@ -26,14 +27,13 @@ from diffeqformer.report.text import join, number, size
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from diffeqformer.report.page import Figure
 
 Document = Mapping[str, Any]
 """What `diffeqformer bench NAME --json` prints."""
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
+Tables = Callable[[Document], tuple[Table, ...]]
 Once = Callable[[], object]
 """One update, or whatever else is timed, from start to end."""
 COMPARED = ("jax", "torch", "transformers")
@@ -74,7 +74,7 @@ class Benchmark:
     about: str
     """What is compared with what."""
     headline: Callable[[Document], str]
-    tables: Callable[[Document], tuple[Table, ...]]
+    tables: Tables
     marks: Callable[[Document], Sequence[str]] = lambda document: ()
     """What is to be reached, and whether it is."""
     figures: "Callable[[Document], tuple[Figure, ...]]" = lambda document: ()
@@ -92,8 +92,6 @@ class Benchmark:
 
     def result(self, document: Document) -> Result:
         """What a document says, measured now or kept."""
-        import numpy as np
-
         rows = document.get("rows", [document])
         columns = [name for name, value in rows[0].items() if isinstance(value, int | float)]
         return Result(
@@ -134,10 +132,8 @@ def summary(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any
     }
 
 
-def random_batch(config: Config) -> "np.ndarray":
+def random_batch(config: Config) -> np.ndarray:
     """Random tokens of the shape of a training batch, (batch, context + 1)."""
-    import numpy as np
-
     shape = (config.trainer.batch_size, config.model.context + 1)
     return np.random.default_rng(0).integers(0, config.model.vocabulary or 0, shape, dtype=np.int32)
 
@@ -204,7 +200,7 @@ def sizes(config: Config) -> dict[str, int]:
 def sizes_of_model(model: ModelConfig) -> dict[str, int]:
     """The same of a model alone; `d_emb` if its weights depend on time."""
     own = {name: getattr(model, name) for name in ("width", "steps", "heads", "context", "vocabulary")}
-    return own | {"d_emb": model.weights.d_emb} if model.time else own
+    return own | {"d_emb": model.time.d_emb} if model.time else own
 
 
 def mark(what: str, value: float, met: bool) -> str:
@@ -245,19 +241,23 @@ def seconds(value: float) -> str:
     return f"{number(scaled, 2 if scaled < 10 else 1 if scaled < 100 else 0)} {unit}"
 
 
-def timed_table(
-    caption: str, rows: Sequence[Row], names: Mapping[str, Cell], more: Mapping[str, Cell] | None = None
-) -> tuple[Table, ...]:
-    """One row per thing that was timed.
+def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell] | None = None) -> Tables:
+    """How a document becomes a table with one row per thing that was timed.
 
-    **Arguments:** `names` and `more`, the columns before and after those of `TIMES` and `RATIOS`.
+    **Arguments:** `caption`, with entries of the document in braces; `names` and `more`, the columns before and after
+    those of `TIMES` and `RATIOS`.
     """
-    more = more or {}
-    cells = tuple(
-        (*(cell(row) for cell in names.values()), *times(row), *ratios(row), *(cell(row) for cell in more.values()))
-        for row in rows
-    )
-    return (Table(caption, (*names, *TIMES, *RATIOS, *more), cells),)
+    before, after = names.values(), (more or {}).values()
+
+    def tables(document: Document) -> tuple[Table, ...]:
+        rows = tuple(
+            (*(cell(row) for cell in before), *times(row), *ratios(row), *(cell(row) for cell in after))
+            for row in document["rows"]
+        )
+        sizes = {"sizes": stated_sizes(document)} if "sizes" in document else {}
+        return (Table(caption.format(**{**document, **sizes}), (*names, *TIMES, *RATIOS, *(more or {})), rows),)
+
+    return tables
 
 
 def entry(name: str, decimals: int | None = None) -> Cell:
@@ -270,15 +270,25 @@ def memory_cell(name: str) -> Cell:
     return lambda row: "" if row[name] is None else size(row[name])
 
 
-def against_dense(caption: str, document: Document) -> tuple[Table, ...]:
-    """One row: a fast way beside a dense computation."""
+def beside_dense(seconds: Sequence[float], dense_seconds: float) -> dict[str, Any]:
+    """The times of a fast way, and how many times as long a dense computation took."""
+    median, low, high = statistics.median(seconds), min(seconds), max(seconds)
+    return {
+        "seconds": median,
+        "spread": [low, high],
+        "dense_seconds": dense_seconds,
+        "ratio": dense_seconds / median,
+        "ratio_spread": [dense_seconds / high, dense_seconds / low],
+    }
+
+
+def dense_table(caption: str, document: Document) -> tuple[Table, ...]:
+    """One row of what `beside_dense` counts, and the largest difference of what both ways compute."""
     low, high = document["ratio_spread"]
-    spread = " to ".join(seconds(one) for one in document["spread"])
     row = (
-        f"{seconds(document['seconds'])} ({spread})",
+        "{} ({} to {})".format(*map(seconds, (document["seconds"], *document["spread"]))),
         seconds(document["dense_seconds"]),
         f"{number(document['ratio'])} ({number(low)} to {number(high)})",
         f"{document['largest_difference']:.1e}",
     )
-    columns = ("time", "dense computation", "ratio", "largest difference")
-    return (Table(caption.format(**document), columns, (row,)),)
+    return (Table(caption.format(**document), ("time", "dense computation", "ratio", "largest difference"), (row,)),)

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
-from diffeqformer.report.depth_figures import perplexity_scale
-from diffeqformer.report.figures import MARKERS, NARROW, WIDE, color, legend, plain_log, spaced, style
+from diffeqformer.report.figures import MARKERS, NARROW, WIDE, color, legend, perplexity_scale, plain_log, spaced, style
 from diffeqformer.report.page import Figure
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, finite, join, perplexity
