@@ -195,8 +195,9 @@ class _Pace:
             # Another model makes every share smaller, so what is too little now needs no further measurement.
             if len(self.updates) < len(self.costs) or (self.updates and self.share < part):
                 break
-            progress.say(f"timing a few updates: {_named(config)}")
             self.costs.append(measure(config, tokens, readings))
+            besides, each = self.costs[-1]
+            progress.say(f"timed {_named(config)}: {each:.3f} s per update, {besides:.0f} s besides")
             self.updates = plan(self.costs, self.whole, least, self._left(USED_AT_FIRST))
         self.began, self.told = time.perf_counter(), False
 
