@@ -2,14 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from diffeqformer.evaluation.depth import DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation
-from diffeqformer.report.depth_figures import field_evaluations, quality_over_compute, quality_over_depth
-from diffeqformer.report.depth_page import comparisons, depth_page, depths_table, finding, marks_table
-from diffeqformer.report.figures import save
-from diffeqformer.report.page import write_page
+from diffeqformer.report.figures import COLORS, save
+from diffeqformer.studies.depth import comparisons, depths_table, exits_table, finding, marks_table, result
+from diffeqformer.studies.depth_figures import field_evaluations, quality_over_compute, quality_over_depth
+from tests.studies.pictures import WIDTHS, hexed, legend, points
 
 HOSTILE = "</svg><script>alert(1)</script>$x$ & _y"
 
@@ -57,10 +58,12 @@ def test_other_models_are_named_with_what_they_are_compared_to():
 
 def test_tables():
     found = curve({4: 60.0, 6: 20.0}, VANILLA, LORA)
-    columns, rows = depths_table(found)
+    table = depths_table(found)
+    columns, rows = table.columns, table.rows
     assert rows[0] == ("4", "60.00", "3.00\u00a0times", "4.0943", "1.500", "4 + 8", "3,000")
     assert rows[1][:3] == ("6 (own)", "20.00", "–") and {len(row) for row in rows} == {len(columns)}
-    columns, rows = marks_table(found)
+    table = marks_table(found)
+    columns, rows = table.columns, table.rows
     assert rows[0][:5] == ("DiffEqFormer, fine-tuned: LoRA", "runs/lora", "4", "22.00", "60.00")
     assert rows[1][:5] == ("Vanilla GPT", "runs/gpt", "8", "21.00", "–") and len(rows[1]) == len(columns)
 
@@ -69,22 +72,56 @@ def test_compute_is_the_mean_of_both_halves_times_tokens():
     assert field_evaluations(measured(20.0, 4)) == 6 * 1000
 
 
-@pytest.mark.parametrize("width", [9.4, 3.7])
-def test_figures_show_every_depth_and_mark(width):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_perplexity_stands_above_the_number_of_steps(width):
     found = curve({3: math.nan, 4: 60.0, 6: 20.0, 12: 90.0}, LORA, VANILLA)
-    axis = quality_over_depth(found, width=width).axes[0]
-    places = {(float(x), float(y)) for line in axis.lines for x, y in line.get_xydata() if 0 <= y <= 1e4 and y > 1}
-    assert places >= {(4, 60), (6, 20), (12, 90), (4, 22), (8, 21)}
+    figure = quality_over_depth(found, width=width)
+    axis = figure.axes[0]
+    line, marks, ring, lora, gpt = axis.lines[:5]
+    for one in (line, marks):
+        assert points(one).tolist() == [[4, 60], [6, 20], [12, 90]] and hexed(one) == COLORS[0]
+    assert points(ring).tolist() == [[6, 20]] and ring.get_markersize() > 10  # around its own depth
+    assert points(lora).tolist() == [[4, 22]] and lora.get_markerfacecolor() == COLORS[1]  # fine-tuned: filled
+    assert points(gpt).tolist() == [[8, 21]] and gpt.get_markerfacecolor() == "none"
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("steps run (depth)", "perplexity")
     assert axis.get_yscale() == "log" and {4, 6, 8, 12} <= set(axis.get_xticks())
-    speed, work = quality_over_compute(found, width=width).axes
-    for axis, x in ((speed, 1000.0), (work, 18 * 1000 / 1e6)):
-        assert any(line.get_xydata().tolist()[-1:] == [[x, 90.0]] for line in axis.lines)
-        assert {"4", "6", "12", "8"} == {text.get_text() for text in axis.texts}
+    assert legend(figure) == {
+        "DiffEqFormer, not fine-tuned": COLORS[0],
+        "fine-tuned: LoRA": COLORS[1],
+        "Vanilla GPT, trained at that depth": COLORS[2],
+    }
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_perplexity_stands_above_speed_and_work(width):
+    found = curve({3: math.nan, 4: 60.0, 6: 20.0, 12: 90.0}, LORA, VANILLA)
+    figure = quality_over_compute(found, width=width)
+    speed, work = figure.axes
+    cost = {speed: lambda steps: 12000 / steps, work: lambda steps: 1.5 * steps * 1000 / 1e6}
+    for axis, x in cost.items():
+        assert points(axis.lines[0]) == pytest.approx(points(axis.lines[1]))
+        wanted = [[x(4), 60], [x(6), 20], [x(12), 90]]
+        assert points(axis.lines[0]) == pytest.approx(np.array(wanted))
+        assert points(axis.lines[-1])[0] == pytest.approx([x(8), 21])
+        assert {text.get_text(): text.xy[1] for text in axis.texts} == {"4": 22, "6": 20, "12": 90, "8": 21}
+    assert speed.get_xlabel() == "tokens per second" and work.get_xlabel().startswith("evaluations of the field")
+    assert speed.get_ylabel() == "perplexity" and len(legend(figure)) == 3
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_early_exit_stands_above_its_mean_number_of_steps(width):
+    exits = {0.1: measured(30.0, 3), 0.01: measured(25.0, 5)}
+    found = DepthCurve("D", 6, {6: measured(20.0, 6), 12: measured(21.0, 12)}, (), exits)
+    figure = quality_over_depth(found, width=width)
+    (line,) = (one for one in figure.axes[0].lines if one.get_marker() == "x")
+    assert points(line).tolist() == [[3, 30], [5, 25]]
+    assert legend(figure)["early exit from 12 steps (mean taken)"] == hexed(line) != COLORS[0]
+    assert [row[:2] for row in exits_table(found).rows] == [("0.1", "3.00"), ("0.01", "5.00")]
 
 
 def test_hostile_names_stay_text(tmp_path):
     found = curve({4: 60.0, 6: 20.0}, Mark(HOSTILE, False, HOSTILE, 5, measured(25.0, 5, None)), name=HOSTILE)
-    page = write_page(tmp_path, "depth", depth_page(found, HOSTILE), found.arrays()).read_text(encoding="utf-8")
+    page = result(found, HOSTILE, {}).write(tmp_path).read_text(encoding="utf-8")
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
     assert "&lt;script&gt;" in save(quality_over_depth(found), "svg").decode()
     assert {"perplexity-steps.png", "perplexity-compute.svg", "depth.npz"} <= {p.name for p in tmp_path.iterdir()}
@@ -92,4 +129,4 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_nothing_that_can_be_drawn_is_still_a_page(tmp_path):
     found = curve({6: math.nan})
-    assert "no finite perplexity" in write_page(tmp_path, "depth", depth_page(found, "t"), found.arrays()).read_text()
+    assert "no finite perplexity" in result(found, "t", {}).write(tmp_path).read_text()

@@ -1,0 +1,61 @@
+"""The figures of the test of explanations show every method where its numbers are."""
+
+import numpy as np
+import pytest
+
+from diffeqformer.analysis.faithfulness import METHODS, Faithfulness, interval
+from diffeqformer.studies.attribution import DESCRIPTIONS, trust
+from diffeqformer.studies.attribution_figures import correlations, curves
+from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
+
+COUNTS = np.array([1, 2, 4])
+
+
+@pytest.fixture
+def found() -> Faithfulness:
+    draw = np.random.default_rng(0).normal
+    shape = (5, len(METHODS))
+    kinds = draw(size=shape), draw(size=shape), draw(size=(*shape, 3)), draw(size=(*shape, 3)) + 5
+    return Faithfulness(METHODS, np.arange(5), COUNTS, *kinds)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_correlations_are_the_estimates_the_best_above(found, width):
+    axes = correlations(found, width=width).axes
+    methods = list(found.ranking("strength")[::-1])
+    for axis, measure, said in zip(axes, ("strength", "direction"), ("without signs", "with signs"), strict=True):
+        if axis is axes[0] or width < 5:  # side by side they share the names
+            assert [label.get_text() for label in axis.get_yticklabels()] == methods
+        assert said in title(axis)
+        drawn = [points(line) for line in axis.lines[: 2 * len(methods)]]
+        for row, method in enumerate(methods):
+            one = found.estimates(measure)[method]
+            np.testing.assert_allclose(drawn[2 * row], [[one.low, row], [one.high, row]])
+            np.testing.assert_allclose(drawn[2 * row + 1], [[one.mean, row]])
+        assert not axis.yaxis_inverted()
+    assert axes[-1].get_xlabel() == "rank correlation"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_curves_are_means_over_contexts_against_counts(found, width):
+    figure = curves(found, width=width)
+    said = [("deletion", "tokens replaced"), ("insertion", "tokens put back")]
+    for axis, values, (name, label) in zip(figure.axes, (found.deletion, found.insertion), said, strict=True):
+        assert title(axis).startswith(name) and axis.get_xlabel() == label and axis.get_xscale() == "log"
+        assert len(axis.lines) == len(METHODS)
+        for index, line in enumerate(axis.lines):
+            np.testing.assert_allclose(points(line), np.stack([COUNTS, values[:, index].mean(0)], 1))
+            low, high = interval(values[:, index])
+            np.testing.assert_allclose(band(axis.collections[index], 2), (low[1], high[1]))
+    names = legend(figure)
+    assert list(names) == list(METHODS)
+    assert list(names.values()) == [hexed(line) for line in figure.axes[0].lines]
+    looks = {(hexed(line), str(line.get_linestyle()), line.get_marker()) for line in figure.axes[0].lines}
+    assert len(looks) == len(METHODS)
+
+
+def test_every_method_is_described_and_ranked(found):
+    assert set(DESCRIPTIONS) == set(METHODS)
+    table = trust(found, 64)
+    assert [row[0] for row in table.rows] == list(found.ranking("strength")) and "5 contexts of 64" in table.caption
+    assert all(table.numeric[1:])

@@ -1,0 +1,130 @@
+"""The figures of moving points show where they go and how gathered they are, over the times that they have."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex, to_rgb
+
+from diffeqformer.analysis.clusters import HiddenStates, Simulation, measure
+from diffeqformer.report.figures import COLORS, INK
+from diffeqformer.report.page import Cloud, frame_of
+from diffeqformer.studies.clusters import ends_of, finding, gathering, growth_name, means_of, states_table
+from diffeqformer.studies.clusters_figures import (
+    _project,
+    cloud_of,
+    measures,
+    state_measures,
+    state_trajectories,
+    trajectories,
+)
+from tests.studies.pictures import WIDTHS, band, legend, points, title
+
+TIMES = np.array([0.0, 0.7, 0.9, 1.0])
+DRAW = np.random.default_rng(0)
+STATES = DRAW.normal(size=(4, 3, 5, 3)) * np.array([4.0, 3.0, 2.0, 1.0])[:, None, None, None]  # they gather
+
+
+def simulation(order: int, times: np.ndarray = TIMES) -> Simulation:
+    states = STATES + order
+    return Simulation("particles", order, times, states[:, 0], measure(states))
+
+
+@pytest.fixture
+def hidden() -> HiddenStates:
+    explained = np.array([0.5, 0.3, 0.2])
+    return HiddenStates(TIMES, measure(STATES), np.linalg.norm(STATES, axis=-1).mean(-1), STATES[:, 0], explained)
+
+
+def test_the_third_direction_goes_up_and_the_first_two_lie_flat():
+    first, second, third = _project(np.eye(3), 35.0)
+    assert third == pytest.approx([0, math.cos(math.radians(20))])
+    assert first[0] < 0 < second[0] and first[1] < 0 and second[1] < 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_paths_go_from_a_ring_to_a_dot_in_the_colour_of_their_cluster(width):
+    panels = [Cloud("f", STATES[:, 0], (0, 0, 1, -1, 1)), Cloud("g", STATES[:, 1], (-1,) * 5)]
+    figure = trajectories(panels, width=width)
+    for axis, panel in zip(figure.axes, panels, strict=False):
+        middle, reach = frame_of(panel.states)
+        seen = _project((panel.states - middle) / reach, 35.0)
+        paths = next(c for c in axis.collections if len(c.get_paths()) == 5 and len(c.get_segments()[0]) > 2)
+        for point, path in enumerate(paths.get_segments()):
+            np.testing.assert_allclose(path[[0, -1]], seen[[0, -1], point])
+        rings, dots = axis.collections[-2:]
+        np.testing.assert_allclose(rings.get_offsets(), seen[0])
+        np.testing.assert_allclose(dots.get_offsets(), seen[-1])
+        assert len(rings.get_facecolor()) == 0 and len(dots.get_facecolor()) == 5
+        shades = [COLORS[n] if n >= 0 else INK for n in panel.series]
+        assert [to_hex(c) for c in dots.get_facecolor()] == [to_hex(c) for c in rings.get_edgecolor()] == shades
+        assert axis.get_title(loc="center") == panel.title
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_measures_are_medians_over_systems_at_their_times(width):
+    several = [simulation(0), simulation(2)]
+    figure = measures(several, 0.3, width=width)
+    of = lambda one: (one.measures.clusters(0.3), one.measures.clusters(0.3, of="now"), one.measures.distance,
+                      one.measures.energy)  # fmt: skip
+    titles = ("first mean distance", "present one", "mean distance of two points", "interaction energy")
+    for place, (axis, said) in enumerate(zip(figure.axes, titles, strict=True)):
+        for index, one in enumerate(several):
+            values = of(one)[place]
+            np.testing.assert_allclose(points(axis.lines[index]), np.stack([TIMES, np.median(values, axis=1)], 1))
+            low, high = np.quantile(values[1], (0.25, 0.75))
+            np.testing.assert_allclose(band(axis.collections[index], 0.7), (low, high))
+        assert said in title(axis) and axis.get_xlabel() == "time"
+        assert (axis.get_yscale() == "log") == (place == 2)
+    assert set(points(figure.axes[3].lines[-1])[:, 1]) == {math.e / 2}
+    assert legend(figure) == {"f = 1 (shared)": COLORS[0], "f = τ²": COLORS[1]}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden, width):
+    figure = state_measures(hidden, (0.25, 0.5), width=width)
+    wanted = [
+        [hidden.measures.clusters(share, of="now") / 5 for share in (0.25, 0.5)],
+        [hidden.norm], [hidden.measures.distance], [hidden.measures.energy],
+    ]  # fmt: skip
+    titles = ("clusters per token", "mean length of a state", "mean distance of two states", "interaction energy")
+    for axis, curves, said in zip(figure.axes, wanted, titles, strict=True):
+        for line, values in zip(axis.lines, curves, strict=False):
+            np.testing.assert_allclose(points(line), np.stack([TIMES, np.median(values, axis=1)], 1))
+        assert (title(axis), axis.get_xlabel()) == (said, "depth") and axis.get_yscale() == "linear"
+    assert list(legend(figure)) == [f"clusters at {share} % of the mean distance" for share in (25, 50)]
+    assert list(legend(figure).values()) == list(COLORS[:2])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_first_token_is_orange_and_the_last_blue(hidden, width):
+    (axis,) = state_trajectories(hidden, width=width).axes
+    rings, dots = axis.collections[-2:]
+    middle, reach = frame_of(hidden.projection)
+    seen = _project((hidden.projection - middle) / reach, 35.0)
+    np.testing.assert_allclose(rings.get_offsets(), seen[0])
+    np.testing.assert_allclose(dots.get_offsets(), seen[-1])
+    first, last = dots.get_facecolor()[[0, -1], :3]
+    assert tuple(first) == pytest.approx(to_rgb("#e69f00")) and tuple(last) == pytest.approx(to_rgb("#0072b2"))
+
+
+def test_points_that_end_together_have_one_colour_and_a_lone_one_none():
+    states = np.zeros((2, 4, 3))
+    states[0] = 5 * DRAW.normal(size=(4, 3))
+    states[1, 2:] = [[9.0, 0, 0], [0, 9.0, 0]]
+    cloud = cloud_of(Simulation("particles", 1, TIMES[:2], states, measure(states[:, None])), 0.1)
+    assert cloud.series == (0, 0, -1, -1) and cloud.title == growth_name(1) == "f = τ"
+
+
+def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
+    row = ends_of(simulation(0), 0.3)
+    assert row["distance"] == [float(np.median(simulation(0).measures.distance[i])) for i in (0, -1)]
+    assert "particles: 2 with f = τ, 4 with f = 1 (shared)" in finding(
+        [row | {"clusters_of_present": [5, 4]}, row | {"order": 1, "clusters_of_present": [5, 2]}]
+    )
+    rows = means_of(hidden, (0.25, 0.5))
+    assert [r["depth"] for r in rows] == TIMES.tolist()
+    assert [r[0] for r in states_table(rows, (0.25, 0.5), "c").rows] == ["0.000", "0.700", "0.900", "1.000"]
+    start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
+    for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
+        assert said in gathering(start, {"energy": energy, "clusters": {"0.5": clusters}}, "0.5")

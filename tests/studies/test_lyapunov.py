@@ -1,0 +1,49 @@
+"""The figure of exponents shows every input's score and error at its place."""
+
+import numpy as np
+import pytest
+
+from diffeqformer.analysis.end_to_end import EndToEnd
+from diffeqformer.analysis.lyapunov import Pairwise
+from diffeqformer.report.figures import save
+from diffeqformer.studies.lyapunov import of_end_to_end, of_pairwise
+from diffeqformer.studies.lyapunov_figures import token_exponents
+from tests.studies.pictures import WIDTHS, points
+
+SCORES, ERRORS = np.array([0.1, -np.inf, 0.3]), np.array([0.01, 0.02, 0.05])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_scores_stand_at_their_tokens_with_their_errors(width):
+    panels = {"pairwise": (SCORES, None), "end-to-end": (SCORES - 1, ERRORS)}
+    figure = token_exponents(["$a$", "_b", "<c>"], panels, width=width)
+    for axis, (label, (scores, errors)) in zip(figure.axes, panels.items(), strict=True):
+        assert axis.get_ylabel() == label
+        shown = points(axis.lines[0])
+        np.testing.assert_allclose(shown[:, 0], [0, 1, 2])
+        np.testing.assert_allclose(shown[:, 1], [scores[0], np.nan, scores[2]])  # no exponent of minus infinity
+        if errors is not None:
+            first, _, third = (np.array(bar) for bar in axis.collections[0].get_segments())
+            np.testing.assert_allclose(first, [[0, scores[0] - 0.01], [0, scores[0] + 0.01]])
+            np.testing.assert_allclose(third[:, 1], [scores[2] - 0.05, scores[2] + 0.05])
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    if width > 5:
+        assert labels == ["$a$", "_b", "<c>"] and "$a$" in save(figure, "svg").decode()
+    else:
+        assert figure.axes[-1].get_xlabel() == "position of the input token"
+
+
+def test_a_long_text_has_positions_instead_of_pieces():
+    many = token_exponents(["x"] * 200, {"pairwise": (np.linspace(0, 1, 200), None)})
+    assert many.axes[0].get_xlabel() == "position of the input token"
+
+
+def test_what_is_drawn_is_the_last_output_up_to_itself():
+    exponents = np.array([[[2.0, 1.0], [np.nan] * 2, [np.nan] * 2], [[3.0, 0.0], [5.0, 4.0], [np.nan] * 2]])
+    part = of_pairwise(Pairwise((0, 1), exponents, 8, 1.0), "6 steps of scheme euler")
+    assert part.panel[0].tolist() == [3.0, 5.0] and part.panel[1] is None
+    assert part.columns["mean"][:2].tolist() == [1.5, 4.5] and "2 of 8 exponents" in part.descriptions["pairwise, mean"]
+    growth = exponents[..., 0]
+    probed = of_end_to_end(EndToEnd((0, 1), growth, growth / 10, exponents), 8, "6 steps")
+    assert probed.panel[0].tolist() == [3.0, 5.0] and probed.panel[1].tolist() == [0.3, 0.5]
+    assert probed.scores["end-to-end, leading"][1, 1] == 5.0 and set(probed.scores) == set(probed.descriptions)

@@ -1,0 +1,127 @@
+"""The figures of spectra show the eigenvalues where they are, and the page says what they say."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+
+from diffeqformer.analysis.spectra import RADIUS, Spectra, Spectrum
+from diffeqformer.studies.spectra import change, figures, findings
+from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
+from tests.studies.pictures import WIDTHS, points, red_is_high, warm_is_early
+
+TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
+STEPS = np.array([False, False, True, False, True])
+EDGES = np.array([0.0, 0.7, 1.0])
+
+
+def spectrum(heads: int = 2, *, seed: int = 0) -> Spectrum:
+    """No two numbers alike; real parts mostly positive and imaginary parts negative and smaller, so nothing mirrors."""
+    draw = np.random.default_rng(seed)
+    values = draw.uniform(-0.5, 2.0, (5, heads, 3)) - 1j * draw.uniform(0.1, 0.4, (5, heads, 3))
+    return Spectrum(values, -np.sort(-draw.uniform(0.1, 1.0, (5, heads, 3)), axis=-1))
+
+
+def model(*, continuous: bool = True) -> Spectra:
+    pairs = {name: spectrum(heads, seed=seed) for seed, (name, heads) in enumerate([("QK", 2), ("OV", 2), ("FF", 1)])}
+    return Spectra(TIMES, STEPS, STEPS, continuous, EDGES, pairs)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("continuous", [True, False])
+def test_real_parts_stand_at_their_depth_the_largest_above(width, continuous):
+    found = model(continuous=continuous)
+    (part,) = real_parts([("name", found)], "OV", width=width).subfigs
+    *axes, bar = part.axes
+    shown = np.ones(5, bool) if continuous else STEPS
+    for head, axis in enumerate(a for a in axes if a.get_visible()):
+        (mesh,) = axis.collections
+        wanted = np.sort(found.pairs["OV"].eigenvalues[shown, head].real, axis=-1)[:, ::-1].T  # (number, time)
+        np.testing.assert_allclose(np.asarray(mesh.get_array()).reshape(wanted.shape), wanted)
+        edges = np.array([0.0, 0.1, 0.45, 0.8, 0.95, 1.0]) if continuous else EDGES
+        np.testing.assert_allclose(mesh.get_coordinates()[0, :, 0], edges)
+        np.testing.assert_allclose(mesh.get_coordinates()[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
+        assert axis.get_ylim() == (3.5, 0.5)  # row 1, the largest, above
+        assert red_is_high(mesh) and mesh.norm.vcenter == 0 and mesh.norm(1e-3) > 0.5 > mesh.norm(-1e-3)
+        marks = [points(line)[:, 0].tolist() for line in axis.lines]
+        assert marks == ([[0.7, 1.0]] if continuous else [])
+    assert (part.get_supxlabel(), part.get_supylabel()) == ("depth t", "eigenvalue, sorted")
+    assert bar.get_ylabel() == "real part" and part.get_suptitle() == "name: OV"
+
+
+def test_a_pair_that_is_evaluated_more_often_than_there_are_steps_has_a_column_for_each_time():
+    many = np.array([True, True, True, False, True])
+    found = Spectra(TIMES, STEPS, many, False, EDGES, {"FF": spectrum(1)})
+    mesh = real_parts([("name", found)], "FF").subfigs[0].axes[0].collections[0]
+    np.testing.assert_allclose(mesh.get_coordinates()[0, :, 0], [0.0, 0.1, 0.45, 0.85, 1.0])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_summaries_are_drawn_over_depth_with_marks_at_the_steps(width):
+    models = [("first", model()), ("second", model(continuous=False))]
+    figure = summaries(models, width=width)
+    names = list(models[0][1].pairs["QK"].summaries())
+    grid = np.array(figure.axes).reshape((len(names), 3) if width < 5 else (3, len(names)))
+    grid = grid.T if width < 5 else grid
+    for row, pair in enumerate(("QK", "OV", "FF")):
+        for column, name in enumerate(names):
+            axis = grid[row, column]
+            thick = [line for line in axis.lines if line.get_marker() == "o"]
+            for (_, found), line, shown, marks in zip(
+                models, thick, (slice(None), STEPS), ([2, 4], [0, 1]), strict=True
+            ):
+                values = found.pairs[pair].summaries()[name].mean(1)
+                np.testing.assert_allclose(points(line), np.stack([TIMES[shown], values[shown]], 1))
+                assert list(line.get_markevery()) == marks
+            heads = [points(line) for line in axis.lines if line not in thick]
+            if pair != "FF":
+                np.testing.assert_allclose(heads[1][:, 1], models[0][1].pairs[pair].summaries()[name][:, 1])
+            assert (axis.get_yscale() == "log") == (name == RADIUS)
+    assert {axis.get_xlabel() for axis in grid[-1]} >= {"depth t"}
+    said = {text.get_text(): text.get_color() for text in figure.texts}
+    thick = [line.get_color() for line in grid[0, 0].lines if line.get_marker() == "o"]
+    assert [said["first"], said["second"]] == thick and thick[0] != thick[1]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_flow_has_real_parts_to_the_right_and_imaginary_parts_upwards(width):
+    found = model()
+    figure = flow("name", found, "OV", width=width)
+    *axes, bar = figure.axes
+    for head, axis in enumerate(axes):
+        values = found.pairs["OV"].eigenvalues[:, head]
+        (curves,) = (one for one in axis.collections if isinstance(one, LineCollection))
+        (dots,) = (one for one in axis.collections if one is not curves)
+        pieces = np.array(curves.get_segments()).reshape(3, 4, 2, 2)  # (number, between times, end, coordinate)
+        np.testing.assert_allclose(pieces[..., 0, :], np.stack([values[:-1].real, values[:-1].imag], -1).swapaxes(0, 1))
+        np.testing.assert_allclose(pieces[..., 1, :], np.stack([values[1:].real, values[1:].imag], -1).swapaxes(0, 1))
+        np.testing.assert_allclose(np.asarray(curves.get_array()).reshape(3, 4)[0], [0.1, 0.45, 0.8, 0.95])
+        at = values[STEPS].ravel()
+        np.testing.assert_allclose(dots.get_offsets(), np.stack([at.real, at.imag], -1))
+        np.testing.assert_allclose(dots.get_array(), np.repeat([0.7, 1.0], 3))
+        assert warm_is_early(dots) and warm_is_early(curves) and axis.get_aspect() == 1
+        assert axis.get_xlim() == axis.get_ylim() and axis.get_xlim()[1] > np.abs(at).max()
+    assert (figure.get_supxlabel(), figure.get_supylabel()) == ("real part", "imaginary part")
+    assert bar.get_ylabel() == "depth t" and len(axes) == 2
+
+
+def test_a_table_of_layers_has_dots_alone():
+    figure = flow("name", model(continuous=False), "QK")
+    assert not any(isinstance(one, LineCollection) for axis in figure.axes[:-1] for one in axis.collections)
+
+
+def test_the_second_model_is_drawn_beside_the_first():
+    models = [("first", model()), ("second", model(continuous=False))]
+    made = {one.name: one for one in figures(models)}
+    assert set(made) == {"real-parts-qk", "real-parts-ov", "real-parts-ff", "summaries"} | {
+        f"flow-{pair}{which}" for pair in ("qk", "ov", "ff") for which in ("", "-against")
+    }
+    drawn = [part.get_suptitle() for part in made["real-parts-qk"].figure.subfigs]
+    assert drawn == ["first: QK", "second: QK"] and made["flow-qk-against"].figure.get_suptitle() == "second: QK"
+
+
+def test_sentences_are_those_of_the_numbers():
+    found = model()
+    first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
+    assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}")
+    said = findings([("m", found)], fold_norm=True, seed=3)
+    assert "the norms' scales are multiplied in" in said[2] and "m: 5 times" in said[-1]
