@@ -75,9 +75,9 @@ def test_hidden_states(steps_and_edges):
 
 def test_sensitivities_are_those_of_the_steps_that_are_taken():
     """Of a single token, the exponents of all directions add up to log |det dx(1)/dx(0)| of the model's own flow."""
-    ids = tokens(1, 1)[0]
+    ids, narrow = tokens(1, 1)[0], model_of(LONG)
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model_of(LONG))
+        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), narrow)
         whole = eqx.filter_jit(lambda model, x: jax.jacfwd(lambda x: model.flow(x[None, None], steps=4).state[0, 0])(x))
         volume = np.linalg.slogdet(np.asarray(whole(model, model.embed(ids[None])[0, 0])))[1]
         width = model.config.width
