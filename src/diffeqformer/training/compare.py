@@ -156,7 +156,10 @@ def compare(
     names = [Path(config.run).name for config in configs]
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         files.require_own_folder(validate(_trained_for(config, updates.get(name, config.trainer.updates))))
-    if not updates:
+    if updates:
+        kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
+        progress.say(f"going on with the plan in {plan_file}: {kept}")
+    else:
         pace = _Pace(configs, least, readings, ends, progress)
     entries, metrics, corpus = [], [], {}
     for config, name in zip(configs, names, strict=True):
