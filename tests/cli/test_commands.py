@@ -300,7 +300,9 @@ def test_quickstart_compares_three_models_and_goes_on_where_it_was_stopped(call,
     shutil.rmtree(folder / "shared")
     (folder / "gpt" / "results.json").unlink()
     shutil.rmtree(folder / "gpt" / "checkpoints")
-    again = strict_json(call("quickstart", "--minutes", 0.5, "--json").out)
+    called = call("quickstart", "--minutes", 0.5, "--json")
+    assert f"going on with the plan in {folder / 'plan.json'}: diffeqformer 20 updates, gpt 20" in called.err
+    again = strict_json(called.out)
     for model in (*again["models"], *document["models"]):
         del model["seconds"], model["tokens_per_second"]
     assert not measured and again["models"] == document["models"]

@@ -20,7 +20,7 @@ ACCURACIES = ("acc", "acc_norm", "acc_bytes", "exact_match", "em")
 """Metrics that count right answers."""
 
 Key = tuple[str, int | None, float | None, str | None]
-"""A task and how it was asked: name, examples, limit, settings of generation."""
+"""A task and how it was evaluated: name, examples, limit, settings of generation."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Side:
     name: str
     config: Config
     entry: dict[str, Any] | None
-    """Its part of `results.json`; none if it is not finished, or was imported."""
+    """Its part of `results.json`; `None` if it is not finished, or was imported."""
     text: str | None
     """Digest of the tokens that it was trained and validated on."""
     tasks: dict[Key, dict[str, Any]]
@@ -39,7 +39,7 @@ class Side:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Stored and effective, the model written out for its own steps."""
+        """Stored and effective, of the model populated for its own steps."""
         return parameters(self.config.model)._asdict()
 
 
@@ -78,14 +78,14 @@ class Comparison:
 
     @property
     def same_text(self) -> bool:
-        """Whether both were validated on the same tokens, so that losses a token can be compared."""
+        """Whether both were validated on the same tokens, so that losses per token can be compared."""
         return self.sides[0].text is not None and self.sides[0].text == self.sides[1].text
 
 
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     """Compare two runs by their folders; no model is opened.
 
-    Of several evaluations of a task in a run, asked in the same way, the one at the run's own steps counts, else the
+    Of several evaluations of a task in a run, evaluated in the same way, the one at the run's own steps counts, else the
     newest.
 
     **Raises:** `BadInput` if a folder is no run, or if the two have nothing that could be compared.
@@ -130,7 +130,7 @@ def _renamed(side: Side) -> Side:
 
 
 def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
-    """The documents of a run's evaluations, one for each way of asking."""
+    """The documents of a run's evaluations, one for each way of evaluating."""
     found: dict[Key, dict[str, Any]] = {}
     order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
     for path in sorted((folder / FOLDER).glob("*.json")):
@@ -153,7 +153,7 @@ def _title(key: Key) -> str:
 
 
 def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """A row for each metric of a task; none if the task's version or its items differ."""
+    """One row per metric of a task; none if the task's version or its items differ."""
     if first["task_versions"] != second["task_versions"] or first["samples"] != second["samples"]:
         return []
     others = {(row["task"], row["metric"], row["filter"]): row for row in summary(dict(second))}

@@ -72,7 +72,7 @@ def compute_at(model: Model, update: float) -> float:
     shallow = updates * depth.get("shallow_fraction", 0.0) if depth.get("sample") else 0.0
     least = min(trained_depths(model))
     if update <= shallow or shallow >= updates:
-        return least * update
+        return float(least * update)
     return least * shallow + (total - least * shallow) * (update - shallow) / (updates - shallow)
 
 

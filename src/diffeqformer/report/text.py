@@ -99,3 +99,11 @@ def size(bytes_: Any) -> str:
 def join(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def drawn_depths(model: dict[str, Any]) -> list[list[str]]:
+    """One row per depth that updates were drawn at: steps, updates, loss over the last tenth, tokens per second."""
+    return [
+        [number(d["steps"]), number(d["updates"]), nats(d["loss"]), number(d["tokens_per_second"])]
+        for d in model.get("drawn", [])
+    ]

@@ -154,7 +154,10 @@ def compare(
     names = [Path(config.run).name for config in configs]
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
-    if not updates:
+    if updates:
+        kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
+        progress.say(f"going on with the plan in {plan_file}: {kept}")
+    else:
         pace = _Pace(configs, least, readings, ends, progress)
     entries, metrics, corpus = [], [], {}
     for config, name in zip(configs, names, strict=True):
@@ -193,8 +196,9 @@ class _Pace:
             # Another model makes every share smaller, so what is too little now needs no further measurement.
             if len(self.updates) < len(self.costs) or (self.updates and self.share < part):
                 break
-            progress.say(f"timing a few updates: {_named(config)}")
             self.costs.append(measure(config, tokens, readings))
+            besides, each = self.costs[-1]
+            progress.say(f"timed {_named(config)}: {each:.3f} s per update, {besides:.0f} s besides")
             self.updates = plan(self.costs, self.whole, least, self._left(USED_AT_FIRST))
         self.began, self.told = time.perf_counter(), False
 

@@ -191,10 +191,7 @@ def _picture(one: Figure) -> dict[str, Markup]:
 
 def _drawn_table(model: Model) -> Table | None:
     """Where depth was drawn: one row per depth."""
-    rows = [
-        (*map(text.number, (d["steps"], d["updates"])), text.nats(d["loss"]), text.number(d["tokens_per_second"]))
-        for d in model.get("drawn", [])
-    ]
+    rows = text.drawn_depths(model)
     columns = ("steps", "updates", f"training loss ({NATS}, last tenth)", "tokens per second")
     return Table(f"{model['name']}: depths drawn for its updates", columns, rows) if rows else None
 
