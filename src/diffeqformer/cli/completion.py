@@ -1,6 +1,5 @@
 """`diffeqformer completion bash|zsh|fish`: a script by which the shell completes verbs, options and their values."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -47,7 +46,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
         if choice := getattr(module, "CHOICE", None):
             known[verb] = (*choice.known, *ALWAYS)
             for name in choice.known:
-                known |= _words(f"{verb} {name}", importlib.import_module(f"{choice.package}.{name}").Arguments)
+                known |= _words(f"{verb} {name}", choice.module(name).Arguments)
         elif verb in ("train", "info"):
             known |= _words(verb, getattr(module, f"{verb.title()}Arguments"), tuple(shipped_configs()))
         else:
