@@ -1,0 +1,202 @@
+"""`reproduce adapt`: the paper's figure 5 at small scale: pretrain on one text, fine-tune on another, at several depths.
+
+Both systems are pretrained on each of two texts. DiffEqFormer, pretrained at N steps, is populated at each of the
+depths and fine-tuned on the other text by LoRA and in full; so is the deeper vanilla GPT, at its only depth. The models
+that were pretrained on that other text are what training from scratch reaches. One tokenizer serves all.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.studies.study import Result
+
+LEARNING_RATES: Mapping[Literal["lora", "full"], float] = {"lora": 1e-2, "full": 3e-3}
+"""Of each way to fine-tune the best of three, for both systems alike (`docs/log.md`)."""
+EVALUATIONS = 5
+"""Of the validation split, in the course of each run."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Figure 5 of the paper at small scale; runs that are finished are kept when it is started again.
+
+    Pretrain DiffEqFormer and a deeper vanilla GPT on each of two texts, fine-tune them on the other, by LoRA and in
+    full, DiffEqFormer at several depths; compare with training from scratch.
+
+    Example: diffeqformer reproduce adapt --texts code=stdlib wikitext='wikitext-2-raw/*.raw'
+    """
+
+    texts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=FILES")]
+    """Two texts: a name, and a file or glob, or `stdlib` for the source of Python's standard library. The tokenizer is
+    trained on the first."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/adapt"
+    """Folder of all runs and of the page."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = (0,)
+    """Everything is trained once with each."""
+    steps: int = 6
+    """Depth at which DiffEqFormer is pretrained, a multiple of 6."""
+    pretraining: int = 1000
+    """Updates of pretraining, and of training from scratch."""
+    finetuning: int = 250
+    """Updates of fine-tuning."""
+    cache: str = DataConfig.cache
+    """Folder of packed tokens."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """N/2, 2N/3, N and 4N/3, as 9, 12, 18 and 24 in the paper."""
+        return self.steps // 2, 2 * self.steps // 3, self.steps, 4 * self.steps // 3
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Train what is missing, and compare over all seeds.
+
+    **Raises:** `BadInput` for texts or steps that cannot be; whatever training raises.
+    """
+    texts = dict(_text(word, arguments.cache) for word in arguments.texts)
+    if len(texts) != 2:
+        raise BadInput(f"--texts has {len(texts)} different names, but must have 2, such as code=stdlib notes=n.txt.")
+    if arguments.steps < 6 or arguments.steps % 6:
+        raise BadInput(f"steps is {arguments.steps}, but must be a multiple of 6, so that a half and two thirds exist.")
+    from diffeqformer.studies.adapt_figures import result_of
+
+    folder = Path(arguments.to).expanduser()
+    found = [reproduce(arguments, texts, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
+    return result_of(records(found), [_about(arguments, found[0])], folder)
+
+
+def reproduce(
+    arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Train everything that is not trained yet, and write `results.json` into `folder`.
+
+    **Arguments:** `texts`, two by name; `seed`, of weights and batches; `folder`, where each run gets a folder of its
+    own. Finished runs are not trained again.
+
+    **Returns:** the document of `training.results`, one entry per run, each with its `role` in the comparison.
+    """
+    from diffeqformer.training import folder as files
+    from diffeqformer.training.results import document, write_results
+    from diffeqformer.training.trainer import train
+
+    entries, corpora = [], {}
+    planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
+    for number, (config, role) in enumerate(_runs(arguments, texts, seed, folder, progress), 1):
+        progress.say(f"{number}/{planned} {config.run}")
+        result = train(config, progress)
+        corpora[role["text"]] = result.tokens.statistics
+        entries.append({**result.entry, "role": role})
+    found = document("Adaptive fine-tuning", corpora, entries)
+    write_results(folder / files.RESULTS, found)
+    return found
+
+
+def _runs(
+    arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
+) -> Iterator[tuple[Config, dict[str, Any]]]:
+    """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
+    from diffeqformer.training import folder as files
+    from diffeqformer.training.finetune import finetune_config
+    from diffeqformer.training.run import load_run
+
+    # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
+    systems = {}
+    for system, steps in (("diffeqformer", arguments.steps), ("gpt", arguments.depths[-1])):
+        config = with_length(read_yaml(shipped_configs()[f"quickstart-{system}"]), arguments.pretraining, seed)
+        systems[system] = replace(config, model=replace(config.model, steps=steps))
+    tokenizer = "train"  # on the training part of the first text, by the first run
+    for text, data in texts.items():
+        for system, config in systems.items():
+            run = folder / text / system
+            yield (
+                replace(config, run=str(run), data=replace(data, tokenizer=tokenizer)),
+                {"text": text, "system": system, "source": None},
+            )
+            tokenizer = str(run / files.TOKENIZER) if tokenizer == "train" else tokenizer
+    for source, text in permutations(texts):
+        for system in systems:
+            base = load_run(folder / source / system, progress=progress)
+            depths = arguments.depths if base.config.model.time_dependent else (base.config.model.steps,)
+            for method, rate in LEARNING_RATES.items():
+                for steps in depths:
+                    config = finetune_config(
+                        base,
+                        str(folder / f"{source}-to-{text}" / f"{system}-{method}-{steps}"),
+                        steps=steps,
+                        method=method,
+                        data=texts[text],
+                        optimizer=replace(base.config.optimizer, learning_rate=rate),
+                        trainer=with_length(base.config, arguments.finetuning, seed).trainer,
+                    )
+                    yield config, {"text": text, "system": system, "source": source}
+
+
+def with_length(config: Config, updates: int, seed: int) -> Config:
+    """The config of a run of so many updates, evaluated `EVALUATIONS` times on the whole validation split."""
+    every = max(1, updates // EVALUATIONS)
+    trainer = replace(config.trainer, updates=updates, evaluate_every=every, evaluate_batches=0, keep_best=0, seed=seed)
+    return replace(config, trainer=trainer)
+
+
+def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
+
+    **Returns:** for each fine-tuned run, and for each model trained from scratch, what `adapt_figures` calls a record.
+    """
+    rows = []
+    for one in found:
+        for entry in one["models"]:
+            source, text = entry["role"]["source"], entry["role"]["text"]
+            for other in [source] if source else [name for name in one["corpus"] if name != text]:
+                rows.append({"direction": f"{other} → {text}", **_row(entry)})
+    return rows
+
+
+def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    base, steps, curve = entry["config"]["base"], entry["steps"], entry["curve"]["validation"]
+    name = base["system"] if base["run"] else f"{entry['name']} {steps}"
+    return {
+        "method": base["method"] or "scratch",
+        # `DiffEqFormer 6 → 4`; without an arrow where the depth is the base's
+        "system": name if name.endswith(f" {steps}") else f"{name} → {steps}",
+        "steps": steps,
+        "seed": entry["config"]["trainer"]["seed"],
+        "curve": curve,
+        "final": entry["validation"],
+        "before": {"loss": curve[0][1], "perplexity": math.exp(curve[0][1])} if base["run"] else None,
+        "parameters": entry["parameters"],
+    }
+
+
+def _about(arguments: Arguments, found: Mapping[str, Any]) -> str:
+    """What was trained on what, in one paragraph."""
+    texts = ", ".join(
+        f"{name} ({text['train_tokens']:,} training and {text['validation_tokens']:,} validation tokens)"
+        for name, text in found["corpus"].items()
+    )
+    m, t = found["models"][0]["config"]["model"], found["models"][0]["config"]["trainer"]
+    rates = ", ".join(f"{method} {rate:g}" for method, rate in LEARNING_RATES.items())
+    return (
+        f"Texts: {texts}; one tokenizer of {m['vocabulary']:,} entries. Width {m['width']}, {m['heads']} heads, "
+        f"context {m['context']}, {t['batch_size']} sequences per update. Pretraining, and training from scratch: "
+        f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates; peak learning rates: "
+        f"{rates}; LoRA of rank 8 beside all linear maps, embeddings trained too."
+    )
+
+
+def _text(word: str, cache: str) -> tuple[str, DataConfig]:
+    name, equals, source = word.partition("=")
+    if not (equals and source and re.fullmatch(r"[A-Za-z0-9_.-]+", name)) or name.startswith("."):
+        raise BadInput(f"--texts has {word!r}, but must be NAME=FILES, the name of letters and digits.")
+    own: dict[str, Any] = {} if source == "stdlib" else {"source": "files", "train": (source,)}
+    return name, DataConfig(**own, cache=cache)

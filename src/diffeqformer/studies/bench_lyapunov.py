@@ -1,0 +1,176 @@
+"""`bench lyapunov`: pairwise exponents against whole Jacobians by reverse mode, on the same inputs."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from diffeqformer.config import ModelConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
+from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from diffeqformer.model.transformer import Transformer
+
+GPT_SMALL = ModelConfig(width=768, steps=12, heads=12, context=1024, vocabulary=50257)
+"""Of the size of GPT-2 small; Euler steps."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Kept):
+    """Time the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians.
+
+    Example: diffeqformer bench lyapunov --to benchmarks/lyapunov.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time both ways at GPT-2 small's size."""
+    return BENCHMARK.measured(arguments, **compare_lyapunov(progress=progress))
+
+
+def compare_lyapunov(
+    config: ModelConfig = GPT_SMALL,
+    *,
+    tokens: int = 128,
+    repeats: int = 5,
+    batch: int = 64,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time the leading exponent of all inputs for the last output of `tokens` random tokens, both ways.
+
+    The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian
+    product for each of its `width` rows, at every step, multiplies `I + dt J_ji` with the tangents and orthonormalises.
+    It is given every advantage that keeps it dense and in reverse mode: M is differentiated at token j alone, rows are
+    taken `batch` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
+    forward pass, and are timed without compiling.
+
+    **Arguments:** `config`, an Euler scheme's; its weights are populated first, and their generation is not timed;
+    `repeats` of the fast way, of which the median counts; the dense way is run once after compiling; `progress`.
+
+    **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
+    memory planned by the compiler at `tokens` and at twice as many.
+
+    **Raises:** `BadInput` for another scheme than Euler's, or twice as many tokens as the context holds.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from diffeqformer.analysis.exponents import first_tangents
+    from diffeqformer.analysis.lyapunov import populated
+    from diffeqformer.model.build import build
+
+    if config.scheme != "euler":
+        raise BadInput(f"model.scheme is {config.scheme!r}, but the dense way is written for 'euler'.")
+    if not 1 <= tokens <= config.context // 2:
+        raise BadInput(f"tokens is {tokens}, but must be from 1 to half of the context, {config.context // 2}.")
+    config = dataclasses.replace(config, weights="layer")
+    model = populated(build(config, jax.random.key(seed)))
+    draw = np.random.default_rng(seed)
+    ids = jnp.asarray(draw.integers(0, config.vocabulary or 0, tokens), jnp.int32)
+    first = first_tangents(config.width, 1, jax.random.key(seed), jnp.float32)
+    fast = _compiled(model, ids, first)
+    arguments = model, ids, jnp.asarray(tokens - 1), jnp.arange(tokens), first
+    with (progress or Silent()).stage("Pairwise exponents, both ways", repeats + 2) as stage:
+        times, found = [], None
+        for _ in range(repeats + 1):  # the first is a warm-up
+            taken, found = _timed(partial(fast, *arguments))
+            times.append(taken)
+            stage.advance(1, f"{taken:.3f} s")
+        dense = jax.jit(_dense, static_argnames="batch").lower(model, ids, first, batch).compile()
+        dense_seconds, wanted = _timed(partial(dense, model, ids, first))
+        stage.advance(1, f"dense {dense_seconds:.1f} s")
+    seconds = float(np.median(times[1:]))
+    twice = _compiled(model, jnp.concatenate([ids, ids]), first)
+    return {
+        "width": config.width,
+        "steps": config.steps,
+        "heads": config.heads,
+        "tokens": tokens,
+        "seconds": seconds,
+        "spread": [min(times[1:]), max(times[1:])],
+        "dense_seconds": dense_seconds,
+        "ratio": dense_seconds / seconds,
+        "ratio_spread": [dense_seconds / max(times[1:]), dense_seconds / min(times[1:])],
+        "largest_difference": float(np.abs(np.asarray(found) - np.asarray(wanted)).max()),
+        "temporary_bytes": temporary_bytes(fast),
+        "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
+    }
+
+
+def temporary_bytes(compiled: Any) -> int:
+    """Of a compiled function, as its compiler planned it."""
+    return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.lyapunov import pairwise_exponents
+
+    return pairwise_exponents.lower(model, ids, jnp.asarray(ids.size - 1), jnp.arange(ids.size), first).compile()
+
+
+def _timed(work: "Callable[[], Array]") -> "tuple[float, Array]":
+    import jax
+
+    start = time.perf_counter()
+    found = jax.block_until_ready(work())
+    return time.perf_counter() - start, found
+
+
+def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "Array":
+    """The paper's formula with whole Jacobians of the last output; Euler's method, one tangent or more."""
+    import jax
+    import jax.numpy as jnp
+    from jax import Array
+
+    from diffeqformer.ode.field import BlockWeights, field_of
+
+    config, output = model.config, ids.size - 1
+    field, dt = field_of(config), config.interval / config.steps
+    layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(config.steps))
+
+    def at_output(weights: BlockWeights, x: Array) -> Array:
+        alone = field.feed_forward(weights, x[None, output : output + 1])
+        return field.attention(weights, x[None])[0][0, output] + alone[0, 0]
+
+    def body(carry: tuple, weights: BlockWeights) -> tuple[tuple, None]:
+        x, q, sums = carry
+        _, pull = jax.vjp(partial(at_output, weights), x)
+        rows = jax.lax.map(lambda row: pull(row)[0], jnp.eye(config.width, dtype=x.dtype), batch_size=batch)
+        q = q + dt * jnp.einsum("oiw,iwt->iot", rows, q)
+        q, r = jnp.linalg.qr(q)
+        sums = sums + jnp.log(jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1)))
+        x = x + dt * (field.attention(weights, x[None])[0][0] + field.feed_forward(weights, x[None])[0])
+        return (x, q, sums), None
+
+    x = model.embed(ids[None])[0]
+    q = jnp.broadcast_to(first[None], (ids.size, *first.shape))
+    return jax.lax.scan(body, (x, q, jnp.zeros((ids.size, first.shape[1]), x.dtype)), layers)[0][2]
+
+
+def tables(document: b.Document) -> tuple[Table, ...]:
+    """One row."""
+    caption = "Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"
+    return b.against_dense(caption, document)
+
+
+BENCHMARK = b.Benchmark(
+    "lyapunov",
+    "Lyapunov exponents",
+    "Products of Jacobians with tangents, against whole Jacobians by reverse mode on the same inputs. In brackets: "
+    "lowest and highest.",
+    lambda document: f"Exponents without whole Jacobians take a {number(document['ratio'])}th of the time.",
+    tables,
+)

@@ -1,0 +1,151 @@
+"""`bench spectra`: all QK and OV eigenvalues of a model, through the small matrices and through D x D products."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
+from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Arguments(b.Kept):
+    """Time all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products.
+
+    Example: diffeqformer bench spectra --to benchmarks/spectra.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time both ways at GPT-medium's size."""
+    return BENCHMARK.measured(arguments, **compare_spectra(progress=progress))
+
+
+def compare_spectra(
+    *,
+    steps: int = 24,
+    heads: int = 16,
+    width: int = 1024,
+    rounds: int = 5,
+    dense: int | None = 4,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time the QK and OV eigenvalues of all heads of all steps of a random model, and compare with dense ones.
+
+    Matrices are normal, of standard deviation 0.02, float32 as in a model; both ways compute in float64 and start from
+    the whole matrices of a step. The default size is GPT-medium's.
+
+    **Arguments:** `rounds`, timed after one that compiles; `dense`, how many of the 2 * steps * heads D x D products
+    are made and solved, evenly spread (the time of all is their mean's multiple); `None` for all of them.
+
+    **Returns:** `seconds` (median), their `spread`, `dense_seconds_each` (median), `dense_seconds` (for all),
+    `dense_measured` (how many), `ratio` and its spread, `largest_difference` (of matched eigenvalues, over the spectral
+    radius), and the sizes.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from diffeqformer.analysis.spectra import on_host, product_eigenvalues
+
+    progress, draw = progress or Silent(), np.random.default_rng(seed)
+    normal = lambda *shape: draw.standard_normal(shape, np.float32) * np.float32(0.02)
+    qkv, output = normal(steps, width, 3 * width), normal(steps, width, width)
+    factors = jax.jit(_factors, static_argnames="heads")
+    seconds: list[float] = []
+    values = np.empty(0)
+    with progress.stage("Eigenvalues through small matrices", rounds + 1) as stage:
+        for number in range(rounds + 1):
+            started = time.perf_counter()
+            with on_host():
+                left, right = factors(jnp.asarray(qkv), jnp.asarray(output), heads)
+            values = product_eigenvalues(left, right)
+            if number:
+                seconds.append(time.perf_counter() - started)
+            stage.advance(1)
+    total = 2 * steps * heads
+    chosen = np.unique(np.linspace(0, total - 1, total if dense is None else min(dense, total)).astype(int))
+    each, differences = [], []
+    with progress.stage("Eigenvalues of D x D products", len(chosen)) as stage:
+        for index in chosen:
+            pair, step, head = np.unravel_index(index, (2, steps, heads))
+            started = time.perf_counter()
+            found = np.linalg.eigvals(_dense_product(qkv[step], output[step], int(pair), int(head), heads))
+            each.append(time.perf_counter() - started)
+            differences.append(largest_difference(values[pair, step, head], found))
+            stage.advance(1)
+    median = statistics.median(seconds)
+    dense_seconds = statistics.mean(each) * total
+    return {
+        "steps": steps,
+        "heads": heads,
+        "width": width,
+        "seconds": median,
+        "spread": [min(seconds), max(seconds)],
+        "dense_measured": len(each),
+        "dense_seconds_each": statistics.median(each),
+        "dense_seconds": dense_seconds,
+        "ratio": dense_seconds / median,
+        "ratio_spread": [dense_seconds / max(seconds), dense_seconds / min(seconds)],
+        "largest_difference": max(differences),
+    }
+
+
+def largest_difference(small: "np.ndarray", dense: "np.ndarray") -> float:
+    """The largest distance between eigenvalues and the nonzero ones of the dense product, matched one to one.
+
+    Nonzero are as many of the dense product's as there are of the others, the largest. Over the spectral radius.
+    """
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    kept = dense[np.argsort(-np.abs(dense))][: len(small)]
+    distance = np.abs(small[:, None] - kept[None])
+    return float(distance[linear_sum_assignment(distance)].max() / np.abs(kept).max())
+
+
+def _factors(qkv: "jax.Array", output: "jax.Array", heads: int) -> "tuple[jax.Array, jax.Array]":
+    """L and R of all heads, (pair, step, head, ...)."""
+    import jax.numpy as jnp
+
+    steps, width, _ = qkv.shape
+    cut = lambda part: jnp.moveaxis(part.reshape(steps, width, heads, -1), 2, 1).astype(jnp.float64)
+    query, key, value = map(cut, jnp.split(qkv, 3, axis=-1))
+    rows = output.reshape(steps, heads, -1, width).astype(jnp.float64)
+    return jnp.stack([query, value]), jnp.stack([jnp.swapaxes(key, -1, -2), rows])
+
+
+def _dense_product(qkv: "np.ndarray", output: "np.ndarray", pair: int, head: int, heads: int) -> "np.ndarray":
+    import numpy as np
+
+    width, d = len(qkv), len(qkv) // heads
+    part = lambda number: qkv[:, number * width + head * d :][:, :d].astype(np.float64)
+    return part(0) @ part(1).T if pair == 0 else part(2) @ output[head * d : (head + 1) * d].astype(np.float64)
+
+
+def tables(document: b.Document) -> tuple[Table, ...]:
+    """One row."""
+    caption = (
+        "All QK and OV eigenvalues: {steps} steps, {heads} heads, width {width}; {dense_measured} products measured"
+    )
+    return b.against_dense(caption, document)
+
+
+BENCHMARK = b.Benchmark(
+    "spectra",
+    "Spectra",
+    "Eigenvalues through the small matrices of a head, against those of whole products of the model's width, of "
+    "which some were solved and all extrapolated. In brackets: lowest and highest; the difference is that of matched "
+    "eigenvalues, over the spectral radius.",
+    lambda document: f"Eigenvalues through small matrices take a {number(document['ratio'])}th of the time.",
+    tables,
+)

@@ -1,0 +1,72 @@
+"""`bench start`: how long a command takes that has next to nothing to do."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.studies import benchmark as b
+from diffeqformer.studies.study import Result
+
+PYTHON = "python -c pass"
+COMMANDS = {
+    PYTHON: ("-c", "pass"),
+    "python -c 'import diffeqformer'": ("-c", "import diffeqformer"),
+    "diffeqformer --help": ("-m", "diffeqformer", "--help"),
+    "diffeqformer train --help": ("-m", "diffeqformer", "train", "--help"),
+    "python -c 'import jax'": ("-c", "import jax"),
+    "diffeqformer --version": ("-m", "diffeqformer", "--version"),
+}
+"""What is shown, and the words after this Python."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Timed):
+    """Time commands that have next to nothing to do, as processes of their own.
+
+    Example: diffeqformer bench start --to benchmarks/start.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time `COMMANDS`."""
+    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=compare_start(arguments.rounds, progress))
+
+
+def compare_start(
+    rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS
+) -> list[dict[str, Any]]:
+    """Time each command from start to end as a process of its own, in turns; files are in the system's cache by then.
+
+    **Arguments:** `rounds`, as for `take_turns`; `commands`, with `PYTHON`.
+
+    **Returns:** one row per command: `command`, and the numbers of `summary`, ratios to Python's own start.
+    """
+    # A command that has not been started by another one sets glibc up and starts itself again, which is part of it.
+    surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    once = {
+        name: partial(subprocess.run, [sys.executable, *words], env=surroundings, capture_output=True, check=True)
+        for name, words in commands.items()
+    }
+    seconds = b.take_turns(once, rounds, progress)
+    return [{"command": name, **b.summary(times, seconds[PYTHON])} for name, times in seconds.items()]
+
+
+def tables(document: b.Document) -> tuple[Table, ...]:
+    """One row per command."""
+    return b.timed_table("Start of a command", document["rows"], {"command": b.entry("command")})
+
+
+BENCHMARK = b.Benchmark(
+    "start",
+    "Start-up",
+    "Each command as a process of its own, from start to end, against a Python that does nothing. Importing the "
+    "package and asking for help load no JAX.",
+    b.times_over(PYTHON, b.entry("command")),
+    tables,
+)

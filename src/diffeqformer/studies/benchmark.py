@@ -1,0 +1,284 @@
+"""What all benchmarks share: how things are timed, where they were measured, and how documents and tables are written.
+
+What is compared takes turns, once each per round, so that a busy moment of the machine falls on all of them alike.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import platform
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from diffeqformer.config import Config, ModelConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import join, number, size
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from diffeqformer.report.page import Figure
+
+Document = Mapping[str, Any]
+"""What `diffeqformer bench NAME --json` prints."""
+Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+Once = Callable[[], object]
+"""One update, or whatever else is timed, from start to end."""
+COMPARED = ("jax", "torch", "transformers")
+"""Packages whose versions are stated, where they are installed."""
+WARM_UP = 2
+"""Rounds that do not count: one that compiles and one to warm up."""
+TIMES = ("median", "quartiles")
+RATIOS = ("ratio", "rounds' ratios")
+"""Of medians; and the median of the ratios within each round, with quartiles."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Arguments of every benchmark."""
+
+    to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """A .json file for the document."""
+
+
+@dataclass(frozen=True)
+class Timed(Kept):
+    """Arguments of what is timed in turns."""
+
+    rounds: int = 9
+    """How often each is timed."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 7:
+            raise BadInput(f"--rounds is {self.rounds}, but must be at least 7 for a median worth reading.")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark but for its numbers: how its document is read."""
+
+    name: str
+    title: str
+    about: str
+    """What is compared with what."""
+    headline: Callable[[Document], str]
+    tables: Callable[[Document], tuple[Table, ...]]
+    marks: Callable[[Document], Sequence[str]] = lambda document: ()
+    """What is to be reached, and whether it is."""
+    figures: "Callable[[Document], tuple[Figure, ...]]" = lambda document: ()
+
+    def measured(self, arguments: Kept, **numbers: object) -> Result:
+        """What was measured here and now."""
+        # Options at their defaults are left out, and what says only where the result goes.
+        words = [
+            word for one in dataclasses.fields(arguments)
+            if one.name not in ("to", "figure") and (value := getattr(arguments, one.name)) != one.default
+            for word in (f"--{one.name.replace('_', '-')}", str(value))
+        ]  # fmt: skip
+        command = shlex.join(["diffeqformer", "bench", self.name, *words])
+        return self.result({"benchmark": self.name, "command": command, "machine": machine(), **numbers})
+
+    def result(self, document: Document) -> Result:
+        """What a document says, measured now or kept."""
+        import numpy as np
+
+        rows = document.get("rows", [document])
+        columns = [name for name, value in rows[0].items() if isinstance(value, int | float)]
+        return Result(
+            f"bench-{self.name}",
+            self.title,
+            (self.headline(document), self.about, *self.marks(document)),
+            self.tables(document),
+            self.figures(document),
+            arrays={name: np.asarray([row.get(name) for row in rows], float) for name in columns},
+            document=document,
+        )
+
+
+def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> dict[str, list[float]]:
+    """Seconds of each update in each round, of which `WARM_UP` more go first."""
+    seconds: dict[str, list[float]] = {name: [] for name in updates}
+    with progress.stage("Timing", (rounds + WARM_UP) * len(updates)) as stage:
+        for round_number in range(rounds + WARM_UP):
+            for name, update in updates.items():
+                started = time.perf_counter()
+                update()
+                if round_number >= WARM_UP:
+                    seconds[name].append(time.perf_counter() - started)
+                stage.advance(1, name)
+    return seconds
+
+
+def summary(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+    """Median seconds and quartiles, the ratio of medians to the reference's, and the same of the rounds' own ratios."""
+    ratios = [a / b for a, b in zip(times, reference, strict=True)]
+    quartiles = lambda values: statistics.quantiles(values, n=4)[::2]
+    return {
+        "median_seconds": statistics.median(times),
+        "quartile_seconds": quartiles(times),
+        "ratio_of_medians": statistics.median(times) / statistics.median(reference),
+        "median_of_ratios": statistics.median(ratios),
+        "quartiles_of_ratios": quartiles(ratios),
+    }
+
+
+def random_batch(config: Config) -> "np.ndarray":
+    """Random tokens of the shape of a training batch, (batch, context + 1)."""
+    import numpy as np
+
+    shape = (config.trainer.batch_size, config.model.context + 1)
+    return np.random.default_rng(0).integers(0, config.model.vocabulary or 0, shape, dtype=np.int32)
+
+
+def repeated(config: Config, make: Callable[[Config], Callable] | None = None) -> Once:
+    """The update of a config, by `make` if not the library's, repeated on one batch; `model.vocabulary` must be set."""
+    import jax
+
+    from diffeqformer.training.update import initial_state, make_update
+
+    update, ids, state = (make or make_update)(config), random_batch(config), initial_state(config)
+
+    def once() -> None:
+        nonlocal state
+        state, measured = update(state, ids)
+        jax.block_until_ready((state, measured))
+
+    return once
+
+
+def has_torch() -> bool:
+    """Whether there is another library to compare with."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def machine() -> dict[str, Any]:
+    """Where this process runs.
+
+    **Returns:** `processor`, the maker's name for it; `cores` that this process may use; `devices`, how many JAX has;
+    `device`, their kind; `versions` of Python and of the packages that are compared, those that are there.
+    """
+    import jax
+
+    devices, versions = jax.devices(), {"python": platform.python_version()}
+    for package in COMPARED:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": len(devices),
+        "device": devices[0].device_kind,
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    """Linux has the name in a file; elsewhere the standard library asks the system."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """The numbers that decide what an update of `config` costs."""
+    return sizes_of_model(config.model) | {"batch": config.trainer.batch_size}
+
+
+def sizes_of_model(model: ModelConfig) -> dict[str, int]:
+    """The same of a model alone; `d_emb` if its weights depend on time."""
+    own = {name: getattr(model, name) for name in ("width", "steps", "heads", "context", "vocabulary")}
+    return own | {"d_emb": model.time.d_emb} if model.time_dependent else own
+
+
+def mark(what: str, value: float, met: bool) -> str:
+    """Whether something that is to be reached is."""
+    return f"Mark: {what}. Here {value:.3g}: {'met' if met else 'not met'}."
+
+
+def times_over(reference: str, name: Cell) -> Callable[[Document], str]:
+    """The headline of rows timed in turns: `Median time over that of vanilla: diffeqformer 1.42 and torch 0.71.`"""
+
+    def headline(document: Document) -> str:
+        others = [f"{name(row)} {row['ratio_of_medians']:.2f}" for row in document["rows"] if name(row) != reference]
+        return f"Median time over that of {reference}: {join(others) if others else 'nothing else was timed'}."
+
+    return headline
+
+
+def stated_sizes(document: Document) -> str:
+    """`width 256, steps 12, ...`"""
+    return ", ".join(f"{name} {value}" for name, value in document["sizes"].items())
+
+
+def times(row: Row) -> tuple[str, str]:
+    """The cells of `TIMES`."""
+    low, high = row["quartile_seconds"]
+    return seconds(row["median_seconds"]), f"{seconds(low)} to {seconds(high)}"
+
+
+def ratios(row: Row) -> tuple[str, str]:
+    """The cells of `RATIOS`."""
+    low, high = row["quartiles_of_ratios"]
+    return f"{row['ratio_of_medians']:.3f}", f"{row['median_of_ratios']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def seconds(value: float) -> str:
+    """Three digits or so: `8.21 ms`, `399 ms`, `1.26 s`, `504 s`."""
+    scaled, unit = (value, "s") if value >= 1 else (value * 1e3, "ms")
+    return f"{number(scaled, 2 if scaled < 10 else 1 if scaled < 100 else 0)} {unit}"
+
+
+def timed_table(
+    caption: str, rows: Sequence[Row], names: Mapping[str, Cell], more: Mapping[str, Cell] | None = None
+) -> tuple[Table, ...]:
+    """One row per thing that was timed.
+
+    **Arguments:** `names` and `more`, the columns before and after those of `TIMES` and `RATIOS`.
+    """
+    more = more or {}
+    cells = tuple(
+        (*(cell(row) for cell in names.values()), *times(row), *ratios(row), *(cell(row) for cell in more.values()))
+        for row in rows
+    )
+    return (Table(caption, (*names, *TIMES, *RATIOS, *more), cells),)
+
+
+def entry(name: str, decimals: int | None = None) -> Cell:
+    """The cell of an entry of a row: as it is, or with as many decimals."""
+    return lambda row: str(row[name]) if decimals is None else number(row.get(name), decimals)
+
+
+def memory_cell(name: str) -> Cell:
+    """The cell of a number of bytes; empty for `None`."""
+    return lambda row: "" if row[name] is None else size(row[name])
+
+
+def against_dense(caption: str, document: Document) -> tuple[Table, ...]:
+    """One row: a fast way beside a dense computation."""
+    low, high = document["ratio_spread"]
+    spread = " to ".join(seconds(one) for one in document["spread"])
+    row = (
+        f"{seconds(document['seconds'])} ({spread})",
+        seconds(document["dense_seconds"]),
+        f"{number(document['ratio'])} ({number(low)} to {number(high)})",
+        f"{document['largest_difference']:.1e}",
+    )
+    columns = ("time", "dense computation", "ratio", "largest difference")
+    return (Table(caption.format(**document), columns, (row,)),)

@@ -1,0 +1,105 @@
+"""The page of fine-tuning at other depths: numbers, missing pieces, and text that is no markup."""
+
+import math
+
+import numpy as np
+import pytest
+
+from diffeqformer.studies.adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
+from diffeqformer.studies.study import Result
+
+HOSTILE = "</svg><script>alert(1)</script>|\n$x$ _y*"
+
+
+def record(system: str, method: str, end: float | None, *, seed: int = 0, before: float | None = 80.0, **more) -> dict:
+    def both(perplexity):
+        return None if perplexity is None else {"loss": math.log(perplexity), "perplexity": perplexity}
+
+    curve = [[0, math.log(before or 2000.0)], [10, math.log(end)]] if end else []
+    return {
+        "direction": "A → B", "method": method, "system": system, "steps": 4, "seed": seed, "curve": curve,
+        "final": both(end), "before": both(before), "parameters": {"stored": 1_500_000, "effective": 1_400_000,
+        "trained": 60_000}, **more,
+    }  # fmt: skip
+
+
+RECORDS = [
+    record("DiffEqFormer 6 → 4", "lora", 20.0),
+    record("DiffEqFormer 6 → 4", "lora", 22.0, seed=1),
+    record("GPT 8", "lora", 25.0),
+    record("DiffEqFormer 6 → 4", "full", 24.0),
+    record("GPT 8", "full", 19.0),
+    record("GPT 8", "scratch", 30.0, before=None),
+    record("GPT 8", "lora", 26.0, direction="B → A"),
+]
+
+
+def markdown(result: Result) -> str:
+    return "\n\n".join(table.to_markdown() for table in result.tables)
+
+
+def test_sentences_rank_means_over_seeds():
+    assert findings(RECORDS, ["A → B", "B → A"]) == [
+        "Of 3 comparisons (a text and a method), GPT 8 in 2 and DiffEqFormer 6 → 4 in 1 ends at the lowest perplexity.",
+        "A → B, LoRA: DiffEqFormer 6 → 4 ends lowest, at perplexity 21.00, before GPT 8 (25.00); from scratch GPT 8 "
+        "reaches 30.00.",
+        "A → B, full: GPT 8 ends lowest, at perplexity 19.00, before DiffEqFormer 6 → 4 (24.00); from scratch GPT 8 "
+        "reaches 30.00.",
+        "B → A, LoRA: GPT 8 ends lowest, at perplexity 26.00.",
+    ]
+
+
+def test_markdown_has_a_row_for_each_system_and_method():
+    lines = markdown(result_of(RECORDS)).splitlines()
+    assert lines[0] == "A → B:" and lines.count("B → A:") == 1
+    assert lines[4] == (
+        "| DiffEqFormer 6 → 4 | LoRA | 4 | 2 | 21.00 ± 1.41 | 80.00 ± 0.00 | 60.0 k | 1.50 M | 1.40 M |"
+    )
+    assert "| GPT 8 | from scratch | 4 | 1 | 30.00 | – | 60.0 k | 1.50 M | 1.40 M |" in lines
+
+
+def test_spread_has_the_decimals_of_its_mean():
+    assert with_spread([1400.0, 1420.0]) == "1,410 ± 14"
+    assert with_spread([20.0, None, math.nan]) == "20.00" and with_spread([None]) == "–"
+
+
+@pytest.mark.parametrize("width", [9.4, 3.7])
+def test_figure_has_a_pair_of_panels_a_method_and_scratch_in_both(width):
+    systems = systems_of(RECORDS)
+    figure = adaptation(RECORDS, "A → B", systems, width=width)
+    lora, lora_ends, full, full_ends = figure.axes
+    assert lora.get_title(loc="left") == "fine-tuned: LoRA" and full.get_title(loc="left") == "fine-tuned: full"
+    for axis, systems_here in ((lora, 3), (full, 3)):
+        assert len(axis.lines) == systems_here and sum(line.is_dashed() for line in axis.lines) == 1
+    (mean,) = [line for line in lora.lines if not line.is_dashed() and line.get_ydata()[-1] < 24]
+    np.testing.assert_allclose(mean.get_ydata(), [80, 21])  # of perplexities, over both seeds
+    assert lora.get_ylim()[1] == pytest.approx(MOST * 21)
+    assert {t.get_text() for t in lora_ends.texts} == {"21.00 ± 1.41", "25.00", "30.00"}
+    assert {t.get_text() for t in full_ends.texts} == {"24.00", "19.00", "30.00"}
+    # A system has one colour everywhere.
+    other = adaptation(RECORDS, "B → A", systems, width=width).axes[0].lines[0].get_color()
+    assert other == [line for line in lora.lines if not line.is_dashed()][1].get_color()
+
+
+def test_missing_pieces_and_hostile_text(tmp_path):
+    records = [
+        record(HOSTILE, "lora", None, before=None, direction=HOSTILE, parameters=None),
+        {"direction": HOSTILE, "method": "full", "system": "bare", "steps": 3, "seed": 0},
+        record("$a$ & _b", "full", math.inf, direction=HOSTILE, curve=[[0, None], [5, math.nan]], final={"loss": None}),
+    ]
+    result = result_of(records, (HOSTILE,), tmp_path)
+    written = result.write()
+    page = written.read_text(encoding="utf-8")
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
+    rows = markdown(result).splitlines()[2:]
+    unescaped = [row.replace("\\|", "").count("|") for row in rows if row]
+    assert set(unescaped) == {10}, "each row has nine cells"
+    assert "<script>" not in markdown(result)
+    with np.load(written.with_name("adapt.npz")) as arrays:
+        assert np.isnan(arrays["final_perplexity"]).all() and arrays["curve_record"].tolist() == [2, 2]
+        assert arrays["system"][0] == HOSTILE
+
+
+def test_only_from_scratch_is_drawn_alone():
+    records = [record("GPT 8", "scratch", 30.0, before=None)]
+    assert len(adaptation(records, "A → B", systems_of(records)).axes) == 2 and findings(records, ["A → B"]) == []
