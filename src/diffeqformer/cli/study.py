@@ -1,17 +1,21 @@
 """`diffeqformer analyze | bench | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
 
 import difflib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.report import files
+from diffeqformer.storage import sealed
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 from diffeqformer.studies.study import Result
 
@@ -26,9 +30,10 @@ class Verb:
     noun: tuple[str, str]
     """One of them, and several, in words."""
     known: Mapping[str, str]
-    """What each does; its module in `package` has its name."""
+    """What each does."""
     example: str
-    package: str = "diffeqformer.studies"
+    prefix: str = ""
+    """What the names of the modules begin with."""
 
     def run(self, words: Sequence[str], as_json: bool) -> None:
         """List the studies, or run the one that is named, write its files and print what it found.
@@ -50,10 +55,11 @@ class Verb:
             near = difflib.get_close_matches(name, self.known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
             raise BadInput(f"unknown {one} {name!r}: {advice}")
-        # Studies hand LAPACK many small matrices. Its own threads only get in each other's way there: on a busy machine
+        # Analyses hand LAPACK many small matrices. Its own threads only get in each other's way there: on a busy machine
         # a batch of 128 x 128 singular values took a hundred times longer with two than with one.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        module = import_module(f"{self.package}.{name}")
+        if self.name == "analyze":
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        module = self.module(name)
         arguments = parse(module.Arguments, rest, f"diffeqformer {self.name} {name}")
         write = getattr(module, "write", write_document if self.name == "bench" else write_page)
         if write is write_document:  # refused before anything is measured
@@ -67,6 +73,10 @@ class Verb:
         result.show()
         if "page" in written:
             print(f"\n{written['page']}")
+
+    def module(self, name: str) -> ModuleType:
+        """The module of a study."""
+        return import_module(f"diffeqformer.studies.{self.prefix}{name}")
 
     def _help(self) -> str:
         names = (f"  {name:<13}{what}" for name, what in self.known.items())
@@ -90,11 +100,9 @@ def write_page(result: Result, arguments: Any) -> dict[str, str]:
 def write_document(result: Result, arguments: Any) -> dict[str, str]:
     """Write the document to `--to` and the first figure to `--figure`, where they are given."""
     if getattr(arguments, "to", None):
-        from diffeqformer.report.benchmark_page import write_document as write_sealed
-
-        write_sealed(result.document, Path(arguments.to).expanduser())
+        text = json.dumps(sealed(dict(result.document)), indent=1, allow_nan=False, ensure_ascii=False)
+        files.write(Path(arguments.to).expanduser(), f"{text}\n".encode(), "document")
     if getattr(arguments, "figure", None):
-        from diffeqformer.report import files
         from diffeqformer.report.figures import save
 
         path = Path(arguments.figure).expanduser()
@@ -116,6 +124,7 @@ STUDIES = {
         ("benchmark", "benchmarks"),
         BENCHMARKS,
         "bench train --rounds 15 --to benchmarks/train.json",
+        prefix="bench_",
     ),
     "reproduce": Verb(
         "reproduce",

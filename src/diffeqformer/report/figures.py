@@ -247,32 +247,6 @@ def depth_curve(models: Sequence[dict[str, Any]], vocabulary: int | None = None,
     return figure
 
 
-def gradient_memory(rows: Sequence[dict[str, Any]], *, width: float = 6.2) -> Figure:
-    """Temporary memory of a gradient in MiB against the number of steps, a curve a method, both axes logarithmic.
-
-    **Arguments:** `rows`, of `benchmarks.memory.gradient_memory`; `width` in inches.
-    """
-    methods = list(dict.fromkeys(row["gradient"] for row in rows))
-    steps = sorted({row["steps"] for row in rows})
-    handles = []
-    with style():
-        figure = Figure(figsize=(width, 3.7), layout="constrained", facecolor="white")
-        axis: Any = figure.subplots()
-        for index, method in enumerate(methods):
-            own = [(row["steps"], row["temporary_bytes"] / 2**20) for row in rows if row["gradient"] == method]
-            handles += axis.plot(*zip(*own, strict=True), color=color(index), marker=MARKERS[index % len(MARKERS)])
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        plain_log(axis.xaxis)
-        plain_log(axis.yaxis)
-        axis.xaxis.set_major_locator(FixedLocator(steps))
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_xlabel("steps (depth)")
-        axis.set_ylabel("temporary memory (MiB)")
-        legend(figure, handles, methods, width)
-    return figure
-
-
 def save(figure: Figure, kind: str) -> bytes:
     """The figure as the bytes of a `png` or `svg` file, on white paper. Equal figures give equal bytes."""
     raw = io.BytesIO()

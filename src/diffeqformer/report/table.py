@@ -73,9 +73,10 @@ class Table:
     def to_markdown(self) -> str:
         """The caption, if there is one, and the table as GitHub's Markdown."""
         marks = ["---:" if numeric else "---" for numeric in self.numeric]
-        cell = lambda text: clean(text).replace("|", "\\|").replace("\n", " ")
+        plain = lambda text: " ".join(clean(text).split())  # in one line, and no markup but a name's underscores
+        cell = lambda text: "".join(f"\\{c}" if c in "\\`*[]<>|#$~&" else c for c in plain(text))
         lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (self.columns, marks, *self.rows)]
-        return (f"{self.caption}:\n\n" if self.caption else "") + "\n".join(lines)
+        return (f"{cell(self.caption)}:\n\n" if self.caption else "") + "\n".join(lines)
 
 
 def _text(text: str) -> str:

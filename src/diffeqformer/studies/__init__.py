@@ -19,7 +19,23 @@ ANALYSES = {
     "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
 }
 """Of `diffeqformer analyze`: name of the module, and what it does."""
-BENCHMARKS: dict[str, str] = {}
-"""Of `diffeqformer bench`."""
-EXPERIMENTS: dict[str, str] = {}
+BENCHMARKS = {
+    "train": "an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed",
+    "finetune": "an update of a populated model in full and by LoRA, beside the vanilla transformer's",
+    "generate": "greedy text of a populated model, of the vanilla one, and of both in Transformers if installed",
+    "drafts": "self-speculative decoding of a trained run, beside plain decoding",
+    "schemes": "an update by each scheme, beside what its NFE predicts, and Euler's written by hand",
+    "memory": "the memory that a gradient needs by each method and number of steps, as compiled; nothing is run",
+    "text": "a tokenizer's training, packing and the batches, beside the update that reads them",
+    "scaling": "updates as width, steps, context and d_emb grow, beside how their operations are counted to grow",
+    "spectra": "all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products",
+    "lyapunov": "the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians",
+    "start": "commands that have next to nothing to do, as processes of their own",
+    "page": "one page of the documents that these leave with --to",
+}
+"""Of `diffeqformer bench`, in the order of its page; the module of each begins with `bench_`."""
+EXPERIMENTS = {
+    "adapt": "the paper's figure 5: pretrain on one text, fine-tune on another, at several depths",
+    "elastic": "one checkpoint for every depth, beside models trained at one depth each with the same compute",
+}
 """Of `diffeqformer reproduce`."""
