@@ -55,8 +55,9 @@ NOT_RUN = {
     "docs/architecture.md: src/diffeqformer/": "the tree, which test_readme.py compares with the files",
     "docs/runs.md: config.yaml      every setting, defaults included": "a list of files",
     "docs/devices.md: mesh: {data: 2, fsdp: 4, tensor: 1}": "needs eight devices; test_sharding.py has them",
-    "docs/analysis-spectra.md: from diffeqformer.analysis.induction import measure_induction": "has no model of its own; "
-    "tests/analysis/test_spectra.py calls both",
+    "docs/analysis-spectra.md: from diffeqformer.analysis.induction import measure_induction": (
+        "has no model of its own; the tests of both analyses call them"
+    ),
     "docs/harness.md: import lm_eval": "a published task; tests/interop/test_tasks.py does the same with a local one",
     "docs/harness.md: python -m diffeqformer.interop.harness run --model diffeqformer --model_args "
     "run=runs/quickstart/diffeqformer,steps=6 \\": "a published task; test_tasks.py as well",
