@@ -1,8 +1,7 @@
-"""docs/reference/cli.md, generated from the verbs' `Arguments`: `python -m tests.cli_page` writes it, a test compares."""
+"""docs/reference/cli.md, generated from the verbs' `Arguments`: `python -m tests.cli_page` writes it."""
 
 import ast
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -38,7 +37,7 @@ def page() -> str:
             listed = "".join(f"- `{name}`: {what}\n" for name, what in choice.known.items())
             parts.append(f"### {verb}\n\n{choice.about}\n\n{listed}")
             for name in choice.known:
-                parts.append(_command(f"{verb} {name}", importlib.import_module(f"{choice.package}.{name}").Arguments))
+                parts.append(_command(f"{verb} {name}", choice.module(name).Arguments))
     return "\n".join(parts)
 
 
@@ -106,11 +105,15 @@ def _metavar(hint: Any) -> str:
 
 
 def _default(field: Any) -> str:
-    if field.default in (None, "", (), dataclasses.MISSING):
-        return "needed" if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING else ""
-    value = field.default
-    shown = " ".join(map(str, value)) if isinstance(value, tuple) else {True: "on", False: ""}.get(value, f"{value}")
-    return f"`{shown}`" if shown else ""
+    if field.default in (None, "", ()):
+        return ""
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "needed"
+    if field.default is dataclasses.MISSING:
+        return ""
+    if isinstance(field.default, bool):
+        return "on" if field.default else ""
+    return f"`{' '.join(map(str, field.default))}`" if isinstance(field.default, tuple) else f"`{field.default}`"
 
 
 def _docstrings(cls: type) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Every block of README, tutorial and how-tos is run, or listed here with the reason why it is not.
+"""Every block of README and of the pages of docs is run, or listed here with the reason why it is not.
 
 Commands are run with the words that the reader sees, in a small world: shipped configs of width 32 with 20 updates, a
-standard library of a few files, and, behind the words, options that make a command short.
+standard library of a few files, and, after the words, options that make a command short.
 """
 
 import argparse
@@ -23,8 +23,23 @@ from diffeqformer.cli import main, parse
 from diffeqformer.config import Config, from_dict, validate
 from tests.blocks import ROOT, Block, blocks_of
 
+QUICK = ("README.md", "docs/python.md", "docs/own-parts.md", "docs/models.md")
+"""Pages that need nothing but what they make themselves: run by `make test`."""
 HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/harness.md")
-PAGES = ("README.md", "docs/index.md", "docs/tutorial.md", *HOW_TOS, "docs/troubleshooting.md")
+LONG = (
+    "docs/index.md",
+    "docs/tutorial.md",
+    *HOW_TOS,
+    "docs/command-line.md",
+    "docs/analyses.md",
+    "docs/architecture.md",
+    "docs/runs.md",
+    "docs/elastic-depth.md",
+    "docs/trackers.md",
+    "docs/devices.md",
+    "docs/analysis-sensitivity.md",
+)
+PAGES = (*QUICK, *LONG, "docs/analysis-spectra.md", "docs/troubleshooting.md")
 NOTEBOOKS = {
     "docs/notebooks/train-and-adapt.ipynb": "runs/continuous-readmes-3",
     "docs/notebooks/look-inside.ipynb": "runs/continuous",
@@ -33,23 +48,33 @@ NOTEBOOKS = {
 PAGE = {".md", ".ipynb"}
 
 NOT_RUN = {
-    "README.md: src/diffeqformer/": "the tree, which test_readme.py compares with the files",
     "README.md: x(0)   = embed(ids)": "an equation",
-    "docs/index.md: x(0)   = embed(ids)": "an equation",
-    "README.md: config.yaml      every setting, the defaults written out": "a list of files",
     "README.md: @inproceedings{tong2025neural,": "a citation",
+    "docs/models.md: x(0)   = embed(ids)": "an equation",
+    "docs/architecture.md: src/diffeqformer/": "the tree, which test_readme.py compares with the files",
+    "docs/runs.md: config.yaml      every setting, defaults included": "a list of files",
+    "docs/devices.md: mesh: {data: 2, fsdp: 4, tensor: 1}": "needs eight devices; test_sharding.py has them",
+    "docs/analysis-spectra.md: from diffeqformer.analysis.induction import measure_induction": (
+        "has no model of its own; the tests of both analyses call them"
+    ),
     "docs/harness.md: import lm_eval": "a published task; tests/interop/test_tasks.py does the same with a local one",
     "docs/harness.md: python -m diffeqformer.interop.harness run --model diffeqformer --model_args "
     "run=runs/quickstart/diffeqformer,steps=6 \\": "a published task; test_tasks.py as well",
     "docs/harness.md: task: stories": "a task, no config; test_the_task_of_the_page_runs",
 }
 """Blocks, by page and first line."""
+EQUATIONS = ("docs/analysis-sensitivity.md", "docs/mathematics.md")
+"""Pages whose blocks of text are equations."""
 NOT_RUN_COMMANDS = {
     "make": "runs these tests, or installs",
+    "pip install": "changes the environment that these tests run in",
     ".": "opens the environment that these tests run in",
     "hf download": "fetches a published model; the small world has one in that place",
     "diffeqformer eval --tasks": "needs published data; test_the_task_of_the_page_runs has its own",
-    "diffeqformer bench": "measures the machine at full size; tests/benchmarks run the same code at small size",
+    "diffeqformer train --mesh.data": "needs several devices; tests/test_sharding.py has virtual ones",
+    "diffeqformer info --mesh.data": "needs several devices; the tests of the footprint have virtual ones",
+    "diffeqformer train --trainer.trackers": "needs trackers; the tests of trackers have stand-ins",
+    "diffeqformer bench": "measures the machine at full size; tests of the benchmarks run the same code at small size",
 }
 """Commands, by their first words and an option."""
 SHORT = {
@@ -80,7 +105,7 @@ def run_command(words: list[str]) -> None:
     line = " ".join(words[1:])
     added = next((more for start, more in SHORT.items() if line.startswith(f"{start} ")), "")
     added += next((f" {more}" for part, more in RARE_SHORT.items() if part in line), "")
-    if "quickstart-diffeqformer" in line and "--model.width 256" in line:
+    if line.startswith("train") and "--model.width" in line:
         added += " --model.width 32"
     assert main([*words[1:], *added.split()]) == 0, line
 
@@ -91,11 +116,15 @@ def needs_torch(block: Block) -> bool:
     )
 
 
+def is_equation(block: Block) -> bool:
+    return block.language == "text" and block.page in EQUATIONS
+
+
 def run_page(page: str, *, torch: bool) -> None:
     """Run the blocks of a page in order, in one namespace; those that need torch only if asked for."""
     names: dict = {}
     for block in blocks_of(page):
-        if block.name in NOT_RUN or (needs_torch(block) and not torch):
+        if block.name in NOT_RUN or is_equation(block) or (needs_torch(block) and not torch):
             continue
         if block.language == "sh":
             for words in block.commands():
@@ -109,8 +138,8 @@ def run_page(page: str, *, torch: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def small_world(tmp_path_factory, compile_once):
-    """A folder with what the pages take for granted: a trained quickstart, some texts, a published model."""
+def texts(tmp_path_factory, compile_once):
+    """A folder with some texts, where shipped configs and the standard library are small."""
     home, monkeypatch = tmp_path_factory.mktemp("world"), pytest.MonkeyPatch()
     library, configs, place = home / "library", home / "configs", home / "place"
     for folder in (library, configs, place / "books", place / "more", place / "wikitext-2-raw", place / "downloads"):
@@ -122,8 +151,10 @@ def small_world(tmp_path_factory, compile_once):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if name.startswith("quickstart-"):
             values["model"] |= {"width": 32, "heads": 4}
-            if values["model"]["weights"].startswith("time"):
-                values["model"]["time"] = {"d_emb": 8, "frequencies": 8}
+            weights = values["model"].get("weights", "time")
+            weights = weights if isinstance(weights, dict) else {"kind": weights}
+            if weights.get("kind", "time").startswith("time"):
+                values["model"]["weights"] = weights | {"d_emb": 8, "frequencies": 8}
             values["trainer"] |= {"updates": 20, "batch_size": 4, "evaluate_batches": 2, "evaluate_every": 10}
         (configs / path.name).write_text(yaml.safe_dump(values), encoding="utf-8")
     prose = "\n\n".join(re.findall(r'"""(.*?)"""', source.read_text(encoding="utf-8"), re.S))
@@ -145,13 +176,24 @@ def small_world(tmp_path_factory, compile_once):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library) if name == "stdlib" else real(name))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(place)
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the work here
-    for name in ("diffeqformer", "elastic", "gpt"):
-        run_command(f"diffeqformer train quickstart-{name} --run runs/quickstart/{name}".split())
-    run_command(["diffeqformer", "export", "runs/quickstart/gpt", "--to", "downloads/gpt2"])
     yield place
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
     monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def small_world(texts, tmp_path_factory):
+    """The same with what the pages take for granted: a trained quickstart and a published model."""
+    place = tmp_path_factory.mktemp("trained")
+    shutil.copytree(texts, place, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(place)
+        for name in ("diffeqformer", "elastic", "gpt"):
+            run_command(f"diffeqformer train quickstart-{name} --run runs/quickstart/{name}".split())
+        run_command(["diffeqformer", "export", "runs/quickstart/gpt", "--to", "downloads/gpt2"])
+    return place
 
 
 @pytest.fixture
@@ -164,7 +206,11 @@ def place(small_world, tmp_path, monkeypatch):
 
 def test_every_block_is_run_or_listed():
     known = {"sh", "python", "yaml"}
-    blocks = [block for page in PAGES for block in blocks_of(page)]
+    blocks = [block for page in PAGES for block in blocks_of(page) if not is_equation(block)]
+    have = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md") if "```" in path.read_text("utf-8")
+    }
+    assert have - {*PAGES, *EQUATIONS} == set()
     assert [block.name for block in blocks if block.language not in known and block.name not in NOT_RUN] == []
     assert NOT_RUN.keys() - {block.name for block in blocks} == set()
     commands = [words for block in blocks if block.language == "sh" for words in block.commands()]
@@ -175,16 +221,17 @@ def test_every_block_is_run_or_listed():
     assert unused == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/tutorial.md", *HOW_TOS])
-def test_page_runs(page, place):
+@pytest.mark.parametrize("page", QUICK)
+def test_quick_page_runs(page, texts, tmp_path, monkeypatch):
+    shutil.copytree(texts, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     run_page(page, torch=False)
 
 
 @pytest.mark.slow
-@pytest.mark.torch
-def test_readme_runs(place):
-    run_page("README.md", torch=True)
+@pytest.mark.parametrize("page", LONG)
+def test_page_runs(page, place):
+    run_page(page, torch=False)
 
 
 @pytest.mark.slow

@@ -1,25 +1,21 @@
-"""The README tells the truth: its Python runs, its commands parse, and its file tree is the tree.
+"""README and pages tell the truth: commands parse, links lead somewhere, the tree is the tree, counts are the counts.
 
-test_docs.py runs the commands, of README and of the pages of docs.
+test_docs.py runs their blocks.
 """
 
-import importlib
 import re
 
 import pytest
 
-from diffeqformer.cli import VERBS
+from diffeqformer.cli import VERBS, module_of
 from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
-from diffeqformer.config import Config, from_dict, read_yaml, validate
+from diffeqformer.config import Config, read_yaml
+from diffeqformer.validation import validate
+from tests import cli_page
 from tests.blocks import ROOT, blocks_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-
-
-def blocks(language: str) -> list[str]:
-    """The README's fenced blocks of one language, in order."""
-    return [block.text for block in blocks_of("README.md") if block.language == language]
 
 
 def commands() -> list[list[str]]:
@@ -31,8 +27,8 @@ def commands() -> list[list[str]]:
 
 
 def tree() -> dict[str, str]:
-    """Paths of the file tree (folders end in a slash) and what is said of each."""
-    (lines,) = blocks("tree")
+    """Paths of the tree in docs/architecture.md (folders end in a slash) and what is said of each."""
+    (lines,) = [block.text for block in blocks_of("docs/architecture.md") if block.language == "tree"]
     found, above = {}, []
     for line in lines.splitlines():
         name, _, what = line.strip().partition(" ")
@@ -42,34 +38,30 @@ def tree() -> dict[str, str]:
     return found
 
 
-def test_python_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = "".join(block for block in blocks("python") if "transformers" not in block)
-    names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["logits"].shape == (2, 32, 280)
-    assert names["states"].shape == (7, 2, 32, 32)
-    assert names["speeds"].shape == (6,)
-    assert set(names["result"].entry["validation"]) == {"loss", "perplexity", "bits_per_byte"}
-    assert names["run"].step == 20
-    assert names["text"]
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 def test_every_verb_is_shown_and_exists():
-    shown = set(re.findall(r"(?:^|[`/])diffeqformer ([a-z]+)\b", "".join(blocks("sh")), re.M))
+    shown = {words[0] for words in commands()}
     assert shown == set(VERBS)
     code = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
     assert set(re.findall(r"`(?:\S*/)?diffeqformer ([a-z]+)\b", code)) <= set(VERBS)
 
 
+def test_the_reference_of_commands_is_fresh():
+    assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.page(), "run `python -m tests.cli_page`"
+
+
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_command_parses(words):
     verb, *rest = words
-    module = importlib.import_module(f"diffeqformer.cli.{verb}")
-    if hasattr(module, "CHOICE"):
-        if rest:  # without words it lists what there is
-            parse(module.CHOICE.module(rest[0]).Arguments, rest[1:], verb)
-    elif hasattr(module, "Arguments"):
+    module = module_of(verb)
+    if choice := getattr(module, "CHOICE", None):
+        if not rest:
+            return  # lists what there is
+        module, rest = choice.module(rest[0]), rest[1:]
+    if hasattr(module, "Arguments"):
         parse(module.Arguments, rest, verb)
     elif verb == "info" and rest[0].startswith("runs/"):
         assert rest[1:] == []  # a run has its settings
@@ -80,17 +72,13 @@ def test_command_parses(words):
         validate(parse(Config, rest[1:], verb, default=Config()))
 
 
-def test_yaml_is_a_config():
-    import yaml
-
-    (text,) = blocks("yaml")
-    validate(from_dict(Config, yaml.safe_load(text)))
-
-
 def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    assert set(re.findall(r"^make ([a-z-]+)", "".join(blocks("sh")), re.M)) == {"quickstart", "test"}
-    assert set(re.findall(r"`make ([a-z-]+)`", README)) <= targets
+    shown = "".join(block.text for block in blocks_of("README.md") if block.language == "sh")
+    assert set(re.findall(r"^make ([a-z-]+)", shown, re.M)) == {"quickstart", "test"}
+    for page in PAGES:
+        if page.name != "log.md":  # a diary: it names what there was
+            assert set(re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8"))) <= targets, page
 
 
 def test_tree_paths_exist():
@@ -109,7 +97,8 @@ def test_every_module_is_in_the_tree():
 def test_presets_have_the_parameters_of_the_table():
     from diffeqformer.model.count import parameters
 
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,.]+) M \| ([\d,.]+) M \|$", README, re.M)
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,.]+) M \| ([\d,.]+) M \|$", page, re.M)
     assert len(rows) == 8
     for name, stored, populated in rows:
         found = parameters(read_yaml(shipped_configs()[name]).model)
@@ -119,6 +108,7 @@ def test_presets_have_the_parameters_of_the_table():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere_and_nothing_is_left_blank(page):
     text = page.read_text(encoding="utf-8")
-    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
     assert re.findall(r"\{\{[A-Z]+\}\}", text) == []

@@ -1,6 +1,5 @@
 """`diffeqformer completion bash|zsh|fish`: a script by which the shell completes verbs, options and their values."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
