@@ -54,7 +54,7 @@ def really(config: Config, devices: int) -> dict[str, int]:
         input=json.dumps(dataclasses.asdict(config)),
         env=os.environ
         | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip(),
             "JAX_PLATFORMS": "cpu",
             "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536",
         },

@@ -10,7 +10,6 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.errors import RunFailed
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 

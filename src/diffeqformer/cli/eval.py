@@ -83,10 +83,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.report.text import evaluations, number
-    from diffeqformer.studies.inputs import evaluation_text
-    from diffeqformer.runs.results import measured
     from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.results import measured
+    from diffeqformer.studies.inputs import evaluation_text
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)

@@ -14,8 +14,7 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
-from diffeqformer.report import files
-from diffeqformer.storage import sealed
+from diffeqformer.store.files import sealed
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 from diffeqformer.studies.study import Result
 
@@ -101,12 +100,12 @@ def write_document(result: Result, arguments: Any) -> dict[str, str]:
     """Write the document to `--to` and the first figure to `--figure`, where they are given."""
     if getattr(arguments, "to", None):
         text = json.dumps(sealed(dict(result.document)), indent=1, allow_nan=False, ensure_ascii=False)
-        files.write(Path(arguments.to).expanduser(), f"{text}\n".encode(), "document")
+        write_output(Path(arguments.to).expanduser(), f"{text}\n".encode(), "document")
     if getattr(arguments, "figure", None):
         from diffeqformer.report.figures import save
 
         path = Path(arguments.figure).expanduser()
-        files.write(path, save(result.figures[0].figure, path.suffix[1:]), "figure")
+        write_output(path, save(result.figures[0].figure, path.suffix[1:]), "figure")
     return {}
 
 

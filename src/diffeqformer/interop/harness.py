@@ -1,7 +1,7 @@
 """A run as a model of lm-evaluation-harness, under the name `diffeqformer`.
 
-Importing this module registers it. `python -m diffeqformer.interop.harness` is the harness's own command, `lm_eval`,
-with this model known to it.
+Importing this module registers it beside the harness's own models. `python -m diffeqformer.interop.harness` is the
+harness's own command, `lm_eval`, with this model known to it.
 """
 
 import hashlib
@@ -11,23 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lm_eval.models  # noqa: F401  # pyright: ignore[reportMissingImports]
 import numpy as np
-from jax import Array
-from jaxtyping import Bool, Float, Int, Key
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
+from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
-from diffeqformer.model.generate import choose
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.folder import IMPORTED
 from diffeqformer.runs.opening import Run, load_run
@@ -39,12 +36,12 @@ SHORTEST = 16
 """Positions of the smallest shape that is compiled; the others double, up to the context."""
 NEW_TOKENS = 256
 """Generated where a task names no number, as in the harness's own classes."""
-AT_A_TIME = 16
-"""Tokens generated between two looks for a stop string."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """The names that a task may give to the number of new tokens."""
 
 
+# The import of lm_eval.models above registers the harness's own models: it does that by itself only as long as it knows
+# no model at all, and would not after this line.
 @register_model("diffeqformer")
 class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     """A run's model at a fixed number of depth steps, as lm-evaluation-harness asks for it.
@@ -202,7 +199,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
                     end = len(piece.inputs)
                     inputs[row, :end] = piece.inputs
                     targets[row, end - len(piece.targets) : end] = piece.targets
-                scores, best = map(np.asarray, _token_scores(self.model, jnp.asarray(inputs), jnp.asarray(targets)))
+                scores, best = map(np.asarray, token_scores(self.model, jnp.asarray(inputs), jnp.asarray(targets)))
                 for row, piece in enumerate(batch):
                     of_targets = slice(len(piece.inputs) - len(piece.targets), len(piece.inputs))
                     nats[piece.number] += scores[row, of_targets].sum(dtype=np.float64)
@@ -219,10 +216,10 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         numbers = jnp.asarray([prompt.number for prompt in batch] + [0] * (self.batch_size - len(batch)))
         keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(self.seed), number))(numbers)
         room = longest + -(-plan.new_tokens // AT_A_TIME) * AT_A_TIME
-        state = _read(self.model, jnp.asarray(ids), jnp.asarray(lengths), keys, room)
+        state = read(self.model, jnp.asarray(ids), jnp.asarray(lengths), keys, room)
         drawn = np.zeros((self.batch_size, 0), np.int32)
         while True:
-            state, more = _write(self.model, state, plan.temperature, plan.top_k, plan.top_p)
+            state, more = write(self.model, state, plan.temperature, plan.top_k, plan.top_p)
             drawn = np.concatenate([drawn, np.asarray(more)], axis=1)[:, : plan.new_tokens]
             ended = [self._until(row, plan.until) for row in drawn[: len(prompts)]]
             if drawn.shape[1] == plan.new_tokens or all(whole for _, whole in ended):
@@ -308,72 +305,6 @@ def _whole(batch_size: int | str | None) -> int:
     if not str(batch_size).isdecimal() or int(batch_size or 0) < 1:
         raise BadInput(f"batch_size is {batch_size!r}, but must be a whole number of at least 1, or auto.")
     return int(batch_size or 0)
-
-
-@eqx.filter_jit
-def _token_scores(
-    model: Transformer, inputs: Int[Array, "batch position"], targets: Int[Array, "batch position"]
-) -> tuple[Float[Array, "batch position"], Bool[Array, "batch position"]]:
-    """`log p(targets[i] | inputs[..i])` in nats, and whether each is the most likely token.
-
-    Logits exist for one row at a time.
-    """
-
-    def row(now: tuple[Array, Array]) -> tuple[Array, Array]:
-        state, targets = now
-        logits = model.unembed(state)
-        at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-        return at_target - jax.nn.logsumexp(logits, axis=-1), logits.argmax(-1) == targets
-
-    return jax.lax.map(row, (model.hidden(inputs), targets))
-
-
-class _Writing(eqx.Module):
-    """Where the generation of every row stands: rows are of different lengths."""
-
-    logits: Float[Array, "batch vocabulary"]
-    cache: KeyValueCache
-    position: Int[Array, " batch"]
-    key: Key[Array, " batch"]
-
-
-@eqx.filter_jit
-def _read(
-    model: Transformer,
-    prompts: Int[Array, "batch position"],
-    lengths: Int[Array, " batch"],
-    keys: Key[Array, " batch"],
-    room: int,
-) -> _Writing:
-    """Read prompts, padded on the right: in the cache padding is overwritten before any token may look at it."""
-
-    def row(now: tuple[Array, Array]) -> tuple[Array, KeyValueCache]:
-        ids, length = now
-        logits, cache = model.decode(ids[None], model.empty_cache(1, room), jnp.zeros((), jnp.int32))
-        return logits[0, length - 1], cache
-
-    logits, cache = jax.lax.map(row, (prompts, lengths))
-    return _Writing(logits, cache, lengths, keys)
-
-
-@eqx.filter_jit
-def _write(
-    model: Transformer, state: _Writing, temperature: float, top_k: int | None, top_p: float | None
-) -> tuple[_Writing, Int[Array, "batch new"]]:
-    """Continue every row by a few tokens."""
-
-    def one(now: tuple, _: None) -> tuple[tuple, Array]:
-        logits, cache, position, key = now
-        key, own = jax.random.split(key)
-        token = choose(logits[None], own, temperature, top_k, top_p)
-        logits, cache = model.decode(token[:, None], cache, position)
-        return (logits[0, -1], cache, position + 1, key), token[0]
-
-    def row(*now: Any) -> tuple[tuple, Array]:
-        return jax.lax.scan(one, now, length=AT_A_TIME)
-
-    (logits, cache, position, key), drawn = jax.vmap(row)(state.logits, state.cache, state.position, state.key)
-    return _Writing(logits, cache, position, key), drawn
 
 
 if __name__ == "__main__":

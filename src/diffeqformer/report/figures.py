@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.report.text import clean, finite
 
@@ -114,7 +114,6 @@ def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool)
         if all(abs(place[step] - place[other]) >= room for other in kept):
             kept.append(step)
     return sorted(kept)
-
 
     return figure
 

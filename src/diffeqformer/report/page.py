@@ -22,7 +22,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
 
-from diffeqformer.report import files
 from diffeqformer.report.figures import NARROW, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import clean
@@ -120,7 +119,7 @@ def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown:
         contents |= {f"{one.name}.{kind}": save(one.figure, kind) for kind in ("png", "svg")}
     contents["index.html"] = text.encode()
     for file, content in contents.items():
-        files.write(Path(folder) / file, content, "analysis file")
+        write_output(Path(folder) / file, content, "analysis file")
     return Path(folder) / "index.html"
 
 

@@ -130,7 +130,11 @@ def name_of_run(config: Config) -> tuple[str, str]:
             return key, name
         usual = (m.field.kind, m.weights.kind) == ("gpt", "time")
         return ("elastic", ELASTIC) if usual else (f"elastic-{key}", f"Elastic {name}")
-    what = {"lora": f"LoRA of rank {m.lora.rank if m.lora else 0}", "full": "full fine-tuning", "continuous": "fine-tuned, continuous"}
+    what = {
+        "lora": f"LoRA of rank {m.lora.rank if m.lora else 0}",
+        "full": "full fine-tuning",
+        "continuous": "fine-tuned, continuous",
+    }
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 
 

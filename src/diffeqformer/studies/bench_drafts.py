@@ -50,7 +50,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
     depths = whole_numbers(arguments.draft_steps, "--draft-steps")
     lengths = whole_numbers(arguments.draft_length, "--draft-length")
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     run = load_run(arguments.run, progress=progress)
     text, _ = evaluation_text(run, (), progress)

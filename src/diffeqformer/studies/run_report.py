@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from diffeqformer.report import files, run_figures, run_text, text
+from diffeqformer.report import run_figures, run_text, text
 from diffeqformer.report.figures import NARROW, finite_points, svg
 from diffeqformer.report.page import Figure, from_template
 from diffeqformer.report.run_text import Model
