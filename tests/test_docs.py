@@ -176,7 +176,7 @@ def texts(tmp_path_factory, compile_once):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library) if name == "stdlib" else real(name))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(place)
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the work here
     yield place
     jax.config.update("jax_disable_most_optimizations", before)

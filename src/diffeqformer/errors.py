@@ -1,8 +1,8 @@
-"""The ways a command ends badly, told in one sentence each."""
+"""Errors that the command line shows as one sentence."""
 
 
 class DiffEqFormerError(Exception):
-    """Base of every error that is shown to the user as one sentence, without a traceback."""
+    """Base of every error that is shown as one sentence, without a traceback."""
 
     exit_code = 1
 
@@ -16,14 +16,12 @@ class BadInput(DiffEqFormerError):
 class RunFailed(DiffEqFormerError):
     """The request was sound but the work could not be finished: names the step and what is safe."""
 
-    exit_code = 1
-
 
 class Damaged(RunFailed):
     """A file is not what was written: names it."""
 
 
 class Interrupted(DiffEqFormerError):
-    """Ctrl-C or SIGTERM was answered: the work so far is saved and a line has said so; nothing is left to say."""
+    """Ctrl-C or SIGTERM ended the work; it is saved, and a line has reported so."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""Every verb from its words to what it prints, on runs that take a second."""
+"""Every verb from its arguments to what it prints, on runs that take a second."""
 
 import dataclasses
 import json
@@ -191,7 +191,7 @@ def test_a_prompt_may_start_with_dashes(prompt):
     assert parse.parse(sample.Arguments, ["run", *words], "diffeqformer sample").prompt == prompt
 
 
-def test_a_solver_that_gives_up_is_told_in_one_sentence(call, monkeypatch):
+def test_a_solver_that_gives_up_is_reported_in_one_sentence(call, monkeypatch):
     class EquinoxRuntimeError(Exception):
         pass
 
