@@ -15,18 +15,10 @@ from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, Tra
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import results
 from diffeqformer.training.update import initial_state
-<<<<<<< HEAD:tests/test_sharding.py
-from diffeqformer.config import validate
 from tests.tolerances import LOSS
-=======
-from diffeqformer.validation import validate
-from tests.tolerances import ONE_STEP, roundoff
->>>>>>> tests:tests/distributed/test_sharding.py
 
 TINY = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, weights=TimeConfig(d_emb=6, frequencies=4))
-LLAMA = dataclasses.replace(
-    TINY, field="llama", weights="layer", scheme="lie-trotter", horizon="steps"
-)
+LLAMA = dataclasses.replace(TINY, field="llama", weights="layer", scheme="lie-trotter", horizon="steps")
 
 
 class EightDevices:
@@ -158,12 +150,7 @@ def test_eight_devices_train_as_one():
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     (one, _, whole), (mixed, compiled, part) = found["one"], found["mixed"]
-<<<<<<< HEAD:tests/test_sharding.py
     np.testing.assert_allclose(one, mixed, rtol=LOSS)
-=======
-    three_updates_of_two_steps = 3 * 2 * 2 * ONE_STEP  # there and back
-    np.testing.assert_allclose(one, mixed, rtol=roundoff(np.float32, three_updates_of_two_steps))
->>>>>>> tests:tests/distributed/test_sharding.py
     assert compiled == 1, "the update was compiled again for the layout that it returns itself"
     assert whole == [16, 64, 6] and part == [8, 32, 6]
 

@@ -247,7 +247,7 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
     grid, nodes = model.grid(steps), model.scheme.nodes
-    return np.unique(Grid.of(nodes.attention).times()), np.unique(Grid.of(nodes.feed_forward).times())
+    return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
 
 
 def spectra(

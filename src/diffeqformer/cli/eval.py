@@ -66,19 +66,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.tasks is not None:
         from diffeqformer.cli.tasks import evaluate_and_print
 
-        return evaluate_and_print(
-            arguments.run,
-            arguments.tasks or "",
-            as_json,
-            include=arguments.include_path,
-            checkpoint=arguments.checkpoint,
-            num_fewshot=arguments.num_fewshot,
-            limit=arguments.limit,
-            batch_size=arguments.batch_size,
-            steps=asked[0] if asked else None,
-            scheme=arguments.scheme,
-            gen_kwargs=arguments.gen_kwargs,
-        )
+        return evaluate_and_print(arguments, steps[0] if steps else None, as_json)
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme

@@ -14,7 +14,7 @@ from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
-from diffeqformer.store.files import sealed
+from diffeqformer.store.files import sealed, write_output
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 from diffeqformer.studies.study import Result
 

@@ -38,7 +38,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
 
     if not is_main():
         return
-    from diffeqformer.report.text import evaluations
+    from diffeqformer.report.text import drawn_depths, evaluations
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import read_results
     from diffeqformer.studies.run_report import write_report

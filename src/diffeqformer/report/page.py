@@ -25,6 +25,7 @@ from matplotlib.figure import Figure as Drawing
 from diffeqformer.report.figures import NARROW, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import clean
+from diffeqformer.store.files import write_output
 
 ENVIRONMENT = Environment(
     loader=PackageLoader("diffeqformer.report"),

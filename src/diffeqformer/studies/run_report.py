@@ -13,6 +13,7 @@ from diffeqformer.report.figures import NARROW, finite_points, svg
 from diffeqformer.report.page import Figure, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
+from diffeqformer.store.files import write_output
 from diffeqformer.studies.study import Result
 
 NATS = "nats per token"
