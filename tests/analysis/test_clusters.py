@@ -94,9 +94,7 @@ def test_shared_weights_are_a_constant_f(variant):
     error = roundoff(np.float64, operations=20 * 60, scale=condition / 1e-7)
     for unit in (0.5, 3.0):
         constant = list(move(x, Weights(a, v, order=0, unit=unit), variant, steps=20, dt=0.1))
-        # The integral of f differs in its last bit, and sums of some 30 numbers round by 30 eps per step. Over time 2
-        # that grows by up to exp(2 |V|), about 400: 3e-12, and as much again on a CPU that adds in another order.
-        np.testing.assert_allclose(shared, constant, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(shared, constant, rtol=0, atol=error)
 
 
 def test_rescaling_undoes_the_growth():

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from diffeqformer.benchmarks.lyapunov import GPT_SMALL
 
 from diffeqformer.analysis import attribution, end_to_end, faithfulness, lyapunov
 from diffeqformer.model.build import build

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from diffeqformer.report.depth_page import comparisons, depths_table, finding, marks_table
 
 from diffeqformer.evaluation.depth import DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation

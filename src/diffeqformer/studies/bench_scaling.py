@@ -106,7 +106,7 @@ def exponent(sizes: Sequence[float | int], values: Sequence[float | int]) -> tup
 
 def _grown(config: Config, axis: str, size: int) -> Config:
     m = config.model
-    changed = {"time": dataclasses.replace(m.time, d_emb=size)} if axis == "d_emb" else {axis: size}
+    changed = {"weights": dataclasses.replace(m.time or TimeConfig(), d_emb=size)} if axis == "d_emb" else {axis: size}
     return dataclasses.replace(config, model=dataclasses.replace(m, **changed))
 
 
@@ -166,7 +166,7 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
 
     width = WIDE if width is None else width
     axes_named, models = (list(dict.fromkeys(row[name] for row in rows)) for name in ("axis", "model"))
-    looks = [{"color": color(i), "marker": MARKERS[i % len(MARKERS)]} for i in range(len(models))]
+    looks: list[dict[str, Any]] = [{"color": color(i), "marker": MARKERS[i % len(MARKERS)]} for i in range(len(models))]
     with style():
         figure = Drawing(figsize=(width, 3.2), layout="constrained", facecolor="white")
         panels = figure.subplots(ncols=len(axes_named), sharey=True, squeeze=False)[0]

@@ -57,7 +57,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     folder = folder_for("spectra", arguments.to, runs[0])
     ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= hidden_of(one.model.config)) for one in runs]
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
-        one.model.grid(arguments.steps).steps
+        one.model.grid(arguments.steps)
         hidden_subsets(hidden_of(one.model.config), some)
     models = []
     for one, some in zip(runs, ranks, strict=True):
