@@ -92,7 +92,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     said = [f"{whose}."]
     document: dict[str, Any] = {"run": str(opened.folder), "update": opened.step}
     if arguments.text:
-        tokens, last = inputs.pieces_of(opened, ids), outputs[-1]
+        tokens, last = inputs.pieces_of(opened, ids), max(outputs)
         explained = explain(model, jnp.asarray(ids), outputs, **settings)
         scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
         maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS))
