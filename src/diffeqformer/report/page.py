@@ -69,7 +69,7 @@ class TokenMap:
     outputs: tuple[int, ...]
     """Positions whose output was analysed."""
     methods: dict[str, np.ndarray]
-    """Name to scores of shape (len(outputs), len(tokens)); NaN where an input lies behind the output."""
+    """Name to scores of shape (len(outputs), len(tokens)); NaN where an input comes after the output."""
     descriptions: Mapping[str, str]
     """Name to one line: what is seen, and how it was computed."""
 
