@@ -50,7 +50,7 @@ NOT_RUN_COMMANDS = {
     ".": "opens the environment that these tests run in",
     "hf download": "fetches a published model; the small world has one in that place",
     "diffeqformer eval --tasks": "needs published data; test_the_task_of_the_page_runs has its own",
-    "diffeqformer bench": "measures the machine at full size; tests/benchmarks run the same code at small size",
+    "diffeqformer bench": "measures the machine at full size; tests/studies run the same code at small size",
 }
 """Commands, by their first words and an option."""
 SHORT = {
