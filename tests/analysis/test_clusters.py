@@ -7,21 +7,10 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import expm
-from scipy.spatial.distance import pdist, squareform
+from scipy.spatial.distance import pdist
 
-from diffeqformer.analysis.clusters import (
-    VARIANTS,
-    Weights,
-    draw,
-    interaction_energy,
-    join_heights,
-    measure,
-    members,
-    move,
-    pair_distances,
-    simulate,
-    watch_states,
-)
+from diffeqformer.analysis.clusters import VARIANTS, Weights, draw, move, simulate
+from diffeqformer.analysis.gathering import interaction_energy, measure, members, watch_states
 from diffeqformer.errors import BadInput, RunFailed
 from tests.models import KINDS, model_of, tokens
 
@@ -101,7 +90,9 @@ def test_shared_weights_are_a_constant_f(variant):
     shared = list(move(x, Weights(a, v), variant, steps=20, dt=0.1))
     for unit in (0.5, 3.0):
         constant = list(move(x, Weights(a, v, order=0, unit=unit), variant, steps=20, dt=0.1))
-        np.testing.assert_allclose(shared, constant, rtol=1e-12)
+        # The integral of f differs in its last bit, and sums of some 30 numbers round by 30 eps per step. Over time 2
+        # that grows by up to exp(2 |V|), about 400: 3e-12, and as much again on a CPU that adds in another order.
+        np.testing.assert_allclose(shared, constant, rtol=1e-10, atol=1e-10)
 
 
 def test_rescaling_undoes_the_growth():
@@ -137,7 +128,6 @@ def test_measures_are_scipys(random=np.random.default_rng(1)):
     found = measure(x)
     for place in np.ndindex(3, 2):
         points, pairs = x[place], pdist(x[place])
-        np.testing.assert_allclose(pair_distances(points), squareform(pairs), atol=1e-7)
         np.testing.assert_allclose(found.heights[place], linkage(points, "single")[:, 2], atol=1e-7)
         assert found.distance[place] == pytest.approx(pairs.mean())
         for share in (0.2, 0.5, 0.8):
@@ -154,7 +144,7 @@ def test_measures_are_scipys(random=np.random.default_rng(1)):
 def test_points_at_one_place_are_one_cluster():
     x = np.ones((1, 1, 5, 3))
     assert measure(x).clusters(0.1).tolist() == [[1]]
-    assert (join_heights(np.zeros((4, 4))) == 0).all()
+    assert (measure(x).heights == 0).all() and members(x[0, 0], 0.1).tolist() == [0] * 5
 
 
 def test_numbers_that_leave_the_range_are_told():
@@ -177,6 +167,13 @@ def test_hidden_states_are_the_models_own(kind):
     np.testing.assert_allclose(found.explained, singular[:3] / singular.sum(), rtol=1e-3)
     one = watch_states(model, ids[1:2])
     np.testing.assert_allclose(one.measures.heights, found.measures.heights[:, 1:2], rtol=1e-4)
+
+
+def test_states_that_are_not_finite_are_told():
+    model = model_of(KINDS["diffeqformer"])
+    broken = eqx.tree_at(lambda m: m.embedding.tokens, model, model.embedding.tokens * np.nan)
+    with pytest.raises(RunFailed, match="hidden states of the model are not finite"):
+        watch_states(broken, np.asarray(tokens(batch=1)))
 
 
 def test_other_depths_and_bad_ones():

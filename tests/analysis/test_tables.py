@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.attribution import Attributions
-from diffeqformer.analysis.clusters import HiddenStates, Simulation, measure
+from diffeqformer.analysis.clusters import Simulation
 from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.faithfulness import METHODS, Faithfulness
+from diffeqformer.analysis.gathering import HiddenStates, measure
 from diffeqformer.analysis.induction import INFERENCE, Correlation, Induction
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.analysis.spectra import Spectra, Spectrum

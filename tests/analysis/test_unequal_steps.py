@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.attribution import attribute
-from diffeqformer.analysis.clusters import watch_states
 from diffeqformer.analysis.end_to_end import end_to_end
+from diffeqformer.analysis.gathering import watch_states
 from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.lyapunov import pairwise
 from diffeqformer.analysis.spectra import spectra

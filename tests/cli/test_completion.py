@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from diffeqformer.cli import HELP, VERBS
-from diffeqformer.cli.analyses import ANALYSES
 from diffeqformer.cli.completion import bash, fish, known_words, zsh
+from diffeqformer.studies import ANALYSES
 
 
 @pytest.fixture(scope="module")

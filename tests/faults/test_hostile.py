@@ -20,7 +20,8 @@ from diffeqformer.errors import DiffEqFormerError
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.peft import load_adapter
-from diffeqformer.report.page import Page, Table, TokenMap, visible, write_page
+from diffeqformer.report.page import TokenMap, visible, write
+from diffeqformer.report.table import Table
 from diffeqformer.training import checkpoint
 from diffeqformer.training.checkpoint import Checkpoints
 from diffeqformer.training.run import load_run
@@ -84,8 +85,8 @@ def analysis(run: Path, name: str, line: str) -> Path:
     tokens = tuple(visible(tokenizer.decode([i])) for i in tokenizer.encode(line).ids)[:40]
     tokens += (line, *["."] * (40 - len(tokens)))
     shown = TokenMap(tokens, (0,), {name: np.ones((1, len(tokens)))}, {name: line})
-    page = Page(name, (line,), (), (Table(name, (line, name), ((name, line),)),), (shown,))
-    return write_page(run.parent / "page", "demo", page, {})
+    table = Table(name, (line, name), ((name, line),))
+    return write(run.parent / "page", "demo", name, (line,), tables=(table,), maps=(shown,))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
-from diffeqformer.analysis.clusters import HiddenStates, Simulation, measure
+from diffeqformer.analysis.clusters import Simulation
+from diffeqformer.analysis.gathering import HiddenStates, measure
 from diffeqformer.report.figures import COLORS, INK
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import ends_of, finding, gathering, growth_name, means_of, states_table

@@ -7,7 +7,8 @@
     exponents    flow_exponents, kaplan_yorke     Lyapunov exponents of any vector field
     attribution  attribute                        attention, gradients, occlusion
     faithfulness explain, faithfulness            all explanations of a prediction; which to trust
-    clusters     simulate, watch_states           particles, and a model's hidden states over depth
+    clusters     simulate                         particles that attend to each other
+    gathering    watch_states                     clusters and distances of a model's hidden states over depth
 
 A result is a frozen dataclass: `arrays()` gives all of its numbers by name, and a notebook shows it as a table.
 """

@@ -1,4 +1,4 @@
-"""Do tokens gather as depth goes on? Particles that move by attention alone, and measures of any moving points.
+"""Do tokens gather as depth goes on? Particles that move by attention alone; `gathering.py` measures them.
 
 Particles `x_i` in `d` dimensions, all of which see all (no causal mask), one head, no feed-forward block:
 
@@ -20,13 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import equinox as eqx
 import numpy as np
 from scipy.linalg import expm
 
+from diffeqformer.analysis.gathering import Measures, directions, measure, together
 from diffeqformer.errors import RunFailed
-from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode import grid
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -58,31 +56,6 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Measures:
-    """How gathered points are, at every time and in every system: arrays of leading axes (time, system)."""
-
-    heights: np.ndarray
-    """(time, system, points - 1): the distances at which single linkage joins two groups, the least first."""
-    distance: np.ndarray
-    """(time, system): mean distance of two points."""
-    energy: np.ndarray
-    """(time, system): `mean_ij exp(<u_i, u_j>) / 2` of directions `u = x / |x|`; `e / 2` if all are the same."""
-
-    def clusters(self, share: float, *, of: Literal["start", "now"] = "start") -> np.ndarray:
-        """Groups that no distance above `share` of the mean pairwise distance is needed to join, (time, system).
-
-        **Arguments:** `of`: the mean distance at the `start` (a fixed distance: points that come near are one cluster)
-        or `now` (a shape without a size: one cluster that shrinks as a whole keeps its count).
-        """
-        reach = share * (self.distance[:1] if of == "start" else self.distance)
-        return 1 + (self.heights > reach[..., None]).sum(-1)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by name."""
-        return {"heights": self.heights, "distance": self.distance, "energy": self.energy}
-
-
-@dataclass(frozen=True)
 class Simulation:
     """Several systems of particles under one kind of motion."""
 
@@ -103,57 +76,6 @@ class Simulation:
         rows = [(name, f"{a:.4g}", f"{b:.4g}") for name, (a, b) in zip(("mean distance", "energy"), ends, strict=True)]
         about = f"{self.states.shape[1]} points, {self.measures.distance.shape[1]} systems"
         return Table(f"{self.variant}, f of order {self.order}: {about}", ("", "start", "end"), rows).to_html()
-
-
-@dataclass(frozen=True)
-class HiddenStates:
-    """A model's hidden states over depth, as points on the move."""
-
-    times: np.ndarray
-    """Depth between 0 and 1 of every state: (time,)"""
-    measures: Measures
-    """Every text is one system."""
-    norm: np.ndarray
-    """(time, text): mean length of a state."""
-    projection: np.ndarray
-    """(time, position, 3): the first text, at each depth in units of its states' mean length there, in the three
-    directions in which it then varies most over all depths."""
-    explained: np.ndarray
-    """(3,): the share of the variance along each."""
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by name."""
-        own = {name: getattr(self, name) for name in ("times", "norm", "projection", "explained")}
-        return own | self.measures.arrays()
-
-    def _repr_html_(self) -> str:
-        values = zip(self.times, self.norm, self.measures.distance, self.measures.energy, strict=True)
-        rows = [(f"{time:.3g}", *(f"{one.mean():.4g}" for one in rest)) for time, *rest in values]
-        columns = ("depth", "length", "mean distance", "energy")
-        return Table(f"hidden states of {self.norm.shape[1]} texts", columns, rows).to_html()
-
-
-def watch_states(
-    model: Transformer, texts: np.ndarray, *, steps: int | None = None, progress: Progress | None = None
-) -> HiddenStates:
-    """The measures of a model's hidden states, before the final norm, at depth 0 and after every step.
-
-    **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those trained
-    with if not given.
-    """
-    steps = model.depth(steps)
-    run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=steps))
-    measures, norms, projection, explained = [], [], np.empty(0), np.empty(0)
-    with (progress or Silent()).stage("Watching hidden states", len(texts)) as stage:
-        for number, text in enumerate(texts):
-            states = np.asarray(run(model, text[None]), np.float64)
-            measures.append(_together([measure(now[None]) for now in states], 0))  # one depth's pairs at a time
-            norms.append(np.linalg.norm(states, axis=-1).mean(-1))
-            if number == 0:
-                projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
-            stage.advance()
-    times = np.asarray(grid.edges(model.grid(steps)))
-    return HiddenStates(times, _together(measures, 1), np.concatenate(norms, 1), projection, explained)
 
 
 def draw(
@@ -183,11 +105,11 @@ def move(x: np.ndarray, weights: Weights, variant: Variant, *, steps: int, dt: f
     **Arguments:** `x`, points of shape (..., n, d); `weights`, leading axes as those of `x`.
     """
     on_sphere = variant in ("sphere", "unnormed")
-    x = _directions(x) if on_sphere else x
+    x = directions(x) if on_sphere else x
     yield x
     for step in range(1, steps + 1):
         x = x + dt * speed(x, weights, step * dt, variant)
-        x = _directions(x) if on_sphere else x
+        x = directions(x) if on_sphere else x
         yield x
 
 
@@ -206,67 +128,6 @@ def speed(x: np.ndarray, weights: Weights, time: float, variant: Variant) -> np.
     pull = _softmax(scores, growth) if variant == "sphere" else np.exp(growth * scores) / x.shape[-2]
     force = pull @ x @ v
     return force - (force * x).sum(-1, keepdims=True) * x
-
-
-def measure(states: np.ndarray) -> Measures:
-    """Every measure of points on the move, for `states` of shape (time, system, point, dimension)."""
-    distances, points = pair_distances(states), states.shape[-2]
-    mean = distances.sum((-1, -2)) / (points * (points - 1))
-    return Measures(join_heights(distances), mean, interaction_energy(_directions(states)))
-
-
-def pair_distances(x: np.ndarray) -> np.ndarray:
-    """Distances of all pairs, (..., n, n), for points (..., n, d); exact to 1e-7 of the cloud's size."""
-    x = x - x.mean(-2, keepdims=True)  # so that what cancels below is as small as it can be
-    squares = (x**2).sum(-1)
-    products = x @ np.swapaxes(x, -1, -2)
-    found = np.sqrt(np.maximum(squares[..., :, None] + squares[..., None, :] - 2 * products, 0))
-    found[..., np.arange(x.shape[-2]), np.arange(x.shape[-2])] = 0
-    return found
-
-
-def join_heights(distances: np.ndarray) -> np.ndarray:
-    """The distances at which single linkage joins two groups, ascending, (..., n - 1), from those of all pairs.
-
-    They are the edges of a minimum spanning tree (Gower & Ross 1969), grown here by Prim's algorithm for all systems at
-    once: there are `1 + sum(heights > d)` clusters at distance d.
-    """
-    *lead, points, _ = distances.shape
-    flat = distances.reshape(-1, points, points)
-    systems = np.arange(len(flat))
-    near, heights = flat[:, 0].copy(), np.empty((len(flat), points - 1))
-    near[:, 0] = np.inf  # in the tree
-    joined = np.zeros((len(flat), points), bool)
-    joined[:, 0] = True
-    for place in range(points - 1):
-        nearest = near.argmin(-1)
-        heights[:, place] = near[systems, nearest]
-        joined[systems, nearest] = True
-        near = np.where(joined, np.inf, np.minimum(near, flat[systems, nearest]))
-    return np.sort(heights, -1).reshape(*lead, points - 1)
-
-
-def members(x: np.ndarray, distance: float) -> np.ndarray:
-    """The cluster of every point (n, d) by single linkage at `distance`: numbers from 0, the largest cluster first."""
-    linked = pair_distances(x) <= distance
-    label = np.arange(len(x))
-    while True:  # the least label spreads over all that are linked
-        spread = np.where(linked, label[None, :], len(x)).min(-1)
-        if (spread == label).all():
-            break
-        label = spread
-    names, sizes = np.unique(label, return_counts=True)
-    rank = {int(name): place for place, name in enumerate(names[np.argsort(-sizes, kind="stable")])}
-    return np.array([rank[int(one)] for one in label])
-
-
-def interaction_energy(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
-    """`sum_ij exp(beta <x_i, x_j>) / (2 beta n^2)` of points (..., n, d) on the sphere.
-
-    It only grows along `sphere` and `unnormed` with A = beta I and V = I, whose motion climbs it, and is largest,
-    `exp(beta) / (2 beta)`, where all points are one. Source: Geshkovski et al. 2023b, section 3.
-    """
-    return np.asarray(np.exp(beta * (x @ np.swapaxes(x, -1, -2))).mean((-1, -2)) / (2 * beta))
 
 
 def simulate(
@@ -311,31 +172,12 @@ def simulate(
             first.append(now[0])
             measures.append(measure(now[None]))
             stage.advance()
-    return Simulation(variant, order, dt * np.arange(steps + 1), np.stack(first), _together(measures, 0))
-
-
-def _together(parts: list[Measures], axis: int) -> Measures:
-    arrays = [part.arrays() for part in parts]
-    return Measures(**{name: np.concatenate([one[name] for one in arrays], axis) for name in arrays[0]})
-
-
-def _principal(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points (time, n, d) in the three directions of largest variance over all times, and the shares of it."""
-    flat = states.reshape(-1, states.shape[-1])
-    flat = flat - flat.mean(0)
-    values, vectors = np.linalg.eigh(flat.T @ flat)
-    most = vectors[:, ::-1][:, :3]
-    most = most * np.where(most[np.abs(most).argmax(0), np.arange(most.shape[1])] < 0, -1, 1)  # a sign for good
-    return (flat @ most).reshape(*states.shape[:2], -1), values[::-1][:3] / max(values.sum(), np.finfo(float).tiny)
+    return Simulation(variant, order, dt * np.arange(steps + 1), np.stack(first), together(measures, 0))
 
 
 def _standardised(x: np.ndarray) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-
-
-def _directions(x: np.ndarray) -> np.ndarray:
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
 
 
 def _scores(x: np.ndarray, a: np.ndarray) -> np.ndarray:

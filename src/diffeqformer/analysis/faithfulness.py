@@ -1,7 +1,7 @@
 """Which explanation to trust: how well each ranks the tokens whose replacement changes the prediction.
 
 Nothing is chosen by hand. Contexts are drawn, from a seed, over the whole of a split; in each, the explained number is
-the log-probability of the token that the model itself predicts behind the last position.
+the log-probability of the token that the model itself predicts after the last position.
 """
 
 from collections.abc import Callable
@@ -181,7 +181,7 @@ def faithfulness(
 ) -> Faithfulness:
     """Test every explanation on contexts drawn over a whole split.
 
-    In each context, with the model's own prediction p behind its last token:
+    In each context, with the model's own prediction p after its last token:
 
     - every token is replaced by `draws` tokens, one at a time, drawn from the split (so by their frequency), and the
       mean change of `log p` is compared with the method's scores by Spearman's rank correlation: `strength` without
@@ -259,7 +259,7 @@ def _last(model: Transformer, ids: Array) -> Float[Array, "batch vocabulary"]:
 
 
 def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float[np.ndarray, " text"]:
-    """Log-probability, behind each text, of what the model predicts behind the first; in batches of one shape."""
+    """Log-probability, after each text, of what the model predicts after the first; in batches of one shape."""
     found, target = [], None
     together = int(np.clip(ATTENTION_NUMBERS // (model.config.heads * texts.shape[1] ** 2), 1, BATCH))
     for start in range(0, len(texts), together):

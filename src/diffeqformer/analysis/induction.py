@@ -86,7 +86,7 @@ class Induction:
         return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
 
     def verdict(self) -> str:
-        """What the test says of the paper's inference on this model, in a sentence."""
+        """What the test means for the paper's inference on this model, in a sentence."""
         found = self.inference
         low, high = found.interval
         spread = f"rank correlation {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
@@ -147,8 +147,8 @@ def prefix_targets(length: int, repeats: int) -> np.ndarray:
     These are the positions after every earlier copy of the query's token.
     """
     query, position = np.ogrid[: length * repeats, : length * repeats]
-    behind = query - position  # one copy back the same token is `length` back, and what followed it one less
-    return (query >= length) & (position >= 1) & (behind >= 0) & (behind % length == length - 1)
+    back = query - position  # one copy back the same token is `length` back, and what followed it one less
+    return (query >= length) & (position >= 1) & (back >= 0) & (back % length == length - 1)
 
 
 def measure_induction(
@@ -262,11 +262,11 @@ def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int,
         pattern = field.attention_weights(weights, x).astype(jnp.float32)
         alone = direct_logits(model, field.value_outputs(weights, x), rows)
         given = jnp.einsum("bhqk,bkhv->bqhv", pattern, alone)
-        behind = given[:, length:], jnp.roll(own, -1)[length:]
+        following = given[:, length:], jnp.roll(own, -1)[length:]
         return {
             "prefix matching": (pattern * targets[None, None]).sum(-1)[..., length:].mean((0, 2)),
             "copying": lead(alone, own).mean((0, 1)),
-            "next token": lead(*behind).mean((0, 1)),
+            "next token": lead(*following).mean((0, 1)),
         }
 
     found = watch_attention(model, ids, measure, steps)

@@ -36,7 +36,7 @@ QUERIES = 128
 
 @dataclass(frozen=True)
 class Pairwise:
-    """Exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs behind the output, which causal attention cannot see."""
+    """Exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs after the output, which causal attention cannot see."""
 
     outputs: tuple[int, ...]
     exponents: Float[np.ndarray, "output input tangent"]
@@ -77,7 +77,7 @@ class Pairwise:
 
 
 def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
-    """The outputs as they were asked for.
+    """The outputs as a tuple.
 
     **Raises:** `BadInput` if there are none, or one is not a position of the text.
     """

@@ -309,7 +309,7 @@ def spectra(
 
 
 def _product(left: Any, right: Any, *, smaller: bool) -> np.ndarray:
-    """`L R` in float64 or, if the smaller product is asked for and it is, `R L`."""
+    """`L R` in float64 or, with `smaller`, `R L` if that is smaller."""
     with on_host():
         left, right = (jnp.asarray(matrix, jnp.float64) for matrix in (left, right))
         turned = smaller and left.shape[-1] < left.shape[-2]

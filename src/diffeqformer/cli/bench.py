@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import parse, whole_numbers
+from diffeqformer.cli.parse import parse
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress, Terminal
+from diffeqformer.studies.inputs import whole_numbers
 
 ROUNDS, STEPS, FOLDER = 9, "12,24,48,96", "benchmarks"
 What = Literal[
@@ -172,7 +173,7 @@ def _drafts(asked: Arguments, progress: Progress) -> dict[str, Any]:
     lengths = whole_numbers(asked.draft_length or "4,8,12", "--draft-length")
     from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.drafts import compare_drafts
-    from diffeqformer.cli.text import evaluation_text
+    from diffeqformer.studies.inputs import evaluation_text
     from diffeqformer.training.run import load_run
 
     run, rounds = load_run(asked.run, progress=progress), _rounds(asked)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import parse, positive_numbers, whole_numbers
+from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.studies.inputs import positive_numbers, whole_numbers
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
             scheme=arguments.scheme,
             gen_kwargs=arguments.gen_kwargs,
         )
-    from diffeqformer.cli.text import evaluation_text
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.report.text import evaluations, number
+    from diffeqformer.studies.inputs import evaluation_text
     from diffeqformer.training.results import measured
     from diffeqformer.training.run import load_run
 

@@ -145,31 +145,6 @@ def _sentence(box: str, prog: str) -> str:
     return f"{text}."
 
 
-def whole_numbers(text: str, name: str) -> tuple[int, ...]:
-    """`"6,12,24"` as numbers.
-
-    **Raises:** `BadInput` if a part is not a whole number of at least 1.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise BadInput(f"{name} is {text!r}, but must be whole numbers of at least 1, such as 6 or 6,12,24.")
-    return tuple(int(part) for part in parts)
-
-
-def positive_numbers(text: str, name: str) -> tuple[float, ...]:
-    """`"0.05,0.1"` as numbers.
-
-    **Raises:** `BadInput` if a part is not a positive number.
-    """
-    try:
-        parts = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        parts = ()
-    if not parts or not all(0 < part < float("inf") for part in parts):
-        raise BadInput(f"{name} is {text!r}, but must be positive numbers, such as 0.1 or 0.05,0.1.")
-    return parts
-
-
 def find_config(name: str) -> Path:
     """A config file by path, or one of the shipped ones by name.
 

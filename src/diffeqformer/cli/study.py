@@ -34,7 +34,7 @@ class Verb:
         """List the studies, or run the one that is named, write its files and print what it found.
 
         A module with a function `write(result, arguments)` of its own decides which files are left, and returns what
-        the JSON document says of them.
+        the JSON document holds of them.
 
         **Raises:** `BadInput` for a name that there is not, with the nearest one.
         """

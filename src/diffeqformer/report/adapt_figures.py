@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from diffeqformer.report.depth_figures import perplexity_scale
-from diffeqformer.report.figures import MARKERS, WIDE, color, finite_points, legend, style, thin
+from diffeqformer.report.figures import MARKERS, WIDE, color, finite_points, legend, perplexity_scale, style, thin
 from diffeqformer.report.text import MISSING, clean, finite, number, perplexity
 
 Record = dict[str, Any]

@@ -8,8 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
 from diffeqformer.report.adapt_figures import mean_and_spread
-from diffeqformer.report.depth_figures import perplexity_scale
-from diffeqformer.report.figures import MARKERS, WIDE, color, legend, plain_log, spaced, style
+from diffeqformer.report.figures import MARKERS, WIDE, color, legend, perplexity_scale, plain_log, spaced, style
 from diffeqformer.report.text import finite
 
 Record = dict[str, Any]

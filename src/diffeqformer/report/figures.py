@@ -44,7 +44,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """This project's look of a figure, while the `with` block runs; a caller's own settings are as before behind it."""
+    """This project's look of a figure, while the `with` block runs; a caller's own settings are restored after it."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -181,7 +181,7 @@ def svg(figure: Figure, prefix: str, label: str) -> str:
                 if value in used:
                     element.set(name, f"{prefix}-{value}")
             elif name == "href":
-                inside = value.startswith("#")  # else a picture, written out
+                inside = value.startswith("#")  # else an embedded picture
                 element.set(name, f"#{prefix}-{value[1:]}" if inside else value)
             elif name == "style":
                 element.set(name, _themed(value))

@@ -69,7 +69,7 @@ class TokenMap:
     outputs: tuple[int, ...]
     """Positions whose output was analysed."""
     methods: dict[str, np.ndarray]
-    """Name to scores of shape (len(outputs), len(tokens)); NaN where an input lies behind the output."""
+    """Name to scores of shape (len(outputs), len(tokens)); NaN where an input comes after the output."""
     descriptions: Mapping[str, str]
     """Name to one line: what is seen, and how it was computed."""
 
@@ -94,24 +94,6 @@ class Animation:
     times: np.ndarray
     unit: str
     """What the times are: `time`, or `depth`."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """Transitional: the contents of a page as one object; callers are to call `write` instead."""
-
-    title: str
-    says: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
-    maps: tuple[TokenMap, ...] = ()
-    animations: tuple[Animation, ...] = ()
-
-
-def write_page(folder: Path, name: str, page: Page, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Transitional: `write` of a `Page`."""
-    return write(folder, name, page.title, page.says, tables=page.tables, figures=page.figures, maps=page.maps,
-                 animations=page.animations, arrays=arrays)  # fmt: skip
 
 
 def visible(piece: str) -> str:

@@ -13,7 +13,8 @@ from diffeqformer.studies.inputs import folder_for, ids_of, require_at_least, va
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    from diffeqformer.analysis.clusters import HiddenStates, Simulation
+    from diffeqformer.analysis.clusters import Simulation
+    from diffeqformer.analysis.gathering import HiddenStates
 
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 DESCRIPTIONS: Mapping[Variant, str] = {
@@ -205,7 +206,7 @@ def finding(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def of_run(arguments: Arguments, progress: Progress) -> Result:
     """A model's hidden states at every depth."""
-    from diffeqformer.analysis.clusters import watch_states
+    from diffeqformer.analysis.gathering import watch_states
     from diffeqformer.report.page import Animation, Cloud, both_widths, visible
     from diffeqformer.studies import clusters_figures as draw
     from diffeqformer.training.run import load_run

@@ -11,8 +11,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
+from scipy.spatial.distance import pdist
 
-from diffeqformer.analysis.clusters import HiddenStates, Measures, Simulation, members, pair_distances
+from diffeqformer.analysis.clusters import Simulation
+from diffeqformer.analysis.gathering import HiddenStates, Measures, members
 from diffeqformer.report.figures import COLORS, INK, WIDE, color, legend, plain_log, style
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
@@ -27,8 +29,7 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
     """
     on_sphere = simulation.variant in ("sphere", "unnormed")
     reference, end = simulation.states[0 if on_sphere else -1], simulation.states[-1]
-    points = len(end)
-    reach = share * pair_distances(reference).sum() / (points * (points - 1))
+    reach = share * pdist(reference).mean()
     labels = members(end, reach)
     sizes = np.bincount(labels)
     series = tuple(int(n) if n < len(COLORS) and sizes[n] > 1 else -1 for n in labels)

@@ -1,1 +1,0 @@
-from diffeqformer.report.figures import perplexity_scale as perplexity_scale
