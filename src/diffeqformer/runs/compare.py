@@ -220,10 +220,12 @@ class _Pace:
         if self.told:
             return False
         models = ", ".join(f"{_named(c)} {n:,} updates" for c, n in zip(self.configs, self.updates, strict=False))
-        end = datetime.now() + timedelta(seconds=slower * self._seconds(slice(done, None)))
-        self.progress.say(
-            f"{'shorter plan, as time runs out' if done else 'plan'}: {models}; until about {end:%H:%M:%S}"
-        )
+        needed = slower * self._seconds(slice(done, None))
+        what = "shorter plan, as time runs out" if done else "plan"
+        late = " (later than asked for: less cannot be done on a machine as slow or busy)"
+        is_late = needed > self.ends - time.perf_counter()
+        end = datetime.now() + timedelta(seconds=needed)
+        self.progress.say(f"{what}: {models}; until about {end:%H:%M:%S}{late if is_late else ''}")
         self.told = True
         return True
 
