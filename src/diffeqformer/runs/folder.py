@@ -20,7 +20,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
-from diffeqformer.store.folders import require_space
+from diffeqformer.store.folders import free_bytes
 from diffeqformer.store.lock import LOCK, FolderLock
 
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
@@ -120,8 +120,11 @@ class RunFolder:
         held = sum(path.stat().st_size for path in self.checkpoints.folder.rglob("*") if path.is_file())
         # The one being written lies beside those that are kept.
         needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
-        advice = "choose another disk with --run, or lower trainer.keep_last"
-        require_space(self.path, needed, f"run folder {str(self.path)!r}", " for checkpoints", advice)
+        if (free := free_bytes(self.path)) < needed:
+            raise BadInput(
+                f"run folder {str(self.path)!r} needs {needed / 1e6:,.0f} MB for checkpoints, but its disk has "
+                f"{free / 1e6:,.0f} MB left; free some, choose another disk with --run, or lower trainer.keep_last."
+            )
 
     def remember(self) -> dict[str, Any]:
         """`remember` of this folder."""

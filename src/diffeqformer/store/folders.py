@@ -32,21 +32,22 @@ def require_free(folder: Path) -> None:
         raise BadInput(f"folder {str(folder)!r} exists and is not an empty folder; choose another one with --to.")
 
 
-def require_space(
-    folder: Path, needed: int, what: str, use: str = "", advice: str = "choose another disk with --to"
-) -> None:
-    """Check that the disk that `folder` is going to lie on has `needed` bytes left. Writes nothing.
+def free_bytes(folder: Path) -> int:
+    """Room on the disk that `folder` lies on, or will lie on."""
+    places = (folder.absolute(), *folder.absolute().parents)
+    return shutil.disk_usage(next(place for place in places if place.exists())).free
 
-    **Arguments:** `what` goes there, and what `use` it makes of the space, for the message; `advice`, how it ends.
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Check that the disk that holds `folder` has `needed` bytes left for `what`.
 
     **Raises:** `BadInput` naming what is needed and what is free.
     """
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
+    free = free_bytes(folder)
     if free < needed:
         raise BadInput(
-            f"{what} needs {needed / 1e6:,.0f} MB{use}, but its disk has {free / 1e6:,.0f} MB left; "
-            f"free some, or {advice}."
+            f"{what} needs {needed / 1e6:,.0f} MB, but the disk that holds {str(folder.parent)!r} has "
+            f"{free / 1e6:,.0f} MB left; free some, or choose another disk with --to."
         )
 
 
