@@ -66,12 +66,12 @@ if TYPE_CHECKING:
     from diffeqformer.progress import Silent as Silent
     from diffeqformer.progress import Terminal as Terminal
     from diffeqformer.report.html import write_report as write_report
-    from diffeqformer.training.finetune import finetune_config as finetune_config
-    from diffeqformer.training.run import Run as Run
-    from diffeqformer.training.run import load_run as load_run
-    from diffeqformer.training.sampling import continue_text as continue_text
-    from diffeqformer.training.trainer import TrainResult as TrainResult
-    from diffeqformer.training.trainer import train as train
+    from diffeqformer.runs.finetune import finetune_config as finetune_config
+    from diffeqformer.runs.opening import Run as Run
+    from diffeqformer.runs.opening import load_run as load_run
+    from diffeqformer.runs.sampling import continue_text as continue_text
+    from diffeqformer.runs.trainer import TrainResult as TrainResult
+    from diffeqformer.runs.trainer import train as train
     from diffeqformer.validation import validate as validate
 
 _MODULES = {
@@ -156,13 +156,13 @@ _MODULES = {
         "Terminal",
     ),
     "report.html": ("write_report",),
-    "training.finetune": ("finetune_config",),
-    "training.run": (
+    "runs.finetune": ("finetune_config",),
+    "runs.opening": (
         "Run",
         "load_run",
     ),
-    "training.sampling": ("continue_text",),
-    "training.trainer": (
+    "runs.sampling": ("continue_text",),
+    "runs.trainer": (
         "TrainResult",
         "train",
     ),

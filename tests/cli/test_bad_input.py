@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diffeqformer.training import folder as files
-from diffeqformer.training import sitting
-from diffeqformer.training.metrics import Metrics
+from diffeqformer.runs.metrics import Metrics
+from diffeqformer.training import loop
 from tests.cli.conftest import write_config, write_text
 
 HERE = "{here}"
@@ -248,8 +247,8 @@ def test_a_folder_that_is_not_a_run_is_refused(call, place, tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from diffeqformer.training.lock import RunLock
-with RunLock(Path(sys.argv[1])):
+from diffeqformer.store.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -269,7 +268,7 @@ def test_a_run_that_another_process_writes_is_refused(call, place, tmp_path):
 
 
 def test_no_space_for_checkpoints_is_refused(call, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     refused(call("train", place.time, "--run", tmp_path / "run"), "but its disk has 0 MB left")
     assert list(tmp_path.iterdir()) == []
 
@@ -285,7 +284,7 @@ def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monke
 
 
 def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, tmp_path, monkeypatch):
-    original = sitting.make_update
+    original = loop.make_update
 
     def make_update(config):
         update = original(config)
@@ -297,7 +296,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
 
         return poisoned
 
-    monkeypatch.setattr(sitting, "make_update", make_update)
+    monkeypatch.setattr(loop, "make_update", make_update)
     called = call("train", place.time, "--run", tmp_path / "run")
     assert called.status == 1 and called.out == "" and "Traceback" not in called.err
     assert called.err.splitlines()[-1] == (

@@ -10,12 +10,12 @@ import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.config import dump_yaml, read_yaml
-from diffeqformer.storage import SEAL
-from diffeqformer.training import sitting
-from diffeqformer.training.run import load_run
+from diffeqformer.runs.opening import load_run
+from diffeqformer.store.files import SEAL
+from diffeqformer.training import loop
 from diffeqformer.validation import validate
 from tests.cli.conftest import write_config, write_text
-from tests.training.tiny_run import forget
+from tests.runs.tiny_run import forget
 
 CONFIGS = parse.shipped_configs()
 
@@ -70,7 +70,7 @@ def test_shipped_configs_are_valid(name):
 def test_training_again_returns_the_same_results(call, place, monkeypatch):
     report = place.run("time") / "report.html"
     report.unlink()
-    monkeypatch.setattr(sitting, "make_update", None)
+    monkeypatch.setattr(loop, "make_update", None)
     called = call("train", place.time, "--json")
     document = strict_json(called.out)
     kept = strict_json((place.run("time") / "results.json").read_text())

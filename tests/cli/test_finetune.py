@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from diffeqformer.training.run import load_run
+from diffeqformer.runs.opening import load_run
 
 
 @pytest.fixture

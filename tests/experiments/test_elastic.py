@@ -6,7 +6,7 @@ from diffeqformer.config import Config, DataConfig, dump_yaml, from_dict, read_y
 from diffeqformer.experiments import elastic
 from diffeqformer.progress import Silent
 from diffeqformer.training.depths import compute_of
-from tests.training.tiny_run import write_text
+from tests.runs.tiny_run import write_text
 
 TINY = {
     "model": {"width": 16, "heads": 2, "context": 16, "steps": 4, "time": {"d_emb": 4, "frequencies": 3}},

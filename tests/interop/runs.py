@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from diffeqformer.config import Config, ModelConfig
-from diffeqformer.training.run import Run
+from diffeqformer.runs.opening import Run
 from tests.interop.folders import word_tokenizer
 from tests.models import KINDS, PLAIN, TINY, model_of
 

@@ -24,7 +24,7 @@ from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.ode.schemes import ONE_STEP
-from diffeqformer.training.checkpoint import Checkpoints, by_path
+from diffeqformer.runs.checkpoint import Checkpoints, by_path
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import TINY

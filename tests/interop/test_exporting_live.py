@@ -11,7 +11,7 @@ from diffeqformer.config import LoRAConfig
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.generate import generate
-from diffeqformer.training.run import Run, load_run
+from diffeqformer.runs.opening import Run, load_run
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import logits, model_of, tokens
 

@@ -11,7 +11,7 @@ from diffeqformer.config import DropoutConfig
 from diffeqformer.interop.families import FAMILIES, gpt2_config, llama_config
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
-from diffeqformer.training.checkpoint import by_path
+from diffeqformer.runs.arrays import by_path
 from tests.interop.folders import CONFIGS, golden, write
 from tests.models import logits
 

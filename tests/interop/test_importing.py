@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.errors import RunFailed
 from diffeqformer.interop.importing import import_huggingface
-from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.run import load_run
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.opening import load_run
 from tests.interop.folders import CONFIGS, WORDS, golden, word_tokenizer, write
 from tests.models import logits
 

@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.peft import load_adapter
-from diffeqformer.training.run import load_run
+from diffeqformer.runs.opening import load_run
 from tests.interop.runs import EXPORTED, run_of
 from tests.models import logits, tokens
 

@@ -11,7 +11,7 @@ import pytest
 
 from diffeqformer.config import dump_yaml
 from diffeqformer.errors import BadInput
-from diffeqformer.training.checkpoint import Checkpoints
+from diffeqformer.runs.checkpoint import Checkpoints
 from tests.interop.harness_tasks import CHOICES, STORIES, write_tasks
 from tests.interop.runs import run_of
 
@@ -23,7 +23,7 @@ from lm_eval.api.instance import Instance
 from diffeqformer.cli import main
 from diffeqformer.interop import harness
 from diffeqformer.interop.tasks import Tasks, evaluate_tasks, summary
-from diffeqformer.storage import read_sealed
+from diffeqformer.store.files import read_sealed
 
 PAPER = ["arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa"]
 PAPER += ["sciq", "winogrande", "wsc273"]

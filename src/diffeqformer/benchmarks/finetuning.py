@@ -8,8 +8,8 @@ from diffeqformer.config import Config, LoRAConfig
 from diffeqformer.model.adapt import adapted_config
 from diffeqformer.model.count import vanilla_twin
 from diffeqformer.progress import Progress
-from diffeqformer.training.finetune import RANK, ROLES
-from diffeqformer.training.footprint import update_footprint
+from diffeqformer.runs.finetune import RANK, ROLES
+from diffeqformer.runs.footprint import update_footprint
 
 
 def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[dict[str, Any]]:

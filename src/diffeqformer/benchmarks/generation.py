@@ -20,7 +20,7 @@ from diffeqformer.model.count import vanilla_twin
 from diffeqformer.model.generate import generate
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress
-from diffeqformer.training.run import Run
+from diffeqformer.runs.opening import Run
 
 STANDARD = ModelConfig(
     width=256, steps=12, heads=8, context=256, vocabulary=512, time=TimeConfig(d_emb=96, frequencies=32)

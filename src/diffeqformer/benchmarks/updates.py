@@ -8,7 +8,7 @@ from diffeqformer.benchmarks.timing import Once, random_batch, repeated, summary
 from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
 from diffeqformer.model.count import vanilla_twin
 from diffeqformer.progress import Progress
-from diffeqformer.training.footprint import update_footprint
+from diffeqformer.runs.footprint import update_footprint
 
 STANDARD = Config(
     model=ModelConfig(

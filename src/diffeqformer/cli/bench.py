@@ -83,7 +83,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if figure is not None:
         from diffeqformer.report.benchmark_figures import FIGURES
         from diffeqformer.report.figures import save
-        from diffeqformer.report.files import write
+        from diffeqformer.store.files import write_output as write
 
         write(figure, save(FIGURES[asked.what](document), figure.suffix[1:]), "figure")
     if as_json:
@@ -173,7 +173,7 @@ def _drafts(asked: Arguments, progress: Progress) -> dict[str, Any]:
     from diffeqformer.benchmarks.document import sizes_of_model
     from diffeqformer.benchmarks.drafts import compare_drafts
     from diffeqformer.cli.text import evaluation_text
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     run, rounds = load_run(asked.run, progress=progress), _rounds(asked)
     text, _ = evaluation_text(run, (), progress)

@@ -26,7 +26,7 @@ def join(asked: Distributed) -> None:
     **Raises:** `BadInput` as `training.distributed.join`, and for settings that nothing reads.
     """
     if asked.coordinator:
-        from diffeqformer.training import distributed
+        from diffeqformer.runs import distributed
 
         _keep_standard_output()
         return distributed.join(asked.coordinator, asked.processes, asked.process)
@@ -46,6 +46,6 @@ def _keep_standard_output() -> None:
 
 def shown() -> Progress:
     """Progress on the terminal, of the first process alone."""
-    from diffeqformer.training.distributed import is_first
+    from diffeqformer.runs.distributed import is_main
 
-    return Terminal() if is_first() else Silent()
+    return Terminal() if is_main() else Silent()

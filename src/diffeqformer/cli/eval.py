@@ -87,8 +87,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.report.text import evaluations, number
-    from diffeqformer.training.results import measured
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.results import measured
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)

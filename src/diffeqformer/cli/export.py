@@ -41,7 +41,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.shard_mb < 1:
         raise BadInput(f"--shard-mb is {arguments.shard_mb}, but must be at least 1.")
     from diffeqformer.interop.exporting import export
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)

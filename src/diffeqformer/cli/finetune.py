@@ -21,7 +21,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 
 if TYPE_CHECKING:
-    from diffeqformer.training.run import Run
+    from diffeqformer.runs.opening import Run
 
 PROG = "diffeqformer finetune"
 
@@ -87,9 +87,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
     asked = parse(Arguments, words, PROG)
     join(asked.distributed)
     lora = _lora(asked)
-    from diffeqformer.training.finetune import finetune_config
-    from diffeqformer.training.run import load_run
-    from diffeqformer.training.trainer import train
+    from diffeqformer.runs.finetune import finetune_config
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.trainer import train
     from diffeqformer.validation import validate
 
     progress = shown()
@@ -120,7 +120,7 @@ def _lora(asked: Arguments) -> LoRAConfig:
 
     **Raises:** `BadInput` if some of their settings are given for a method that has none.
     """
-    from diffeqformer.training.finetune import RANK
+    from diffeqformer.runs.finetune import RANK
 
     given = {"rank": asked.rank, "alpha": asked.alpha, "dropout": asked.dropout, "targets": asked.targets or None}
     given = {name: value for name, value in given.items() if value is not None}
@@ -132,7 +132,7 @@ def _lora(asked: Arguments) -> LoRAConfig:
 
 def _usual(base: "Run", asked: Arguments) -> Settings:
     """The base run's settings as fine-tuning usually changes them, with the files of --data if there are any."""
-    from diffeqformer.training.finetune import usual_settings
+    from diffeqformer.runs.finetune import usual_settings
 
     text = base.config.data
     if asked.data:
@@ -144,7 +144,7 @@ def _require_text(base: "Run", asked: Arguments, data: DataConfig) -> None:
     """Check that there is a text, and that nobody wants it cut into other tokens than the base's."""
     if data.tokenizer != base.config.data.tokenizer:
         raise BadInput(f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's.")
-    from diffeqformer.training.folder import IMPORTED
+    from diffeqformer.runs.folder import IMPORTED
 
     imported = (base.folder / IMPORTED).is_file()
     if imported and not asked.data and data == base.config.data:

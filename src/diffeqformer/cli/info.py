@@ -74,7 +74,7 @@ def _with_vocabulary(config: Config) -> Config:
 def _measure(config: Config) -> dict[str, Any]:
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.ode.schemes import scheme_of
-    from diffeqformer.training.footprint import update_footprint
+    from diffeqformer.runs.footprint import update_footprint
 
     tokens = config.trainer.batch_size * config.model.context
     operations, memory = flops(config.model), update_footprint(config)

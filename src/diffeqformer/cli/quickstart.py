@@ -58,7 +58,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
     from diffeqformer.report.html import write_report
-    from diffeqformer.training.compare import compare
+    from diffeqformer.runs.compare import compare
 
     progress = Terminal()
     part = min(1.0, max(0.1, arguments.minutes / MINUTES))  # reading at other depths takes no more than its share

@@ -56,8 +56,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.draft_length is not None and arguments.draft_steps is None:
         raise BadInput(f"--draft-length is {arguments.draft_length}, but without --draft-steps nothing is drafted.")
     from diffeqformer.model.solving import with_scheme
-    from diffeqformer.training.run import load_run
-    from diffeqformer.training.sampling import continue_text, continue_text_with_drafts
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.sampling import continue_text, continue_text_with_drafts
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)

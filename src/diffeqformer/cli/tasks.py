@@ -30,7 +30,7 @@ def evaluate_and_print(
     from diffeqformer.evaluation.depth import require_depths
     from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks, summary
     from diffeqformer.report.text import number
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     progress = Terminal()
     opened = load_run(folder, checkpoint, progress)

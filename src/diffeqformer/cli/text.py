@@ -6,7 +6,7 @@ import numpy as np
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.training.run import Run
+from diffeqformer.runs.opening import Run
 
 
 def evaluation_text(
@@ -23,7 +23,7 @@ def evaluation_text(
     """
     from diffeqformer.data.cache import prepare, tokens_of
     from diffeqformer.data.tokenizer import load_tokenizer
-    from diffeqformer.training.folder import IMPORTED, TOKENIZER, require_same_text
+    from diffeqformer.runs.folder import IMPORTED, TOKENIZER, require_same_text
 
     if data:
         return tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)

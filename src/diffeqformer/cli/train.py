@@ -11,7 +11,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.validation import validate
 
 if TYPE_CHECKING:
-    from diffeqformer.training.trainer import TrainResult
+    from diffeqformer.runs.trainer import TrainResult
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     asked = arguments_from(words, "train", TrainArguments)
     join(asked.distributed)
     config = validate(asked.settings)
-    from diffeqformer.training.trainer import train
+    from diffeqformer.runs.trainer import train
 
     progress = shown()
     show(train(config, progress), progress, as_json)
@@ -34,14 +34,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 def show(result: "TrainResult", progress: Progress, as_json: bool) -> None:
     """Write a finished run's report, and print what it found; of several processes the first does."""
-    from diffeqformer.training.distributed import is_first
+    from diffeqformer.runs.distributed import is_main
 
-    if not is_first():
+    if not is_main():
         return
     from diffeqformer.report.html import write_report
     from diffeqformer.report.text import drawn_depths, evaluations
-    from diffeqformer.training.folder import RESULTS
-    from diffeqformer.training.results import read_results
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
 
     document = read_results(result.folder / RESULTS)
     assert document is not None

@@ -15,11 +15,11 @@ from typing import Any
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.training import folder as files
-from diffeqformer.training.finetune import Method, finetune_config
-from diffeqformer.training.results import document, write_results
-from diffeqformer.training.run import load_run
-from diffeqformer.training.trainer import train
+from diffeqformer.runs import folder as files
+from diffeqformer.runs.finetune import Method, finetune_config
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import document, write_results
+from diffeqformer.runs.trainer import train
 
 METHODS: tuple[Method, ...] = ("lora", "full")
 EVALUATIONS = 5

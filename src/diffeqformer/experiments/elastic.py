@@ -11,11 +11,11 @@ from typing import Any
 
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.progress import Progress
-from diffeqformer.training import folder as files
-from diffeqformer.training.compare import at_depths_of
+from diffeqformer.runs import folder as files
+from diffeqformer.runs.compare import at_depths_of
+from diffeqformer.runs.results import document, write_results
+from diffeqformer.runs.trainer import train
 from diffeqformer.training.depths import compute_of
-from diffeqformer.training.results import document, write_results
-from diffeqformer.training.trainer import train
 
 EVALUATIONS = 5
 """Of the validation split, on the way of each run."""

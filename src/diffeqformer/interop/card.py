@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from diffeqformer.config import Config, to_dict
-from diffeqformer.training.folder import IMPORTED, RESULTS
-from diffeqformer.training.results import name_of_run, read_results
-from diffeqformer.training.run import Run
+from diffeqformer.runs.folder import IMPORTED, RESULTS
+from diffeqformer.runs.opening import Run
+from diffeqformer.runs.results import name_of_run, read_results
 
 WEIGHTS = {
     "time": "smooth functions of depth, given by a small network for each",

@@ -12,9 +12,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.paired import Difference, holm, paired_difference
 from diffeqformer.interop.tasks import FOLDER, summary
 from diffeqformer.model.count import parameters
-from diffeqformer.storage import read_sealed
-from diffeqformer.training.folder import RESULTS, open_config, text_of
-from diffeqformer.training.results import name_of_run, read_results
+from diffeqformer.runs.folder import RESULTS, open_config, text_of
+from diffeqformer.runs.results import name_of_run, read_results
+from diffeqformer.store.files import read_sealed
 
 ACCURACIES = ("acc", "acc_norm", "acc_bytes", "exact_match", "em")
 """Metrics that count right answers."""

@@ -21,14 +21,14 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN
-from diffeqformer.interop.folders import becoming, require_free, require_space, write_sums
 from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.storage import write_whole
-from diffeqformer.training.folder import TOKENIZER
-from diffeqformer.training.run import Run
+from diffeqformer.runs.folder import TOKENIZER
+from diffeqformer.runs.opening import Run
+from diffeqformer.store.files import write_whole
+from diffeqformer.store.folders import becoming, require_free, require_space, write_sums
 
 SHARD_BYTES = 5_000_000_000
 MODELLING = "modeling_diffeqformer.py"

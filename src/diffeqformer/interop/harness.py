@@ -29,8 +29,8 @@ from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.training.folder import IMPORTED
-from diffeqformer.training.run import Run, load_run
+from diffeqformer.runs.folder import IMPORTED
+from diffeqformer.runs.opening import Run, load_run
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
 

@@ -17,12 +17,12 @@ import numpy as np
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
-from diffeqformer.interop.folders import require_sums
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.training.checkpoint import by_path
+from diffeqformer.runs.arrays import by_path
+from diffeqformer.store.folders import require_sums
 from diffeqformer.validation import validate
 
 CONFIG, TOKENIZER, TABLE = "config.json", "tokenizer.json", "weights.layers."

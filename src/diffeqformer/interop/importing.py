@@ -8,15 +8,15 @@ from tokenizers import Tokenizer
 from diffeqformer.config import Config, DataConfig, OptimizerConfig, dump_yaml
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput
-from diffeqformer.interop.folders import becoming, require_free, require_space
 from diffeqformer.interop.huggingface import Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.storage import write_whole
-from diffeqformer.training import folder as files
-from diffeqformer.training.checkpoint import Checkpoints
-from diffeqformer.training.run import Run
+from diffeqformer.runs import folder as files
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.opening import Run
+from diffeqformer.store.files import write_whole
+from diffeqformer.store.folders import becoming, require_free, require_space
 
 SENTENCEPIECE = "tokenizer.model"
 LEARNING_RATE = 1e-4

@@ -19,14 +19,14 @@ import numpy as np
 from diffeqformer.config import LoRAConfig, from_dict
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, Family, kind_of
-from diffeqformer.interop.folders import require_sums, write_sums
 from diffeqformer.interop.huggingface import TABLE, Place, places
 from diffeqformer.interop.tensors import Stored, read_json, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights import LayerWeights
-from diffeqformer.storage import write_whole
+from diffeqformer.store.files import write_whole
+from diffeqformer.store.folders import require_sums, write_sums
 from diffeqformer.validation import validate_model
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -16,9 +16,9 @@ import jax
 
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.storage import write_sealed
-from diffeqformer.training.results import name_of_run
-from diffeqformer.training.run import Run
+from diffeqformer.runs.opening import Run
+from diffeqformer.runs.results import name_of_run
+from diffeqformer.store.files import write_sealed
 
 FOLDER = "evaluations"
 RESAMPLES = 1000

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.storage import write_whole
+from diffeqformer.store.files import write_whole
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")

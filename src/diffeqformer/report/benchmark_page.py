@@ -11,10 +11,10 @@ from diffeqformer.errors import BadInput
 from diffeqformer.report.benchmark_figures import FIGURES
 from diffeqformer.report.benchmark_tables import TABLES, Document
 from diffeqformer.report.figures import save
-from diffeqformer.report.files import write
 from diffeqformer.report.page import Table
 from diffeqformer.report.text import join
-from diffeqformer.storage import read_sealed, sealed
+from diffeqformer.store.files import read_sealed, sealed
+from diffeqformer.store.files import write_output as write
 
 INTRODUCTION = """# Benchmarks
 

@@ -8,7 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from diffeqformer.report import figures, files, text
+from diffeqformer.report import figures, text
+from diffeqformer.store.files import write_output
 
 Model = dict[str, Any]
 
@@ -34,7 +35,7 @@ def write_report(results: dict[str, Any], path: Path) -> None:
 
     **Raises:** `RunFailed` if the file cannot be written.
     """
-    files.write(Path(path), render(results).encode())
+    write_output(Path(path), render(results).encode())
 
 
 def render(results: dict[str, Any]) -> str:

@@ -20,9 +20,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.report.figures import save, svg
-from diffeqformer.report.files import write
 from diffeqformer.report.html import ENVIRONMENT
 from diffeqformer.report.text import clean
+from diffeqformer.store.files import write_output as write
 
 _SCRIPT = (files("diffeqformer.report") / "templates" / "page.js").read_text(encoding="utf-8")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

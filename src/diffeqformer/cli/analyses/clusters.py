@@ -170,7 +170,7 @@ def _of_run(arguments: Arguments, as_json: bool, progress: Progress) -> None:
     from diffeqformer.report import cluster_figures as draw
     from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Animation, Cloud, Figure, Page, Table, visible, write_page
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     folder = folder_for(WHAT, arguments.to, opened)

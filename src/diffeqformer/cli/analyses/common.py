@@ -9,7 +9,7 @@ import numpy as np
 from diffeqformer.cli.text import evaluation_text
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.training.run import Run
+from diffeqformer.runs.opening import Run
 
 
 def folder_for(what: str, to: str, run: Run | None) -> Path:

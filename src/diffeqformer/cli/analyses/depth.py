@@ -57,8 +57,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.report.depth_page import depth_page, depths_table, exits_table, finding, marks_table
     from diffeqformer.report.page import write_page
     from diffeqformer.report.text import number
-    from diffeqformer.training.results import measured, name_of_run
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
+    from diffeqformer.runs.results import measured, name_of_run
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
@@ -131,7 +131,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 def _group(opened: Any, other: Any) -> tuple[str, bool]:
     """What an other run has in common with those of the same look, and whether it was fine-tuned from this one."""
-    from diffeqformer.training.results import name_of_run
+    from diffeqformer.runs.results import name_of_run
 
     base = other.config.base
     if base.method and Path(base.run).expanduser().resolve() == opened.folder.resolve():
@@ -158,7 +158,7 @@ def _owner_of_text(opened: Any, others: Sequence[Any]) -> Any:
 
     **Raises:** `BadInput` if the others were validated on different texts.
     """
-    from diffeqformer.training.folder import text_of
+    from diffeqformer.runs.folder import text_of
 
     owners: dict[str, Any] = {}
     for other in others:

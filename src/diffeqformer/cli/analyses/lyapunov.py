@@ -53,7 +53,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure, Page, Table, TokenMap, write_page
     from diffeqformer.report.sensitivity_figures import token_exponents
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     common.require_seed(arguments.seed)
     progress = Terminal()

@@ -48,7 +48,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.cli.analyses.common import folder_for
     from diffeqformer.report.page import write_page
     from diffeqformer.report.spectra_page import spectra_page
-    from diffeqformer.training.run import load_run
+    from diffeqformer.runs.opening import load_run
 
     progress = Terminal()
     folders = [folder for folder in (arguments.run, arguments.against) if folder]
