@@ -86,7 +86,7 @@ def _tags(run: Run) -> list[str]:
 
 def _about(run: Run, made: Exported) -> str:
     m = run.config.model
-    weights = f"Its weights were trained as {WEIGHTS[m.weights]}, and are written out here for {made.steps} steps"
+    weights = f"Its weights were trained as {WEIGHTS[m.weights]}, and are populated here for {made.steps} steps"
     trained = "as it was trained" if made.steps == m.steps else f"it was trained at {m.steps}"
     depth = "It is a table of layers" if m.weights == "layer" else f"{weights} ({trained})"
     _, name = name_of_run(run.config)
