@@ -9,7 +9,7 @@ Beside rounding, tests have three other kinds of tolerance, which no machine mov
 is at most half an eps by definition; the error of a discretisation, which is mathematics; and that of a sample from a
 fixed seed.
 
-The nearest, as parts of their tolerance, the largest of AVX-512, and SSE4.2 with OpenBLAS's Prescott on one core:
+The nearest, as parts of their tolerance, the largest of AVX-512, AVX2, and SSE4.2 with OpenBLAS's Prescott on one core:
 
     kind            test                                                            part
     rounding        test_time_weights: features of traced times                     0.15
@@ -20,7 +20,7 @@ The nearest, as parts of their tolerance, the largest of AVX-512, and SSE4.2 wit
     one rounding    test_linear, test_rotary, test_weights, test_exporting          0.8 to 1
     discretisation  test_schemes: measured orders (the same on both to two digits)  0.6
     discretisation  test_clusters: rescaling undoes the growth (the same)           0.6
-    sample          test_exponents: Lorenz, 5 standard deviations                   0.2
+    sample          test_exponents: Lorenz, 5 standard deviations                   0.3
     sample          test_generate: 20,000 draws, 4 standard deviations, one seed    0.2
 """
 
