@@ -16,9 +16,10 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.analysis.induction import measure_induction
     from diffeqformer.analysis.lyapunov import pairwise
     from diffeqformer.analysis.spectra import spectra
-    from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, DropoutConfig, LoRAConfig, ModelConfig
-    from diffeqformer.config import OptimizerConfig, ReversibleConfig, TimeConfig, ToleranceConfig, TrainerConfig
-    from diffeqformer.config import read_yaml
+    from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, DropoutConfig, GPTConfig
+    from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, LoRAConfig, ModelConfig, OptimizerConfig
+    from diffeqformer.config import RecursiveConfig, ReversibleConfig, SchemeConfig, SharedConfig, TimeConfig
+    from diffeqformer.config import ToleranceConfig, TrainerConfig, read_yaml, validate
     from diffeqformer.data.cache import TokenCache, prepare
     from diffeqformer.data.loader import Loader, evaluation_batches
     from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed
@@ -36,17 +37,18 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.model.speculate import speculate
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.ode.schemes import SCHEMES, Scheme
+    from diffeqformer.ode.field import Field
+    from diffeqformer.ode.grid import Grid
+    from diffeqformer.ode.schemes import SCHEMES, OneStep, Scheme
     from diffeqformer.ode.solve import solve
     from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
-    from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights
+    from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights, WeightSource
     from diffeqformer.progress import Silent, Terminal
-    from diffeqformer.studies.run_report import write_report
     from diffeqformer.runs.finetune import finetune_config
     from diffeqformer.runs.opening import Run, load_run
     from diffeqformer.runs.sampling import continue_text
     from diffeqformer.runs.trainer import TrainResult, train
-    from diffeqformer.config import validate
+    from diffeqformer.studies.run_report import write_report
 
 _MODULES = {
     "diffeqformer.analysis.attribution": "attribute",
@@ -57,8 +59,9 @@ _MODULES = {
     "diffeqformer.analysis.induction": "measure_induction",
     "diffeqformer.analysis.lyapunov": "pairwise",
     "diffeqformer.analysis.spectra": "spectra",
-    "diffeqformer.config": "BaseConfig Config DataConfig DepthConfig DropoutConfig LoRAConfig ModelConfig "
-    "OptimizerConfig ReversibleConfig TimeConfig ToleranceConfig TrainerConfig read_yaml",
+    "diffeqformer.config": "BaseConfig Config DataConfig DepthConfig DropoutConfig GPTConfig GradientConfig "
+    "LayerConfig LlamaConfig LoRAConfig ModelConfig OptimizerConfig RecursiveConfig ReversibleConfig "
+    "SchemeConfig SharedConfig TimeConfig ToleranceConfig TrainerConfig read_yaml validate",
     "diffeqformer.data.cache": "TokenCache prepare",
     "diffeqformer.data.loader": "Loader evaluation_batches",
     "diffeqformer.errors": "BadInput DiffEqFormerError RunFailed",
@@ -76,31 +79,33 @@ _MODULES = {
     "diffeqformer.model.speculate": "speculate",
     "diffeqformer.model.transformer": "Transformer",
     "diffeqformer.ode.early_exit": "EarlyExit",
-    "diffeqformer.ode.schemes": "SCHEMES Scheme scheme_of",
+    "diffeqformer.ode.field": "Field",
+    "diffeqformer.ode.grid": "Grid",
+    "diffeqformer.ode.schemes": "SCHEMES OneStep Scheme",
     "diffeqformer.ode.solve": "solve",
     "diffeqformer.ode.solvers": "LieTrotter SchemeSolver Strang",
-    "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights",
+    "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights WeightSource",
     "diffeqformer.progress": "Silent Terminal",
-    "diffeqformer.studies.run_report": "write_report",
     "diffeqformer.runs.finetune": "finetune_config",
     "diffeqformer.runs.opening": "Run load_run",
     "diffeqformer.runs.sampling": "continue_text",
     "diffeqformer.runs.trainer": "TrainResult train",
-    "diffeqformer.validation": "validate",
+    "diffeqformer.studies.run_report": "write_report",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
-    "DropoutConfig", "EarlyExit", "Evaluation", "LayerWeights", "LieTrotter", "LoRAConfig", "Loader",
-    "ModelConfig", "OptimizerConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeSolver",
-    "SharedWeights", "Silent", "Strang", "Terminal", "TimeConfig", "TimeWeights", "TokenCache",
-    "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "abstract", "at_depths", "attribute",
-    "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export", "faithfulness",
-    "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate", "import_huggingface",
-    "load_adapter", "load_run", "measure_induction", "next_token_loss", "pairwise", "parameters", "prepare",
-    "read_yaml", "scheme_of", "simulate", "solve", "spectra", "speculate", "train", "validate", "vanilla_twin",
-    "with_scheme", "write_report",
+    "DropoutConfig", "EarlyExit", "Evaluation", "Field", "GPTConfig", "GradientConfig", "Grid", "LayerConfig",
+    "LayerWeights", "LieTrotter", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep",
+    "OptimizerConfig", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig",
+    "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Strang", "Terminal", "TimeConfig", "TimeWeights",
+    "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract",
+    "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export",
+    "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
+    "import_huggingface", "load_adapter", "load_run", "measure_induction", "next_token_loss", "pairwise",
+    "parameters", "prepare", "read_yaml", "simulate", "solve", "spectra", "speculate", "train", "validate",
+    "vanilla_twin", "with_scheme", "write_report",
 ]  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def test_the_card_of_a_finished_run(call, saved, tmp_path):
     assert yaml.safe_load(front)["library_name"] == "transformers"
     assert "| validation loss (nats) | 3.2500 |\n| perplexity | not finite |\n| bits per byte | 1.5000 |" in body
     assert "at 3 steps. This export has 5 steps, at which the model is another one" in body
-    assert "written out here for 5 steps (it was trained at 3)" in body
+    assert "populated here for 5 steps (it was trained at 3)" in body
     assert "learning_rate: 0.001" in body and "trust_remote_code=True" in body
     assert str(run.parent) not in body and "cache" not in body
     assert read(tmp_path / "made")["steps"] == 5

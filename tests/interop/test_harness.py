@@ -123,7 +123,7 @@ def test_a_space_belongs_to_the_word_behind_it():
     assert whole[: len(context)] == context
     assert in_front == behind
     assert in_front[0] == pytest.approx(by_hand(run, context, whole[len(context) :])[0], abs=1e-4)
-    with pytest.raises(BadInput, match="the continuation '' has no token of its own behind 'the cat'"):
+    with pytest.raises(BadInput, match="the continuation '' has no token of its own after 'the cat'"):
         model.loglikelihood(asked("loglikelihood", ("the cat", "")))
 
 

@@ -32,6 +32,12 @@ def test_without_a_threshold_to_speak_of_nothing_changes(name):
     assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
 
 
+@jax.jit
+def end_of_flow(model, x: jax.Array) -> jax.Array:
+    """Compiled once for steps of one length, which eager calls would be for each."""
+    return model.flow(x).state
+
+
 def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarray, float]:
     """The same with a loop over steps and positions, from whole Euler steps of the populated model."""
     steps = len(edges) - 1
@@ -50,7 +56,7 @@ def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarra
                 layers.config, steps=1, first_step=None, edges=(), horizon=model.config.interval * length
             ),
         )
-        new = np.asarray(one.flow(jnp.asarray(x)).state)
+        new = np.asarray(end_of_flow(one, jnp.asarray(x)))
         for position in np.ndindex(*ids.shape):
             if not settled[position]:
                 slope[position] = (new[position] - x[position]) / length

@@ -70,7 +70,7 @@ def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():
     for scheme, gradient in (("euler", "recursive"), (reversible, "reversible"), ("heun", "checkpointed")):
         config = dataclasses.replace(SMOOTH, scheme=scheme)
         plain, other = (
-            jax.tree.leaves(jax.grad(loss)(model_of(dataclasses.replace(config, gradient=one))))
+            jax.tree.leaves(jax.jit(jax.grad(loss))(model_of(dataclasses.replace(config, gradient=one))))
             for one in ("plain", gradient)
         )
         for a, b in zip(plain, other, strict=True):

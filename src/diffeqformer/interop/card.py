@@ -86,7 +86,8 @@ def _tags(run: Run) -> list[str]:
 
 def _about(run: Run, made: Exported) -> str:
     m = run.config.model
-    weights = f"Its weights were trained as {WEIGHTS.get(m.weights.kind, m.weights.kind)}, and are written out here for {made.steps} steps"
+    kind = WEIGHTS.get(m.weights.kind, m.weights.kind)
+    weights = f"Its weights were trained as {kind}, and are populated here for {made.steps} steps"
     trained = "as it was trained" if made.steps == m.steps else f"it was trained at {m.steps}"
     depth = "It is a table of layers" if m.weights.kind == "layer" else f"{weights} ({trained})"
     _, name = name_of_run(run.config)

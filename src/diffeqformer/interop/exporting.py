@@ -46,7 +46,7 @@ def export(
 ) -> Exported:
     """Write a run's model as a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
 
-    The weights are written out for a fixed number of steps. A vanilla model becomes the stock `GPT2LMHeadModel` or
+    The weights are populated for a fixed number of steps. A vanilla model becomes the stock `GPT2LMHeadModel` or
     `LlamaForCausalLM`; any other comes with its class, in one file, and loads with `trust_remote_code=True`.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must not exist or be empty; `steps`, the

@@ -175,7 +175,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         for (context, continuation), _, ids in requests:
             if not ids:
                 raise BadInput(
-                    f"the continuation {continuation!r} has no token of its own behind {context[-40:]!r}, so it has no "
+                    f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}, so it has no "
                     "likelihood; the task must separate the two, by a space for instance."
                 )
         scored = self._score([(before, ids) for _, before, ids in requests])

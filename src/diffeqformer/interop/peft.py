@@ -189,7 +189,7 @@ def _require_places(
 def _halves(
     stored: Mapping[str, Stored], family: Family, part: Place, settings: Settings, folder: Path
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A and B of a module, transposed to ours; none if it has no adapter."""
+    """A and B of a module, transposed to ours; `None` if it has no adapter."""
     names = _names(family, part)
     if not any(name in stored for name in names):
         return None

@@ -152,13 +152,13 @@ def evaluate_tasks(
 
 
 def summary(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a task's results to show: a group's own, which its parts are behind; or else all."""
+    """The rows of a task's results to show: a group's own if there is one, else all."""
     of_groups = [row for row in document["results"] if row["group"]]
     return of_groups or document["results"]
 
 
 def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The harness's results, a row a metric."""
+    """The harness's results, one row per metric."""
     groups = found.get("groups", {})
     rows = []
     for task, metrics in {**groups, **found["results"]}.items():

@@ -4,12 +4,11 @@
     dx/dt  = A_t(x) + M_t(x)          A: attention block, M: feed-forward block
     logits = head(norm(x(end)))
 
-The weights are written out for a fixed grid of `config.steps` steps of length `config.horizon / config.steps`, or of a
-first step of `config.first_step * config.horizon` and others that share the rest equally:
-`attention.0`, `attention.1`, ... are the rows of A's weights in the order of depth, and `feed_forward.0`, ... those of
-M's. There is one row a step, or (`config.layer_rows == "node"`) one for each node of each step: the points inside a
-step at which the scheme needs weights. The state after step l is `hidden_states[l]`.
-
+The weights are populated for a fixed grid of `config.steps` steps of length `config.horizon / config.steps`, or of a
+first step of `config.first_step * config.horizon` and others that share the rest equally. `attention.0`, ... are the
+rows of A's weights in the order of depth, `feed_forward.0`, ... those of M's: one row per step, or
+(`config.layer_rows == "node"`) one per node of each step, the points inside a step at which the scheme needs weights.
+The state after step l is `hidden_states[l]`.
 Written by diffeqformer, which trains such models in JAX. This file needs torch and transformers only.
 """
 
@@ -26,7 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-# ----- Schemes: how one step of length dt goes. `a` and `m` are the blocks A and M at each of the scheme's nodes.
+# A scheme is how one step of length dt goes. `a` and `m` are the blocks A and M at each of its nodes.
 
 
 class OneStep(NamedTuple):
@@ -120,9 +119,6 @@ SCHEMES = {
 }
 
 
-# ----- The model
-
-
 class DiffEqFormerConfig(PreTrainedConfig):
     """Sizes of the model, and how its depth is integrated."""
 
@@ -133,39 +129,26 @@ class DiffEqFormerConfig(PreTrainedConfig):
         self,
         family: str = "gpt",  # gpt: LayerNorm, GELU, biases, learned positions; llama: RMSNorm, SwiGLU, rotary
         scheme: str = "euler",  # one of SCHEMES, or "reversible"
-        horizon: float = 1.0,
-        steps: int = 6,
-        layer_rows: str = "step",
-        reversible_base: str = "euler",
-        reversible_coupling: float = 0.99,
-        vocab_size: int = 2048,
-        hidden_size: int = 128,
-        intermediate_size: int = 512,
-        num_attention_heads: int = 4,
-        num_key_value_heads: int = 4,
-        max_position_embeddings: int = 128,
+        horizon: float = 1.0, steps: int = 6, layer_rows: str = "step",
+        reversible_base: str = "euler", reversible_coupling: float = 0.99,
+        vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
+        num_attention_heads: int = 4, num_key_value_heads: int = 4, max_position_embeddings: int = 128,
         norm_epsilon: float = 1e-5,
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
         rope_theta: float = 10000.0,
         first_step: float | None = None,  # as a fraction of the horizon; if None, all steps are equal
-        embedding_dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        residual_dropout: float = 0.0,
-        initializer_range: float = 0.02,
-        use_cache: bool = True,
-        tie_word_embeddings: bool = True,
-        **kwargs,
-    ):
-        self.family, self.scheme, self.horizon, self.steps = family, scheme, horizon, steps
-        self.first_step = first_step
+        embedding_dropout: float = 0.0, attention_dropout: float = 0.0, residual_dropout: float = 0.0,
+        initializer_range: float = 0.02, use_cache: bool = True, tie_word_embeddings: bool = True, **kwargs,
+    ):  # fmt: skip
+        self.family, self.scheme, self.horizon, self.steps, self.first_step = family, scheme, horizon, steps, first_step
         self.layer_rows, self.nested_norm, self.rope_theta = layer_rows, nested_norm, rope_theta
         self.reversible_base, self.reversible_coupling = reversible_base, reversible_coupling
         self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.norm_epsilon, self.initializer_range, self.use_cache = norm_epsilon, initializer_range, use_cache
-        self.embedding_dropout, self.attention_dropout = embedding_dropout, attention_dropout
-        self.residual_dropout = residual_dropout
+        self.embedding_dropout, self.residual_dropout = embedding_dropout, residual_dropout
+        self.attention_dropout = attention_dropout
         # What Transformers takes for the number of key-value caches: one for each evaluation of A.
         kwargs["num_hidden_layers"] = steps * self.method().attention_evaluations
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
@@ -180,8 +163,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         """The length of step number `step`, counted from 0, in the state's own clock."""
         if self.first_step is None or self.steps == 1:
             return self.horizon / self.steps
-        part = self.first_step if step == 0 else (1 - self.first_step) / (self.steps - 1)
-        return self.horizon * part
+        return self.horizon * (self.first_step if step == 0 else (1 - self.first_step) / (self.steps - 1))
 
 
 def norm_of(config) -> nn.Module:
@@ -211,15 +193,14 @@ def rotary_angles(config, position_ids, dtype):
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x, rotary):
+def rotate(x, cos, sin):
     """Turn the pairs `(x_i, x_(i + d/2))` by their angles."""
-    cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def eager_attention(module, query, keys, values, mask, scaling, dropout=0.0, **_):
-    """`softmax(Q K^T scaling) V`, written out: for `attn_implementation="eager"`."""
+    """`softmax(Q K^T scaling) V` in plain products: for `attn_implementation="eager"`."""
     keys, values = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (keys, values))
     scores = query @ keys.transpose(-1, -2) * scaling
     weights = (scores if mask is None else scores + mask).softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -248,7 +229,7 @@ class Attention(GradientCheckpointingLayer):
         parts = self.query_key_value(self.norm(x)).split(self.widths, dim=-1)
         query, keys, values = (part.view(batch, length, -1, self.head_width).transpose(1, 2) for part in parts)
         if rotary is not None:
-            query, keys = rotate(query, rotary), rotate(keys, rotary)
+            query, keys = rotate(query, *rotary), rotate(keys, *rotary)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, slot)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
@@ -285,16 +266,14 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Attention", "FeedForward"]
     _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_attention_backend = True
+    _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
     _tied_weights_keys = {"head.weight": "embedding.tokens.weight"}
 
     def __init__(self, config: DiffEqFormerConfig):
         super().__init__(config)
         self.method = config.method()
         by_node = config.layer_rows == "node"
-        self.attention_rows = len(self.method.attention_nodes) if by_node else 1  # a step
+        self.attention_rows = len(self.method.attention_nodes) if by_node else 1  # per step
         self.feed_forward_rows = len(self.method.feed_forward_nodes) if by_node else 1
         self.embedding = Embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
@@ -318,18 +297,9 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=None,
-        output_hidden_states=None,
-        logits_to_keep=0,
-        **kwargs,
-    ) -> CausalLMOutputWithPast:
+        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+        labels=None, use_cache=None, output_hidden_states=None, logits_to_keep=0, **kwargs,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
         config = self.config
         x = self.embedding.tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is None and (config.use_cache if use_cache is None else use_cache) and not self.training:
@@ -341,19 +311,13 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = self._positions(x, attention_mask, before)
         x = self.dropout(self.embedding(x, position_ids))
+        given = {"attention_mask": attention_mask, "past_key_values": past_key_values, "position_ids": position_ids}
         seen = {
             "rotary": None if config.family == "gpt" else rotary_angles(config, position_ids, x.dtype),
-            "attention_mask": create_causal_mask(
-                config=config,
-                inputs_embeds=x,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-            ),
+            "attention_mask": create_causal_mask(config=config, inputs_embeds=x, **given),
             "past_key_values": past_key_values,
         }
-        hidden_states = [x]
-        slots, carry = count(), self.method.start(x)
+        hidden_states, slots, carry = [x], count(), self.method.start(x)
         for step in range(config.steps):
             blocks = self._blocks_of(step, slots, seen, x.dtype)
             carry = self.method.step(*blocks, carry, config.step_length(step))
@@ -362,31 +326,20 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.final_norm(self.method.state(carry).to(x.dtype))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=past_key_values,
-            hidden_states=tuple(hidden_states) if output_hidden_states else None,
-        )
+        judged = {"logits": logits, "labels": labels, "vocab_size": config.vocab_size, **kwargs}
+        loss = None if labels is None else self.loss_function(**judged)
+        states = tuple(hidden_states) if output_hidden_states else None
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=states)
 
     def _blocks_of(self, step, slots, seen, dtype):
-        """A and M of a step as functions of the state, at each of the scheme's nodes."""
-
-        def attention(node):
-            block = self.attention[step * self.attention_rows + min(node, self.attention_rows - 1)]
-            return lambda x: block(x.to(dtype), next(slots), **seen).to(x.dtype)
-
-        def feed_forward(node):
-            block = self.feed_forward[step * self.feed_forward_rows + min(node, self.feed_forward_rows - 1)]
-            outer = self.attention[step * self.attention_rows].norm if self.config.nested_norm else nn.Identity()
-            return lambda x: block(outer(x.to(dtype))).to(x.dtype)
-
+        """A and M of a step as functions of the state, at each of the scheme's nodes (which may share one row)."""
+        a, m = self.attention_rows, self.feed_forward_rows
+        attention = [self.attention[step * a + min(i, a - 1)] for i in range(len(self.method.attention_nodes))]
+        feed_forward = [self.feed_forward[step * m + min(i, m - 1)] for i in range(len(self.method.feed_forward_nodes))]
+        outer = self.attention[step * a].norm if self.config.nested_norm else nn.Identity()
         return (
-            [attention(node) for node in range(len(self.method.attention_nodes))],
-            [feed_forward(node) for node in range(len(self.method.feed_forward_nodes))],
+            [lambda x, block=block: block(x.to(dtype), next(slots), **seen).to(x.dtype) for block in attention],
+            [lambda x, block=block: block(outer(x.to(dtype))).to(x.dtype) for block in feed_forward],
         )
 
     def _positions(self, x, attention_mask, before):
