@@ -106,7 +106,8 @@ def _print(config: Config, models: dict[str, dict[str, Any]]) -> None:
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
     m = config.model
     print_table(
-        f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {m.steps} steps, width {m.width}, {m.heads} heads, "
+        f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {m.steps} steps, width {m.width}, "
+        f"{m.heads} heads, "
         f"context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
         f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
         ["", *models],

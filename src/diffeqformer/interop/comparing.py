@@ -85,8 +85,8 @@ class Comparison:
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     """Compare two runs by their folders; no model is opened.
 
-    Of several evaluations of a task in a run, evaluated in the same way, the one at the run's own steps counts, else the
-    newest.
+    Of several evaluations of a task in a run, evaluated in the same way, the one at the run's own steps counts, else
+    the newest.
 
     **Raises:** `BadInput` if a folder is no run, or if the two have nothing that could be compared.
     """
