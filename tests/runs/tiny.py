@@ -32,7 +32,7 @@ from diffeqformer.runs.trainer import train
 
 UPDATES = 50
 GPT = ModelConfig(width=32, heads=8, steps=2, context=16, weights=TimeConfig(d_emb=6, frequencies=4))
-VANILLA = replace(GPT, weights="layer", scheme="lie-trotter", horizon="steps", weights=TimeConfig())
+VANILLA = replace(GPT, weights="layer", scheme="lie-trotter", horizon="steps")
 KINDS = {
     "time": (GPT, {}),
     "vanilla": (VANILLA, {}),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import Config, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
 from diffeqformer.studies import bench_finetune, bench_generate, bench_memory, bench_schemes, bench_train
 from diffeqformer.studies import benchmark as b
@@ -18,7 +18,7 @@ from diffeqformer.training.optimizer import optimizer
 from diffeqformer.training.update import State, make_update
 from tests.models import TINY, model_of
 
-LAYERS = dataclasses.replace(TINY, weights="layer", weights=TimeConfig())
+LAYERS = dataclasses.replace(TINY, weights="layer")
 CONFIG = Config(model=LAYERS, trainer=TrainerConfig(batch_size=2, updates=10))
 
 
