@@ -27,6 +27,9 @@ class Section:
         module, _, name = self.builder.partition(":")
         return getattr(import_module(module), name)(self, *arguments, **named)
 
+    def __str__(self) -> str:
+        return getattr(self, "kind", repr(self))
+
 
 @dataclass(frozen=True)
 class TimeConfig(Section):

@@ -115,7 +115,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
             "model_dtype": self.model.config.compute_dtype,
             "update": self.opened.step,
             "steps": self.model.config.steps,
-            "scheme": self.model.config.scheme,
+            "scheme": self.model.config.scheme.kind,
         }
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

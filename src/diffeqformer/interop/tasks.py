@@ -137,7 +137,7 @@ def evaluate_tasks(
             "checkpoint": checkpoint,
             "update": run.step,
             "steps": model.model.config.steps,
-            "scheme": model.model.config.scheme,
+            "scheme": model.model.config.scheme.kind,
             "num_fewshot": found["n-shot"],
             "limit": limit,
             "gen_kwargs": gen_kwargs or None,

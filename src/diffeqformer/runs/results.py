@@ -89,8 +89,8 @@ def model_entry(
     return {
         "name": name,
         "key": key,
-        "weights": config.model.weights,
-        "scheme": config.model.scheme,
+        "weights": config.model.weights.kind,
+        "scheme": config.model.scheme.kind,
         "steps": config.model.steps,
         "evaluations": {
             "attention": evaluation.attention_evaluations,

@@ -71,7 +71,7 @@ def compare_lyapunov(
     from diffeqformer.model.build import build
 
     if config.scheme.kind != "euler":
-        raise BadInput(f"model.scheme is {config.scheme!r}, but the dense way is written for 'euler'.")
+        raise BadInput(f"model.scheme is {config.scheme.kind!r}, but the dense way is written for 'euler'.")
     if not 1 <= tokens <= config.context // 2:
         raise BadInput(f"tokens is {tokens}, but must be from 1 to half of the context, {config.context // 2}.")
     config = dataclasses.replace(config, weights="layer")

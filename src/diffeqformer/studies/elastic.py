@@ -133,9 +133,9 @@ def _about(found: Mapping[str, Any]) -> str:
     config = found["models"][0]["config"]
     m, t, depth, corpus = config["model"], config["trainer"], config["depth"], found["corpus"]
     settings = {f"depth.{name}": value for name, value in depth.items()} | {
-        "model.scheme": m["scheme"],
+        "model.scheme": m["scheme"]["kind"],
         "model.first_step": m["first_step"],
-        "model.weights.highest_frequency": m["time"]["highest_frequency"],
+        "model.weights.highest_frequency": m["weights"].get("highest_frequency"),
     }
     return (
         f"Text: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens of "
