@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from diffeqformer import sharding
-from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig, to_dict, validate
+from diffeqformer.config import (
+    Config,
+    LlamaConfig,
+    MeshConfig,
+    ModelConfig,
+    TimeConfig,
+    TrainerConfig,
+    to_dict,
+    validate,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import results
 from diffeqformer.training.update import initial_state
@@ -77,8 +86,8 @@ def test_a_table_of_layers_is_cut_as_what_generates_it():
         ({"tensor": 3}, {}, "model.heads is 4, but must be divisible by mesh.tensor, which is 3."),
         (
             {"tensor": 4},
-            {"kv_heads": 2, "family": "llama"},
-            "model.kv_heads is 2, but must be divisible by",
+            {"field": LlamaConfig(kv_heads=2)},
+            "model.field.kv_heads is 2, but must be divisible by",
         ),
         ({"fsdp": 16, "tensor": 1}, {"width": 8}, "model.width is 8, but must be divisible by mesh.fsdp, which is 16."),
         ({"tensor": 4}, {"hidden": 30}, "model.hidden is 30, but must be divisible by mesh.tensor, which is 4."),

@@ -47,7 +47,7 @@ def trained(folder: Path, name: str, line: str) -> Path:
     text.write_text("".join(json.dumps({name: f"{line} {i}"}) + "\n" for i in range(60)))
     settings = {
         "run": str(folder / name),
-        "model": {"steps": 2, "width": 16, "heads": 2, "context": 16, "time": {"d_emb": 4, "frequencies": 3}},
+        "model": {"steps": 2, "width": 16, "heads": 2, "context": 16, "weights": {"d_emb": 4, "frequencies": 3}},
         "data": {
             "source": "files",
             "train": [str(text)],
@@ -184,7 +184,7 @@ def test_a_run_whose_checkpoints_rotate_away_while_it_is_read(tame, monkeypatch)
     model = load_run(tame).model
     newest = store.steps()[-1]
 
-    original = checkpoint._restored
+    original = checkpoint.read_arrays
 
     def vanishing(folder, like):
         calls.append(folder.name)
@@ -193,7 +193,7 @@ def test_a_run_whose_checkpoints_rotate_away_while_it_is_read(tame, monkeypatch)
             store._remove(newest)
         return original(folder, like)
 
-    monkeypatch.setattr(checkpoint, "_restored", vanishing)
+    monkeypatch.setattr(checkpoint, "read_arrays", vanishing)
     said = Lines()
     assert load_run(tame, progress=said).step == newest + 1
     assert calls == [str(newest), str(newest + 1)] and said.lines == []

@@ -7,14 +7,16 @@ import re
 import resource
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 import zstandard
 
 from diffeqformer.cli import main
 from diffeqformer.config import Config, shipped_configs
+from diffeqformer.config.strict import hints_of, kinds_of
 from diffeqformer.data import files
 from tests.faults.conftest import write_text
 
@@ -55,21 +57,28 @@ def refused(tmp_path, capsys, monkeypatch) -> Iterator[Refusal]:
 # ------------------------------------------------------------------------------------------------------------ configs
 
 
+def sections(hint: Any) -> tuple[Any, ...]:
+    """The sections that a setting is one of; none for a plain one."""
+    return tuple(one for one in (hint, *get_args(hint)) if is_dataclass(one))
+
+
 def settings(cls: Any = Config, prefix: str = "") -> dict[str, Any]:
-    """The dotted names of all settings and their types."""
+    """The dotted names of all settings, of every kind of section, and their types."""
     found: dict[str, Any] = {}
-    for name, hint in get_type_hints(cls).items():
-        if hasattr(hint, "__dataclass_fields__"):
-            found |= settings(hint, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = hint
+    for name, hint in hints_of(cls).items():
+        found |= {} if sections(hint) else {prefix + name: hint}
+        for section in sections(hint):
+            found |= settings(section, f"{prefix}{name}.")
     return found
 
 
-def nested(name: str, text: str) -> str:
-    """`model.weights.d_emb: TEXT` as YAML in one line, into which any text can be put."""
-    *sections, last = name.split(".")
-    return "".join(f"{section}: {{" for section in sections) + f"{last}: {text}" + "}" * len(sections) + "\n"
+def nested(name: str, text: str, choices: tuple[Any, ...] = (Config,)) -> str:
+    """`model.weights.d_emb: TEXT` as YAML in one line, into which any text can be put; with the kinds that it needs."""
+    here, _, rest = name.partition(".")
+    cls = next((one for one in choices if here in hints_of(one)), choices[0])
+    kind = f"kind: {kinds_of(cls)[0]}, " if kinds_of(cls) and here != "kind" else ""
+    inner = f"{{{nested(rest, text, sections(hints_of(cls).get(here)) or (Config,))}}}" if rest else text
+    return f"{kind}{here}: {inner}"
 
 
 def accepts(hint: Any, kind: type) -> bool:
@@ -128,14 +137,14 @@ BOMBS = [
     "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 10)}]}}\n" for i in range(1, 12)),
     "model: {<<: {width: 16}}",
     "&r [*r]",
-    "model: &r {time: *r}",
+    "model: &r {weights: *r}",
     "data: {train: &r [*r]}",
     "model: &r {width: *r}",
     "depth: {sample: 1-999999999}",
     "depth: {sample: '1-99999999999999999999999'}",
     "depth: {sample: [99999999]}",
     "depth: {sample: " + "9" * 5000 + "-" + "9" * 5001 + "}",
-    "model: {time: {frequencies: 4000000000}}",
+    "model: {weights: {frequencies: 4000000000}}",
 ]
 DEEP = ["[" * n for n in (2000, 100_000)] + ["{a: " * n + "1" + "}" * n for n in (300, 2000, 50_000)] + ["- " * 3000]
 TWICE = [
@@ -194,7 +203,7 @@ def malformed(draw: random.Random) -> Iterator[tuple[str, bytes]]:
     ]:
         yield f"key {key[:9]}", f"{key}: 1\n".encode()
         yield f"key model.{key[:9]}", f"model: {{? {key} : 1}}\n".encode()
-    for section in ("model", "data", "trainer", "optimizer", "model.time", "depth", "base"):
+    for section in ("model", "data", "trainer", "optimizer", "model.weights", "depth", "base"):
         yield (
             f"no table {section}",
             nested(section, draw.choice(["1", "text", "[a]", "null", "2001-01-01", ".nan"])).encode(),
@@ -225,7 +234,7 @@ def test_malformed_configs_are_refused(refused, tmp_path):
 
 TINY = """
 run: {here}/run
-model: {{steps: 2, width: 16, heads: 2, context: 16, time: {{d_emb: 4, frequencies: 3}}}}
+model: {{steps: 2, width: 16, heads: 2, context: 16, weights: {{d_emb: 4, frequencies: 3}}}}
 data: {{source: files, train: [{here}/{name}], tokenizer_vocabulary: 280, strict: true, cache: {here}/cache{more}}}
 trainer: {{updates: 1, batch_size: 4, evaluate_batches: 1}}
 """

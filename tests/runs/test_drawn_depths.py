@@ -19,7 +19,7 @@ def config_of_run(text, cache, tmp_path):
         {
             "run": str(tmp_path / "run"),
             "model": {"steps": 2, "width": 16, "heads": 2, "context": 16, "hidden": 32,
-                      "time": {"d_emb": 4, "frequencies": 3, "highest_frequency": 6.0}},
+                      "weights": {"d_emb": 4, "frequencies": 3, "highest_frequency": 6.0}},
             "depth": {"sample": [2, 3], "jitter": 0.5},
             "data": {"source": "files", "train": [str(text)], "tokenizer_vocabulary": 280, "cache": str(cache)},
             "optimizer": {"learning_rate": 1e-2},

@@ -33,7 +33,7 @@ def bases(tmp_path_factory, text, cache):
     """A trained continuous run, and a vanilla one."""
     folder = tmp_path_factory.mktemp("bases")
     kinds = {
-        "continuous": {"weights": "time", "time": TimeConfig(d_emb=4, frequencies=3)},
+        "continuous": {"weights": TimeConfig(d_emb=4, frequencies=3)},
         "vanilla": {"weights": "layer", "scheme": "lie-trotter", "horizon": "steps"},
     }
     for name, kind in kinds.items():
@@ -217,7 +217,7 @@ def test_dropout_of_adapters_alone_acts_in_an_update(bases, tmp_path):
     ids = np.random.default_rng(0).integers(0, 280, (4, 17), np.int32)
     norms = [
         float(make_update(one)(initial_state(one), ids)[1].gradient_norm)
-        for one in (config, changed(config, model__lora__dropout=0.5))
+        for one in (config, changed(config, model__weights__lora__dropout=0.5))
     ]
     assert abs(norms[0] - norms[1]) > 1e-3 * norms[0]
 

@@ -104,7 +104,7 @@ def test_parts_of_the_footprint():
     "name, columns", [("llama-1b", ["this model"]), ("diffeqformer-llama-1b", ["this model", "vanilla twin"])]
 )
 def test_a_vanilla_model_has_no_twin_beside_it(name, columns, monkeypatch, capsys):
-    monkeypatch.setattr(info, "_measure", lambda config: {"weights": config.model.weights})
+    monkeypatch.setattr(info, "_measure", lambda config: {"weights": config.model.weights.kind})
     assert main(["info", name, "--json"]) == 0
     kinds = dict(zip(columns, ["layer"] if len(columns) == 1 else ["time", "layer"], strict=True))
     assert json.loads(capsys.readouterr().out)["models"] == {name: {"weights": kinds[name]} for name in columns}

@@ -164,6 +164,6 @@ def test_what_ends_work_with_others_is_told_from_other_failures(monkeypatch):
 
 
 def test_a_process_that_is_aborted_ends_with_a_sentence():
-    program = "import os; from diffeqformer.runs import distributed as d; d._speak_when_aborted(); os.abort()"
+    program = "import os; from diffeqformer.runs import distributed as d; d._explain_abort(); os.abort()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", distributed.ABORTED)

@@ -16,6 +16,7 @@ from diffeqformer.config import (
     Config,
     DataConfig,
     DepthConfig,
+    LlamaConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
@@ -36,8 +37,8 @@ VANILLA = replace(GPT, weights="layer", scheme="lie-trotter", horizon="steps")
 KINDS = {
     "time": (GPT, {}),
     "vanilla": (VANILLA, {}),
-    "llama": (replace(GPT, family="llama"), {}),
-    "vanilla-llama": (replace(VANILLA, family="llama", kv_heads=4), {}),
+    "llama": (replace(GPT, field="llama"), {}),
+    "vanilla-llama": (replace(VANILLA, field=LlamaConfig(kv_heads=4)), {}),
     "depths": (GPT, {"depth": DepthConfig(sample=(2, 3))}),
     "lora": (GPT, {}),
     "parts": (replace(GPT, weights="time-shared-mlp"), {}),

@@ -12,7 +12,7 @@ import pytest
 from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
-from diffeqformer.ode import grid
+from diffeqformer.ode.grid import Grid
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
 from tests.runs.tiny_run import changed
@@ -88,7 +88,7 @@ def test_jitter_moves_the_times_anew_each_update():
     frozen = jax.tree.map(jnp.copy, state.model)
     for step in range(2):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(one.trainer.seed), 3), step)
-        expected.append(float(next_token_loss(frozen, IDS, steps=grid.jittered(3, 0.9, key))))
+        expected.append(float(next_token_loss(frozen, IDS, steps=Grid(3).jittered(0.9, key))))
         state, measured = update(state._replace(model=jax.tree.map(jnp.copy, frozen)), IDS)
         losses.append(float(measured.loss))
     np.testing.assert_allclose(losses, expected, rtol=LOSS)
@@ -131,10 +131,9 @@ def test_a_model_of_one_depth_refuses_to_draw():
         ("time", None, [2, 4], 6.0),
         ("time", 30.0, [2, 4], 30.0),
         ("time", None, [], 1000.0),
-        ("layer", None, [], 1000.0),
     ],
 )
 def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, sample, filled_in):
-    model = {"weights": weights, "steps": 3, "time": {"highest_frequency": given}}
+    model = {"weights": {"kind": weights, "highest_frequency": given}, "steps": 3}
     found = validate(from_dict(Config, {"depth": {"sample": sample}, "model": model}))
     assert found.model.weights.highest_frequency == filled_in and validate(found) == found

@@ -4,8 +4,8 @@ import pytest
 
 from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
+from diffeqformer.runs import compare
 from diffeqformer.runs.compare import Cost, Readings, plan
-from diffeqformer.training import compare
 
 WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
 COSTS = (Cost(20.0, 0.1), Cost(10.0, 0.1), Cost(30.0, 0.05))
