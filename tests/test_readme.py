@@ -6,11 +6,10 @@ test_docs.py runs their blocks.
 import re
 
 import pytest
-from diffeqformer.validation import validate
 
 from diffeqformer.cli import VERBS, module_of
 from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
-from diffeqformer.config import Config, read_yaml
+from diffeqformer.config import Config, read_yaml, validate
 from tests import cli_page
 from tests.blocks import ROOT, blocks_of
 

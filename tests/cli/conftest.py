@@ -11,7 +11,7 @@ from diffeqformer.cli import main
 TINY = """
 run: {run}
 model: {{weights: {weights}, scheme: {scheme}, horizon: {horizon}, steps: 2, width: 16, heads: 2, context: 16,
-  hidden: 32{time}}}
+  hidden: 32}}
 data: {{source: files, train: [{text}], tokenizer_vocabulary: 280, cache: {cache}}}
 optimizer: {{learning_rate: 1.0e-2}}
 trainer: {{updates: 8, batch_size: 4, log_every: 4, evaluate_every: 8, evaluate_batches: 2, checkpoint_every: 4}}
@@ -54,10 +54,8 @@ def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
 
 def write_config(path: Path, kind: str, run: Path, text: Path, cache: Path) -> Path:
     scheme, horizon = ("lie-trotter", "steps") if kind == "layer" else ("euler", "unit")
-    time = ", time: {d_emb: 4, frequencies: 3}" if kind == "time" else ""
-    path.write_text(
-        TINY.format(weights=kind, scheme=scheme, horizon=horizon, time=time, run=run, text=text, cache=cache)
-    )
+    weights = "{d_emb: 4, frequencies: 3}" if kind == "time" else kind
+    path.write_text(TINY.format(weights=weights, scheme=scheme, horizon=horizon, run=run, text=text, cache=cache))
     return path
 
 

@@ -116,7 +116,7 @@ BAD_WORDS = {
     "horizon of nothing": ("train quickstart-gpt --model.horizon 0", "model.horizon is 0.0, but must be a positive"),
     "gradient": (
         "train quickstart-gpt --model.gradient adjoint",
-        "is 'adjoint', but must be one of 'None', 'checkpointed', 'plain', 'recursive', 'reversible'.",
+        "is 'adjoint', but must be one of 'None', 'checkpointed', 'plain', 'reversible', 'recursive'.",
     ),
     "gradient of another scheme": (
         "train quickstart-gpt --model.gradient reversible",
@@ -128,7 +128,7 @@ BAD_WORDS = {
     ),
     "heads of keys": (
         "train quickstart-llama --model.field.kv-heads 3",
-        "model.kv_heads is 3, but must divide model.heads",
+        "model.field.kv_heads is 3, but must divide model.heads",
     ),
     "heads of keys, no number": (
         "train quickstart-llama --model.field.kv-heads x",
@@ -144,13 +144,13 @@ BAD_WORDS = {
     ),
     "unread setting": (
         "train quickstart-gpt --model.scheme.coupling 0.9",
-        "model.scheme.coupling is 0.9, but model.scheme 'lie-trotter' does not read it; 'reversible' does.",
+        "--model.scheme.coupling is given, but model.scheme 'lie-trotter' has no such setting; 'reversible' has.",
     ),
     "info: unknown config": ("info quickstart-gtp", "did you mean 'quickstart-gpt'?"),
 }
 BAD_FILES = {
     "broken": ("model: {width: 16", "is not YAML"),
-    "unknown key": ("model: {time: {d_embb: 4}}", "unknown key 'model.weights.d_embb': did you mean 'd_emb'?"),
+    "unknown key": ("model: {weights: {d_embb: 4}}", "unknown key 'model.weights.d_embb': did you mean 'd_emb'?"),
     "wrong type": ("model: {width: wide}", "model.width is 'wide', but must be a whole number"),
     "a list": ("[1, 2]", "must be a table of settings"),
     "not a table": ("model: 3", "model is 3, but must be a table of settings"),

@@ -9,10 +9,11 @@ import jax
 import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
-from diffeqformer.config import dump_yaml, read_yaml, validate
+from diffeqformer.config import ToleranceConfig, dump_yaml, read_yaml, validate
+from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import SEAL
-from diffeqformer.training import compare
+from diffeqformer.training import loop
 from tests.cli.conftest import write_config, write_text
 from tests.runs.tiny_run import forget
 
@@ -46,7 +47,7 @@ def test_help_of_all(call):
 
 def test_help_of_train_shows_groups_and_the_configs_own_defaults(call):
     called = call("train", "--help")
-    for group in ("model", "model.time", "model.dropout", "data", "optimizer", "trainer"):
+    for group in ("model", "model.weights", "model.dropout", "data", "optimizer", "trainer"):
         assert f" {group} options " in called.out
     assert "CONFIG" in called.out and "quickstart-gpt" in called.out
     assert "runs/quickstart/gpt" in call("train", "quickstart-gpt", "--help").out
@@ -155,8 +156,7 @@ def adaptive_run(place, tmp_path) -> Path:
     """The run `time` with a tolerance in its config."""
     run = forget(shutil.copytree(place.run("time"), tmp_path / "run"))
     config = read_yaml(run / "config.yaml")
-    tolerance = dataclasses.replace(config.model.tolerance, rtol=0.1)
-    model = dataclasses.replace(config.model, scheme="diffrax:Bosh3", tolerance=tolerance)
+    model = dataclasses.replace(config.model, scheme="diffrax:Bosh3", tolerance=ToleranceConfig(rtol=0.1))
     (run / "config.yaml").write_text(dump_yaml(dataclasses.replace(config, model=model)))
     return run
 

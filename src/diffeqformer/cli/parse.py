@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tyro
 
@@ -94,48 +94,61 @@ def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
         if name == "settings":  # their names stand for themselves
             options |= options_of(hint)
         elif sections:
-            if any("kind" in hints_of(one) for one in sections):  # a bare word chooses
-                options[dotted] = str
+            if words := _words_for(hint):  # a bare word chooses
+                options[dotted] = Literal[words] if all(map(kinds_of, sections)) else str
             for section in sections:
                 if section is not OwnConfig:  # which only `build` can make
                     options |= options_of(section, f"{dotted}.")
         elif name != "builder":
             options[dotted] = hint
-            if hint is bool:
+            if hint is bool:  # tyro puts the `no` into the name's last part
                 options[f"{prefix}no-{name.replace('_', '-')}"] = hint
     return options
+
+
+def _words_for(hint: Any) -> tuple[str, ...]:
+    """The words that may stand for a section: `None` if it is optional, and the kinds of the sections there are."""
+    sections = [one for one in get_args(hint) if dataclasses.is_dataclass(one)]
+    kinds = [kind for one in sections for kind in kinds_of(one) if kind != "own"]
+    return (*(("None",) if sections and type(None) in get_args(hint) else ()), *kinds)
 
 
 def chosen_sections(model: ModelConfig, words: Sequence[str]) -> tuple[ModelConfig, list[str]]:
     """The model with the sections that words such as `--model.weights layer` choose, and the other words.
 
-    An optional section is there as soon as one of its settings is given, with `model.weights.lora` too.
+    An optional section is there as soon as one of its settings is given, with `model.weights.lora` too, and is taken
+    away by `None`.
 
-    **Raises:** `BadInput` for a kind that does not exist.
+    **Raises:** `BadInput` for a kind that does not exist, or is not given.
     """
     left, words = [], list(words)
-    choices = choices_of(ModelConfig)
+    choices, hints = choices_of(ModelConfig), hints_of(ModelConfig)
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         name = name.removeprefix("--model.").removesuffix(".kind") if name.startswith("--model.") else ""
-        if name not in choices:
+        if not (known := _words_for(hints.get(name))):
             left.append(word)
             continue
-        kind = value if equals else words.pop(0) if words else ""
-        try:
-            section = section_of_kind(choices[name], kind)
-        except BadInput:
-            kinds = ", ".join(map(repr, (one for choice in choices[name] for one in kinds_of(choice) if one != "own")))
-            raise BadInput(f"--model.{name} is {kind!r}, but must be one of {kinds}.") from None
+        if not equals and (not words or words[0].startswith("--")):
+            raise BadInput(f"--model.{name} needs a value.")
+        kind = value if equals else words.pop(0)
+        if kind in ("None", "null") and "None" in known:
+            model = dataclasses.replace(model, **{name: None})
+            continue
+        sections = tuple(section for section in choices.get(name, ()) if section is not OwnConfig)
+        if kind not in known and all(map(kinds_of, sections)):
+            raise BadInput(f"--model.{name} is {kind!r}, but must be one of {', '.join(map(repr, known))}.")
+        section = section_of_kind(sections, kind)
         if getattr(getattr(model, name), "kind", None) != kind:
             model = dataclasses.replace(model, **{name: section})
-    given = lambda prefix: any(word.startswith(f"--{prefix}.") for word in left)
-    for name, hint in hints_of(ModelConfig).items():
-        if getattr(model, name) is None and given(f"model.{name}"):
-            section: Any = next(one for one in get_args(hint) if dataclasses.is_dataclass(one))
+    options = {word.partition("=")[0][2:].replace("_", "-") for word in left if word.startswith("--")}
+    for name in (name for name in hints if getattr(model, name) is None):
+        sections: Any = [one for one in get_args(hints[name]) if dataclasses.is_dataclass(one)]
+        if section := next((one for one in sections if options & options_of(one, f"model.{name}.").keys()), None):
             model = dataclasses.replace(model, **{name: section()})
-    if isinstance(model.weights, LayerConfig) and model.weights.lora is None and given("model.weights.lora"):
+    lora = options & options_of(LoRAConfig, "model.weights.lora.").keys()
+    if isinstance(model.weights, LayerConfig) and model.weights.lora is None and lora:
         model = dataclasses.replace(model, weights=dataclasses.replace(model.weights, lora=LoRAConfig()))
     return model, left
 
@@ -244,6 +257,17 @@ def find_config(name: str) -> Path:
     raise BadInput(f"config {name!r} is neither a file nor the name of a shipped config; {advice}")
 
 
+def _config_first(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+    """The words with the first one in front that is neither an option nor an option's value."""
+    before: Any = bool
+    for at, word in enumerate(words):
+        if not word.startswith("-") and before is bool:
+            return [word, *words[:at], *words[at + 1 :]]
+        takes_one = word.startswith("--") and "=" not in word
+        before = options.get(word[2:].replace("_", "-")) if takes_one else bool
+    return list(words)
+
+
 def config_from(words: Sequence[str], verb: str) -> Config:
     """The config that `arguments_from` reads, once its settings agree.
 
@@ -265,8 +289,9 @@ def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     words = ["--data.strict" if word == "--strict" else word for word in words]
     if not words:
         raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
+    words = _config_first(words, options_of(cls))
     name = words[0]
-    if name.startswith("-"):  # the config stands behind options, or help is asked for
+    if name.startswith("-"):  # help is asked for, or the config is missing
         name = parse(cls, words, prog, about=about).config
     default = cls(name, read_yaml(find_config(name)))
     return parse(cls, words, prog, default=default, about=about)
