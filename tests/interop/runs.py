@@ -1,24 +1,26 @@
 """Runs to export: tiny random models with a tokenizer, without training."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
-from diffeqformer.config import Config, ModelConfig
+from diffeqformer.config import Config, LlamaConfig, ModelConfig
 from diffeqformer.runs.opening import Run
 from tests.interop.folders import word_tokenizer
-from tests.models import KINDS, PLAIN, TINY, model_of
+from tests.models import KINDS, TINY, model_of
 
+GROUPED = KINDS["vanilla llama, grouped queries"]
 EXPORTED: dict[str, ModelConfig] = {
     **KINDS,
-    "time, heun": dataclasses.replace(TINY, scheme="heun"),
-    "time, midpoint": dataclasses.replace(TINY, scheme="midpoint"),
-    "time, macaron, llama, nested norm": dataclasses.replace(TINY, family="llama", scheme="macaron", nested_norm=True),
-    "vanilla, untied": dataclasses.replace(KINDS["vanilla"], tied=False),
-    "vanilla llama, tied": dataclasses.replace(KINDS["vanilla llama, grouped queries"], tied=True, kv_heads=None),
-    "parallel llama, grouped queries, tied": dataclasses.replace(
-        PLAIN, family="llama", weights="layer", horizon="steps", heads=4, kv_heads=2, tied=True, rope_theta=100.0
+    "time, heun": replace(TINY, scheme="heun"),
+    "time, midpoint": replace(TINY, scheme="midpoint"),
+    "time, macaron, llama, nested norm": replace(TINY, field=LlamaConfig(nested_norm=True), scheme="macaron"),
+    "time, heun, llama, nested norm": replace(TINY, field=LlamaConfig(nested_norm=True), scheme="heun"),
+    "vanilla, untied": replace(KINDS["vanilla"], tied=False),
+    "vanilla llama, tied": replace(GROUPED, field="llama", tied=True),
+    "parallel llama, grouped queries, tied": replace(
+        GROUPED, scheme="euler", field=LlamaConfig(kv_heads=2, rope_theta=100.0), tied=True
     ),
-    "time, any horizon": dataclasses.replace(TINY, horizon=2.5, hidden=24),
+    "time, any horizon": replace(TINY, horizon=2.5, hidden=24),
 }
 STOCK = {
     "vanilla": "GPT2LMHeadModel",

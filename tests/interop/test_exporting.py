@@ -14,7 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from diffeqformer.config import LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
+from diffeqformer.config import LayerConfig, LlamaConfig, LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.interop import exporting
 from diffeqformer.interop.card import fenced, inline
@@ -23,8 +23,10 @@ from diffeqformer.interop.families import FAMILIES
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
-from diffeqformer.ode.schemes import ONE_STEP
-from diffeqformer.runs.checkpoint import Checkpoints, by_path
+from diffeqformer.model.build import build
+from diffeqformer.ode.schemes import SCHEMES, OneStep
+from diffeqformer.runs.arrays import by_path
+from diffeqformer.runs.checkpoint import Checkpoints
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import TINY
@@ -56,7 +58,15 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [*STOCK, "diffeqformer", "macaron", "time, llama, nested norm", "time, reversible", "time, any horizon"],
+    [
+        *STOCK,
+        "diffeqformer",
+        "macaron",
+        "time, llama, nested norm",
+        "time, reversible",
+        "time, any horizon",
+        "time, long first step",
+    ],
 )
 def test_what_is_exported_can_be_imported(kind, tmp_path):
     """The same model, bit for bit, and the same tokenizer."""
@@ -70,10 +80,29 @@ def test_what_is_exported_can_be_imported(kind, tmp_path):
     for name, array in by_path(expected).items():
         np.testing.assert_array_equal(found[name], array, name)
     m, before = opened.config.model, expected.config
-    same = ("family", "scheme", "steps", "interval", "width", "heads", "context", "vocabulary", "norm_epsilon")
-    same += ("layer_rows", "nested_norm", "rope_theta", "reversible", "dropout")
+    same = ("weights", "scheme", "steps", "interval", "first_step", "edges", "width", "heads", "kv_heads")
+    same += ("hidden_width", "context", "vocabulary", "norm_epsilon", "dropout")
     assert [getattr(m, name) for name in same] == [getattr(before, name) for name in same]
+    filled = {"kv_heads": before.kv_heads} if isinstance(before.field, LlamaConfig) else {}
+    assert m.field == dataclasses.replace(before.field, **filled)
     assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"nested_norm": True}, "nested_norm is True, but must be False"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads is 1, but must be 2"),
+        ({"reversible_base": "heun"}, "reversible_base is 'heun', but must be 'euler'"),
+    ],
+)
+def test_settings_of_other_kinds_than_the_models_are_not_passed_over(settings, sentence, tmp_path):
+    """Its class may read them: silently another model."""
+    export(run_of("diffeqformer"), tmp_path / "made")
+    (tmp_path / "made" / "SHA256SUMS").unlink()
+    (tmp_path / "made" / "config.json").write_text(json.dumps(read(tmp_path / "made") | settings))
+    with pytest.raises(BadInput, match=sentence):
+        from_huggingface(tmp_path / "made")
 
 
 def test_a_published_model_comes_back(tmp_path):
@@ -126,7 +155,9 @@ def test_the_modelling_file_has_the_schemes_and_settings_that_are_exported():
     """What it reads is read from its source, as torch is not there."""
     source = (files("diffeqformer.interop") / "torch" / CODE).read_text()
     (table,) = re.findall(r"^SCHEMES = \{\n(.*?)^\}", source, re.M | re.S)
-    assert re.findall(r'^    "([\w-]+)": ', table, re.M) == list(ONE_STEP)
+    assert re.findall(r'^    "([\w-]+)": ', table, re.M) == [
+        name for name, scheme in SCHEMES.items() if isinstance(scheme, OneStep) and not name.startswith("diffrax:")
+    ]
     (config,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "DiffEqFormerConfig")
     (init,) = (node for node in config.body if getattr(node, "name", "") == "__init__")
     known = {argument.arg for argument in init.args.args}
@@ -178,7 +209,7 @@ def test_several_files(tmp_path):
 
 def test_adapters_are_merged_or_apart(tmp_path):
     lora = LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=("attention.*", "gate"))
-    config = dataclasses.replace(EXPORTED["vanilla llama, grouped queries"], lora=lora)
+    config = dataclasses.replace(EXPORTED["vanilla llama, grouped queries"], weights=LayerConfig(lora=lora))
     run = run_of(config)
     export(run, tmp_path / "merged")
     export(run, tmp_path / "apart", adapter=True)
@@ -308,6 +339,10 @@ def with_model(**settings):
     return lambda run: run_of(dataclasses.replace(TINY, **settings))
 
 
+def with_own_field():
+    return build(TINY, jax.random.key(0), field=run_of("diffeqformer").model.field)
+
+
 def huge(run):
     model = jax.tree.map(lambda leaf: leaf * 1e6, run.model)
     return dataclasses.replace(run, model=model)
@@ -317,6 +352,11 @@ REFUSED = {
     "scheme": (with_model(scheme="diffrax:Tsit5"), {}, "model.scheme is 'diffrax:Tsit5', but a model can be exported"),
     "base": (with_model(scheme=ReversibleConfig("diffrax:Ralston")), {},
         "model.scheme.base is 'diffrax:Ralston', but"),
+    "edges": (with_model(weights="layer", edges=(0.0, 0.2, 0.4, 1.0)), {}, "the model's steps are unequal, as no"),
+    "edges, stock": (with_model(weights="layer", scheme="lie-trotter", horizon="steps", edges=(0.0, 0.2, 0.4, 1.0)), {},
+        "the model's steps are unequal, as no"),
+    "field": (lambda _: dataclasses.replace(run_of("diffeqformer"), model=with_own_field()), {},
+        "model.field is your own, diffeqformer.ode.field.TransformerField, but a model can be exported"),
     "dtype": (lambda run: run, {"dtype": "int8"}, "dtype is 'int8', but must be one of float32, bfloat16, float16"),
     "shards": (lambda run: run, {"shard_bytes": 0}, "is 0 bytes, but must be at least 1"),
     "adapter": (lambda run: run, {"adapter": True}, "'runs/tiny' has no low-rank adapters"),

@@ -193,7 +193,9 @@ ADAPTED = {
 
 def adapted_run(kind: str, targets: tuple[str, ...] = ("*",)) -> Run:
     """A run whose adapters are random, so that they change the logits."""
-    config = dataclasses.replace(EXPORTED[kind], lora=LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=targets))
+    lora = LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=targets)
+    weights = dataclasses.replace(EXPORTED[kind].weights, lora=lora)
+    config = dataclasses.replace(EXPORTED[kind], weights=weights)
     assert model_of(config).config.lora
     return run_of(config)
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from diffeqformer.config import DropoutConfig
+from diffeqformer.config import DropoutConfig, LayerConfig, SchemeConfig
 from diffeqformer.interop.families import FAMILIES
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
@@ -28,7 +28,8 @@ def test_logits_equal_those_of_hugging_face(kind, published):
     print(f"largest difference of a logit: {difference(model, kind):.1e}")
     assert difference(model, kind) <= 1e-4
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("float32")}
-    assert (model.config.weights, model.config.scheme, model.config.horizon) == ("layer", "lie-trotter", "steps")
+    assert model.config.weights == LayerConfig() and model.config.scheme == SchemeConfig("lie-trotter")
+    assert model.config.horizon == "steps"
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64], ids=["bfloat16", "float16", "float64"])
@@ -115,7 +116,7 @@ def test_the_model_can_be_trained_further(kind, published):
 def test_settings_of_gpt2():
     own = {"n_inner": 24, "layer_norm_epsilon": 1e-6, "attn_pdrop": 0.2, "embd_pdrop": None}  # null is the default
     config = FAMILIES["gpt2"].config(CONFIGS["gpt2"] | own)
-    assert (config.family, config.steps, config.width, config.heads, config.context) == ("gpt", 2, 16, 2, 16)
+    assert (config.field.kind, config.steps, config.width, config.heads, config.context) == ("gpt", 2, 16, 2, 16)
     assert (config.hidden, config.norm_epsilon, config.tied) == (24, 1e-6, True)
     assert config.dropout == DropoutConfig(embedding=0.1, attention=0.2, residual=0.0)
     assert FAMILIES["gpt2"].config(CONFIGS["gpt2"]).hidden == 64
@@ -133,9 +134,9 @@ def test_settings_of_gpt2():
 )
 def test_settings_of_llama(rope, theta):
     config = FAMILIES["llama"].config({k: v for k, v in CONFIGS["llama"].items() if k != "rope_parameters"} | rope)
-    assert (config.family, config.steps, config.width, config.heads, config.context) == ("llama", 2, 16, 4, 16)
+    assert (config.field.kind, config.steps, config.width, config.heads, config.context) == ("llama", 2, 16, 4, 16)
     assert (config.kv_heads, config.hidden, config.norm_epsilon, config.tied) == (2, 24, 1e-5, False)
-    assert config.rope_theta == theta and not config.nested_norm
+    assert config.field.rope_theta == theta and not config.field.nested_norm
 
 
 def test_llama_without_key_value_heads_has_as_many_as_heads():

@@ -34,7 +34,7 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     called = call("import", published, "--to", run, "--json")
     assert called.status == 0, called.err
     document = json.loads(called.out)
-    assert document["run"] == str(run) and document["model"]["weights"] == "layer"
+    assert document["run"] == str(run) and document["model"]["weights"]["kind"] == "layer"
     assert {path.name for path in run.iterdir()} == {
         ".lock", "checkpoints", "config.yaml", "imported.json", "tokenizer.json"
     }  # fmt: skip
@@ -202,7 +202,7 @@ BAD = {
     "no size": ("gpt2", change(n_embd="absent"), "config.json': n_embd is not given"),
     "size is text": ("llama", change(hidden_size="16"), "hidden_size is '16', but must be a whole number"),
     "odd heads": ("gpt2", change(n_head=3), "model.width is 16, but must be divisible by model.heads"),
-    "odd key-value heads": ("llama", change(num_key_value_heads=3), "model.kv_heads"),
+    "odd key-value heads": ("llama", change(num_key_value_heads=3), "model.field.kv_heads is 3, but must divide"),
     "activation": ("gpt2", change(activation_function="relu"), "activation_function is 'relu', but must be one of"),
     "scaled": ("gpt2", change(scale_attn_by_inverse_layer_idx=True), "layer_idx is True, but must be False"),
     "not scaled": ("gpt2", change(scale_attn_weights=False), "scale_attn_weights is False, but must be True"),

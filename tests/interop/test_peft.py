@@ -24,7 +24,8 @@ KINDS = ["vanilla", "vanilla llama, grouped queries", "parallel blocks", "macaro
 
 def adapted(kind, targets=("*",)):
     lora = LoRAConfig(rank=3, alpha=6.0, dropout=0.1, targets=targets)
-    return run_of(dataclasses.replace(EXPORTED[kind], lora=lora))
+    weights = dataclasses.replace(EXPORTED[kind].weights, lora=lora)
+    return run_of(dataclasses.replace(EXPORTED[kind], weights=weights))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_what_is_exported_is_read_back_to_the_bit(kind, targets, tmp_path):
 def test_import_makes_a_run_with_adapters(exported, tmp_path, capsys):
     words = ["import", exported, "--adapter", exported / "adapter", "--to", tmp_path / "run", "--json"]
     assert main([str(word) for word in words]) == 0
-    assert json.loads(capsys.readouterr().out)["model"]["lora"]["rank"] == 3
+    assert json.loads(capsys.readouterr().out)["model"]["weights"]["lora"]["rank"] == 3
     run = load_run(tmp_path / "run")
     expected = logits(adapted("vanilla llama, grouped queries").model, tokens())
     np.testing.assert_array_equal(np.asarray(logits(run.model, tokens())), np.asarray(expected))

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from diffeqformer.config import ModelConfig, ReversibleConfig, from_dict
+from diffeqformer.config import ModelConfig, OwnConfig, ReversibleConfig, choices_of, from_dict, section_of_kind
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 
@@ -141,15 +141,10 @@ class Family(NamedTuple):
             _require_head_dim(settings)
         if model["hidden"] is None:
             model["hidden"] = 4 * model["width"]
-        if model["field.kind"] == "llama" and model["field.kv_heads"] is None:
+        if self.settings is OwnSettings:
+            model = _of_own_kinds(settings, model)
+        elif model.get("field.kv_heads", 0) is None:
             model["field.kv_heads"] = model["heads"]
-        # Our own class stores the settings of all kinds; those of other kinds than the model's are at their defaults.
-        for kind, names in (
-            ("field.kind", ("kv_heads", "nested_norm", "rope_theta")),
-            ("scheme.kind", ("base", "coupling")),
-        ):
-            if model[kind] not in ("llama", "reversible"):
-                model = {name: value for name, value in model.items() if name.rpartition(".")[2] not in names}
         sections: dict[str, Any] = {}
         for name, value in model.items():
             section, _, key = name.rpartition(".")
@@ -159,10 +154,10 @@ class Family(NamedTuple):
     def values(self, m: ModelConfig) -> dict[str, Any]:
         """What `config` reads, of a populated model.
 
-        **Raises:** `BadInput` for a scheme that `torch/modeling_diffeqformer.py` does not have.
+        **Raises:** `BadInput` for a field, a scheme or a grid that `torch/modeling_diffeqformer.py` does not have.
         """
         if self.settings is OwnSettings:
-            _require_scheme(m)
+            _require_own_class(m)
         if m.edges:
             raise BadInput(
                 "the model's steps are unequal, as no exported class has them; export it at a number of steps."
@@ -271,7 +266,7 @@ def kind_of(m: ModelConfig) -> str:
     """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
     rows, nested = getattr(m.weights, "rows", "step"), getattr(m.field, "nested_norm", False)
     stock = m.scheme.kind == "lie-trotter" and m.interval == m.steps and rows == "step" and not nested
-    stock = stock and m.first_step is None and m.field.kind != "own"
+    stock = stock and m.first_step is None and not isinstance(m.field, OwnConfig)
     if stock and m.field.kind == "gpt":
         return "gpt2"
     drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
@@ -296,6 +291,23 @@ def _ours(settings: Any) -> Iterator[tuple[str, Any]]:
     for setting in fields(settings):
         if "ours" in setting.metadata:
             yield setting.metadata["ours"], getattr(settings, setting.name)
+
+
+def _of_own_kinds(settings: OwnSettings, model: dict[str, Any]) -> dict[str, Any]:
+    """Our own class stores the settings of all kinds: `model` without those of other kinds than its own.
+
+    **Raises:** `BadInput` if one of them is not at its default: its class may read what ours does not.
+    """
+    choices = choices_of(ModelConfig)
+    sections = {name: section_of_kind(choices[name], model[f"{name}.kind"]) for name in ("field", "scheme")}
+    for setting in fields(settings):
+        ours = setting.metadata["ours"]
+        section, _, name = ours.rpartition(".")
+        if section in sections and not hasattr(sections[section], name):
+            default = settings.num_attention_heads if setting.default is MISSING else setting.default
+            _require(setting.name, getattr(settings, setting.name), default)
+            model = {key: value for key, value in model.items() if key != ours}
+    return model
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,7 +335,11 @@ def _require_head_dim(settings: LlamaSettings) -> None:
         _require("head_dim", given, width // max(heads, 1))
 
 
-def _require_scheme(m: ModelConfig) -> None:
+def _require_own_class(m: ModelConfig) -> None:
+    if isinstance(m.field, OwnConfig):
+        raise BadInput(
+            f"model.field is your own, {m.field.name}, but a model can be exported only if it is gpt or llama."
+        )
     setting, name, known = "model.scheme", m.scheme.kind, (*_SCHEMES, "reversible")
     if isinstance(m.scheme, ReversibleConfig):
         setting, name, known = "model.scheme.base", m.scheme.base, _SCHEMES
