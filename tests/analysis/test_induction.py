@@ -47,7 +47,7 @@ def test_behaviours_are_the_sums_written_out(kind):
     ids = repeated_sequences(range(TINY.vocabulary or 0), seed=2, **SIZES)
     patterns = np.asarray(jax.jit(watch_attention)(model, jnp.asarray(ids)))[:, 0]  # (step, batch, head, query, key)
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids))(model, jnp.asarray(ids))
-    blocks = model.weights.at(Grid.of(3).times())
+    blocks = model.weights.at(model.grid().times())
     table = np.asarray(model.embedding.tokens if model.head is None else model.head, np.float64)
     scale = np.asarray(model.final_norm.scale, np.float64)
     sign = lambda own, others: np.mean([np.sign(own - other) for other in others])

@@ -15,7 +15,7 @@ from diffeqformer.analysis.lyapunov import _attention_in_blocks, pairwise, pairw
 from diffeqformer.errors import BadInput
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block
-from tests.models import KINDS, PLAIN, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, tokens
 
 POSITIONS = 7
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
@@ -46,8 +46,7 @@ class Dense:
     def __init__(self, model):
         weights = populated(model).weights
         self.table, self.nodes, self.steps = weights.layers, weights.nodes or grid.END_OF_STEP, model.config.steps
-        same = ("family", "heads", "kv_heads", "nested_norm")
-        self.both = both(dataclasses.replace(PLAIN, **{name: getattr(model.config, name) for name in same}))
+        self.both = both(dataclasses.replace(TINY, field=model.config.field, heads=model.config.heads))
 
     def at(self, step, node, half, x):
         """(A(x) or M(x), its Jacobian [output, :, input, :]) with the weights of a node of a step."""
@@ -120,14 +119,14 @@ def dense_exponents(model, ids, output, first):
         block = lambda jacobian, i=i: jacobian[output, :, i, :]
         x, q, sums = np.asarray(model.embed(ids[None])[0]), np.asarray(first), 0.0
         for n in range(dense.steps):
-            x, q = STEPS[model.config.scheme](dense, n, dt, x, q, block)
+            x, q = STEPS[model.config.scheme.kind](dense, n, dt, x, q, block)
             q, r = np.linalg.qr(q)
             sums = sums + np.log(abs(np.diag(r)))
         found.append(sums)
     return np.stack(found)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scheme in STEPS])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scheme.kind in STEPS])
 def test_pairwise_equals_dense_jacobians(kind):
     model, ids = model_of(KINDS[kind]), text()
     with jax.enable_x64(True):
@@ -149,11 +148,11 @@ def test_pairwise_equals_dense_jacobians(kind):
 def test_pairwise_of_a_scheme_that_carries_two_states():
     """The reversible scheme: both of its states have a tangent, and all are multiplied with the same inverse of R."""
     config = dataclasses.replace(KINDS["time, reversible"], steps=2)
-    config = dataclasses.replace(config, reversible=dataclasses.replace(config.reversible, base="euler"))
+    config = dataclasses.replace(config, scheme=dataclasses.replace(config.scheme, base="euler"))
     model, ids, output = model_of(config), text(), 3
     with jax.enable_x64(True):
         model = double(model)
-        dense, dt, lam = Dense(model), 0.5, config.reversible.coupling
+        dense, dt, lam = Dense(model), 0.5, config.scheme.coupling
         found = pairwise(model, ids, [output], tangents=2).exponents[0]
         first = np.asarray(first_tangents(TINY.width, 2, jax.random.key(0), jnp.float64))
         for i in range(output + 1):

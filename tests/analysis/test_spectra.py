@@ -121,7 +121,7 @@ def test_times_are_those_of_the_forward_pass():
     np.testing.assert_allclose(found.times[found.attention_step], [1 / 6, 3 / 6, 5 / 6])
     np.testing.assert_allclose(found.times[found.feed_forward_step], np.arange(1, 12, 2) / 12)
     continuous = spectra(model_of(TINY), times=7, steps=4)
-    assert set(evaluation_times(TINY, 4)[0]) <= set(continuous.times)
+    assert set(evaluation_times(model_of(TINY), 4)[0]) <= set(continuous.times)
     np.testing.assert_allclose(continuous.times, np.unique([*np.arange(7) / 6, 1 / 4, 3 / 4]))
 
 

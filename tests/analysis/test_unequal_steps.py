@@ -15,7 +15,6 @@ from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.lyapunov import pairwise
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
-from diffeqformer.ode import grid
 from diffeqformer.studies.clusters_figures import state_measures
 from diffeqformer.studies.induction_figures import induction_scatter
 from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
@@ -29,7 +28,7 @@ FEW = {"sequences": 2, "length": 4, "repeats": 3, "samples": 5}
 @pytest.fixture(params=[(None, [0.0, 0.7, 0.85, 1.0]), (4, [0.0, 0.7, 0.8, 0.9, 1.0])], ids=["as trained", "4 steps"])
 def steps_and_edges(request):
     steps, edges = request.param
-    np.testing.assert_allclose(grid.edges(model_of(LONG).grid(steps)), edges)  # what all below is held against
+    np.testing.assert_allclose(model_of(LONG).grid(steps).edges, edges)  # what all below is held against
     return steps, np.array(edges)
 
 

@@ -16,7 +16,7 @@ def _model(name: str, key: str, weights: str, scheme: str, loss: float, stored: 
         return loss + (7.6 - loss) * math.exp(-((step / 170) ** 0.72)) - 0.02
 
     config = to_dict(Config(run=f"runs/quickstart/{key}"))
-    config["model"] |= {"weights": weights, "scheme": scheme, "vocabulary": 2048}
+    config["model"] |= {"weights": {"kind": weights}, "scheme": {"kind": scheme}, "vocabulary": 2048}
     config["model"]["horizon"] = "steps" if weights == "layer" else "unit"
     noise = [math.sin(12.9898 * i + len(name)) * 43758.5453 % 1 - 0.5 for i in range(151)]
     return {

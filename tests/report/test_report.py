@@ -116,7 +116,7 @@ def test_steps_and_evaluations_are_told_as_they_were():
     first, second, third = results["models"]
     first["evaluations"] = {"attention": 6.0, "feed_forward": 12.0}
     second["evaluations"] = {"attention": 31.25, "feed_forward": 31.25}
-    second["config"]["model"]["tolerance"]["rtol"] = 1e-3
+    second["config"]["model"]["tolerance"] = {"rtol": 1e-3}
     del third["evaluations"]  # results of an earlier version
     rows = Page(render(results)).tables["results"][1:]
     assert [row[6:8] for row in rows] == [["6", "6 + 12"], ["adaptive (rtol 0.001)", "31.2"], ["6", "–"]]

@@ -50,7 +50,7 @@ GOOD, POOR = [1] * 30 + [0] * 10, [1] * 10 + [0] * 30
 @pytest.fixture
 def pair(tmp_path):
     one = make(tmp_path / "one", [document("piqa", GOOD), document(HOSTILE, [1, 0] * 20), document("sciq", GOOD)])
-    other = make(tmp_path / "other", [document("piqa", POOR), document(HOSTILE, [0, 1] * 20)], 3.5, family="llama")
+    other = make(tmp_path / "other", [document("piqa", POOR), document(HOSTILE, [0, 1] * 20)], 3.5, field="llama")
     return one, other
 
 

@@ -257,11 +257,12 @@ def _settings(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
 
 
 def _flatten(config: dict[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+    """Settings by the names that the command line has for them: a section's kind by the name of the section."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{where}{name}.")
         else:
-            yield f"{where}{name}", _setting(value)
+            yield where[:-1] if name == "kind" else f"{where}{name}", _setting(value)
 
 
 def _setting(value: Any) -> str:
