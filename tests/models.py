@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
+from diffeqformer.config import KnotsConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 
@@ -33,6 +33,9 @@ KINDS = {
     "macaron": dataclasses.replace(TINY, weights=LayerConfig(rows="node"), scheme="macaron", horizon="steps"),
     "ode transformer": dataclasses.replace(TINY, weights="layer", scheme="rk4", horizon="steps"),
     "time, long first step": dataclasses.replace(TINY, scheme="euler-middle", first_step=0.6),
+    "knots, normalised": dataclasses.replace(
+        TINY, weights=KnotsConfig(2, basis="hat"), scheme="lie-trotter-middle", horizon=3.0, embedding_norm=True
+    ),
     "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }
 

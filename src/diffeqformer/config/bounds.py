@@ -8,6 +8,8 @@ from diffeqformer.errors import BadInput
 
 SIZES, INT32 = 1 << 20, 2**31 - 1
 """The most of whatever is an axis of an array, and of whatever is counted in 32 bits."""
+MOST_ENTRIES = 16 * SIZES
+"""Of an embedding."""
 MOST_STEPS = 1 << 14
 """Steps of depth: times and weights of all of them are computed at once."""
 

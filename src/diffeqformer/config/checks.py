@@ -77,7 +77,7 @@ def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
             f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
-            "'time-shared-mlp' and 'shared' have weights for all."
+            "'time-shared-mlp', 'knots' and 'shared' have weights for all."
         )
     if m.tolerance:
         raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
@@ -100,6 +100,8 @@ def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
     for share in d.shares:
         if not 0 < share < float("inf"):
             raise BadInput(f"depth.weights has {share}, but must have positive numbers only.")
+    if not sum(d.shares) < float("inf"):
+        raise BadInput(f"depth.weights is {d.shares}, but must have a finite sum.")
 
 
 def validate_model(m: ModelConfig) -> ModelConfig:
@@ -153,7 +155,7 @@ def _validate_scheme(m: ModelConfig) -> None:
         if isinstance(m.weights, LayerConfig):
             raise BadInput(
                 "model.tolerance.rtol is given, but model.weights is 'layer': a table of layers has no weights between "
-                "its steps; 'time', 'time-shared-mlp' and 'shared' have."
+                "its steps; 'time', 'time-shared-mlp', 'knots' and 'shared' have."
             )
         m.tolerance.build(scheme)
 

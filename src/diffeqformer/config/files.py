@@ -9,6 +9,7 @@ import yaml
 from diffeqformer.config.run import Config
 from diffeqformer.config.strict import StrictLoader, from_dict
 from diffeqformer.errors import BadInput
+from diffeqformer.store.regular import read_small
 
 MOST_BYTES = 1 << 20
 """Of a config file."""
@@ -27,17 +28,13 @@ def read_yaml(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        text = content.decode()
+        text = read_small(path, MOST_BYTES).decode()
     except FileNotFoundError:
         raise BadInput(f"config file {str(path)!r} does not exist.") from None
     except OSError as error:
         raise BadInput(f"config file {str(path)!r} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
-    if len(content) > MOST_BYTES:
-        raise BadInput(f"config file {str(path)!r} has more than {MOST_BYTES:,} bytes, which no config needs.")
     try:
         values = yaml.load(text, StrictLoader)
     except RecursionError:

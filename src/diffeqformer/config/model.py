@@ -85,6 +85,21 @@ class LayerConfig(Section):
 
 
 @dataclass(frozen=True)
+class KnotsConfig(Section):
+    """Weights as a fixed cardinal basis over depth, interpolated between knots (Queiruga et al. 2021)."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.weights.knots:init_knots"
+
+    kind: Literal["knots"] = dataclasses.field(default="knots", kw_only=True)
+    knots: int | None = setting(None, least=1, most=MOST_STEPS)
+    """K, whose parameters are those of a table of K layers; `model.steps` if not given."""
+    basis: Literal["hat", "cubic"] = "hat"
+    """Piecewise linear, or the natural cubic spline."""
+    place: Literal["middle", "end"] = "middle"
+    """Knots in the middles or at the ends of K equal parts of depth; constant before the first and after the last."""
+
+
+@dataclass(frozen=True)
 class SharedConfig(Section):
     """The same weights at every depth (Zhong et al. 2022; ALBERT; Universal Transformer)."""
 
@@ -115,6 +130,10 @@ class LlamaConfig(Section):
     """Feed-forward blocks normalise the already normalised attention input, as the authors' Llama does."""
     rope_theta: float = setting(10000.0, positive=True)
     """Base of the rotary embedding's wavelengths."""
+    norm_shift: bool = False
+    """The blocks' RMSNorms add a shift, as those of the authors' Llama do, which depend on time."""
+    final_norm_epsilon: float | None = setting(None, positive=True)
+    """Epsilon of the final norm, if not `model.norm_epsilon`; the authors' Llama has 1e-5 there and 1e-6 in blocks."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +216,7 @@ class DropoutConfig:
     residual: float = setting(0.0, fraction=True)
 
 
-WeightsConfig = TimeConfig | LayerConfig | SharedConfig | OwnConfig
+WeightsConfig = TimeConfig | KnotsConfig | LayerConfig | SharedConfig | OwnConfig
 FieldConfig = GPTConfig | LlamaConfig | OwnConfig
 SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
 GradientSection = GradientConfig | RecursiveConfig
@@ -211,7 +230,7 @@ class ModelConfig:
     """One point of the grid weights x field x scheme, and its sizes."""
 
     weights: WeightsConfig = TimeConfig()
-    """How block weights depend on depth: `time` or `time-shared-mlp` networks, a table (`layer`), or `shared`."""
+    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a table (`layer`), or `shared`."""
     field: FieldConfig = GPTConfig()
     """What the block is: `gpt` or `llama`."""
     scheme: SchemeSection = SchemeConfig()
@@ -245,6 +264,9 @@ class ModelConfig:
     """Standard deviation of initial embeddings and of initial block matrices, generated ones included."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of activations and of the block weights they meet; parameters and times stay float32."""
+    embedding_norm: bool = False
+    """Scale the state at depth 0 to unit root mean square: the steps are then of the same size beside it at any width
+    and any `init_std`, which takes the stiffness out of the first one (docs/elastic-depth.md)."""
     tied: bool | None = None
     """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""
     dropout: DropoutConfig = DropoutConfig()
@@ -268,6 +290,12 @@ class ModelConfig:
         """Heads of keys and values."""
         own = self.field.kv_heads if isinstance(self.field, LlamaConfig) else None
         return own or self.heads
+
+    @property
+    def final_norm_epsilon(self) -> float:
+        """Epsilon of the final norm."""
+        own = self.field.final_norm_epsilon if isinstance(self.field, LlamaConfig) else None
+        return self.norm_epsilon if own is None else own
 
     @property
     def hidden_width(self) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import reprlib
 import types
 from collections.abc import Hashable, Iterable
@@ -30,7 +31,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def dump_yaml(config: Any) -> str:
     """The config as YAML text that `read_yaml` reads back to an equal config."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(config), Dumper=StrictDumper, sort_keys=False, allow_unicode=True)
 
 
 def from_dict(cls: type, values: Any, where: str = "") -> Any:
@@ -93,7 +94,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, list | tuple):
             raise BadInput(f"{path} is {shown(value)}, but must be a list.")
         return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+    if hint is float and isinstance(value, str):  # as an option that may be a word is given
         try:
             value = float(value)
         except ValueError:
@@ -135,8 +136,39 @@ def kinds_of(section: Any) -> tuple[str, ...]:
     return get_args(hints_of(section).get("kind"))
 
 
+CORE = {
+    "null": (r"~|null|Null|NULL|", ("", *"~nN")),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": ("<<", "<"),  # not of the schema: to be refused
+}
+"""What a plain scalar stands for: the core schema of YAML 1.2 (section 10.3.2), and the characters it can begin with.
+
+PyYAML's own is that of YAML 1.1, where `040` is 32, `1:30` is 90 and `no` is false."""
+
+
+class StrictDumper(yaml.SafeDumper):
+    """Quotes text that any reader of YAML 1.1 or 1.2 would take for something else."""
+
+
 class StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, refusing a key that is given twice, and merges, which can grow without end."""
+    """YAML's safe loader with the core schema of YAML 1.2, refusing a key that is given twice, and merges, which can
+    grow without end.
+    """
+
+    yaml_implicit_resolvers = {}
+
+    def construct_core(self, node: yaml.ScalarNode) -> Any:
+        text, kind = self.construct_scalar(node), node.tag.rpartition(":")[2]
+        if not re.fullmatch(CORE[kind][0], text):  # for all that its tag says
+            raise yaml.constructor.ConstructorError(None, None, f"{shown(text)} is no {kind}", node.start_mark)
+        if kind == "int":
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        return self.construct_yaml_float(node) if kind == "float" else self.construct_yaml_bool(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         refused, seen = yaml.constructor.ConstructorError, set()
@@ -149,3 +181,10 @@ class StrictLoader(yaml.SafeLoader):
                     raise refused(None, None, f"the key {shown(key)} is given twice", key_node.start_mark)
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+for _name in ("bool", "int", "float"):
+    StrictLoader.add_constructor(f"tag:yaml.org,2002:{_name}", StrictLoader.construct_core)
+for _name, (_pattern, _first) in CORE.items():
+    for _reader in (StrictLoader, StrictDumper):
+        _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})$"), list(_first))

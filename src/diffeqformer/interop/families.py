@@ -9,7 +9,15 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from diffeqformer.config import ModelConfig, OwnConfig, ReversibleConfig, choices_of, from_dict, section_of_kind
+from diffeqformer.config import (
+    LlamaConfig,
+    ModelConfig,
+    OwnConfig,
+    ReversibleConfig,
+    choices_of,
+    from_dict,
+    section_of_kind,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 
@@ -103,6 +111,9 @@ class OwnSettings:
     reversible_coupling: float = _is("scheme.coupling", 0.99)
     nested_norm: bool = _is("field.nested_norm", False)
     rope_theta: float = _is("field.rope_theta", 10000.0)
+    norm_shift: bool = _is("field.norm_shift", False)
+    final_norm_epsilon: float | None = _is("field.final_norm_epsilon", None)
+    embedding_norm: bool = _is("embedding_norm", False)
     first_step: float | None = _is("first_step", None)
     embedding_dropout: float = _is("dropout.embedding", 0.0)
     attention_dropout: float = _is("dropout.attention", 0.0)
@@ -264,9 +275,11 @@ FAMILIES = {
 
 def kind_of(m: ModelConfig) -> str:
     """The model_type that a populated model is: GPT-2's or Llama's if their classes give its numbers, else our own."""
-    rows, nested = getattr(m.weights, "rows", "step"), getattr(m.field, "nested_norm", False)
-    stock = m.scheme.kind == "lie-trotter" and m.interval == m.steps and rows == "step" and not nested
-    stock = stock and m.first_step is None and not isinstance(m.field, OwnConfig)
+    plain_steps = m.interval == m.steps and m.first_step is None and getattr(m.weights, "rows", "step") == "step"
+    stock = m.scheme.kind == "lie-trotter" and plain_steps and not isinstance(m.field, OwnConfig)
+    stock = stock and not m.embedding_norm
+    if isinstance(m.field, LlamaConfig):
+        stock = stock and not (m.field.nested_norm or m.field.norm_shift) and m.final_norm_epsilon == m.norm_epsilon
     if stock and m.field.kind == "gpt":
         return "gpt2"
     drops = m.dropout.embedding or m.dropout.residual  # which Llama has not

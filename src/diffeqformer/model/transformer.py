@@ -17,7 +17,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding
-from diffeqformer.nn.linear import Norm, normalise, wide
+from diffeqformer.nn.linear import Norm, normalise, unit_rms, wide
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
@@ -140,6 +140,8 @@ class Transformer(eqx.Module):
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
         x = self.embedding(ids, jnp.arange(ids.shape[1]) + start)
+        if self.config.embedding_norm:
+            x = unit_rms(x, self.config.norm_epsilon)
         return constrain(x.astype(self._compute_dtype(x)), BATCH)
 
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
@@ -170,7 +172,7 @@ class Transformer(eqx.Module):
 
     def normalise(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
         """The final norm."""
-        return normalise(self.final_norm, x, self.config.norm_epsilon)
+        return normalise(self.final_norm, x, self.config.final_norm_epsilon)
 
     def integrate(
         self,

@@ -82,7 +82,7 @@ class AdaptedLinear(eqx.Module):
 
 
 class Norm(eqx.Module):
-    """Scale and shift of a normalisation; without a shift it is an RMSNorm's."""
+    """Scale and shift of a normalisation; an RMSNorm's has no shift, if not asked for."""
 
     scale: Float[Array, "*layers width"]
     shift: Float[Array, "*layers width"] | None
@@ -93,17 +93,24 @@ def wide(dtype: Any) -> Any:
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype
 
 
-def normalise(norm: Norm, x: Float[Array, "*batch width"], epsilon: float) -> Float[Array, "*batch width"]:
-    """RMSNorm over the last axis: `scale x / sqrt(mean(x^2) + epsilon)`; with a shift, LayerNorm.
+def unit_rms(x: Float[Array, "*batch width"], epsilon: float) -> Float[Array, "*batch width"]:
+    """`x / sqrt(mean(x^2) + epsilon)` over the last axis."""
+    return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
-    LayerNorm is the same of `x - mean(x)`, plus the shift. Sums are taken in float32 or better, whatever the precision
-    of `x`; the result has the precision of `x`. Sources: Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016,
-    arXiv:1607.06450.
+
+def normalise(
+    norm: Norm, x: Float[Array, "*batch width"], epsilon: float, *, centred: bool | None = None
+) -> Float[Array, "*batch width"]:
+    """RMSNorm over the last axis: `scale x / sqrt(mean(x^2) + epsilon)`, plus the shift if there is one.
+
+    LayerNorm is the same of `x - mean(x)`, that is `centred`; if not given, norms with a shift are. Sums are taken in
+    float32 or better, whatever the precision of `x`; the result has the precision of `x`. Sources: Zhang & Sennrich
+    2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
     """
     y = x.astype(wide(x.dtype))
-    if norm.shift is not None:
+    if norm.shift is not None if centred is None else centred:
         y = y - y.mean(-1, keepdims=True)
-    y = y / jnp.sqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon)
+    y = unit_rms(y, epsilon)
     leading = range(x.ndim - 1)
     y = y * jnp.expand_dims(norm.scale, leading).astype(y.dtype)
     if norm.shift is not None:

@@ -110,6 +110,8 @@ class TransformerField:
     """Base of the rotary embedding; `None` to leave query and key as they are."""
     nested_norm: bool = False
     """M normalises what A's norm gives, not x."""
+    norm_shift: bool = False
+    """RMSNorms have a shift too; the mean is not subtracted."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
 
@@ -122,7 +124,7 @@ class TransformerField:
         """Shapes of the weights of one block, and how they start."""
         gpt, width, hidden, std, output_std = not self.gated, self.width, self.hidden, self.std, self.output_std
         kv_width = width // self.heads * self.kv_heads
-        norm, linear = NormShape(width, shift=gpt), partial(LinearShape, bias=gpt)
+        norm, linear = NormShape(width, shift=gpt or self.norm_shift), partial(LinearShape, bias=gpt)
         return Block(
             AttentionWeights(
                 norm,
@@ -186,7 +188,7 @@ class TransformerField:
     ) -> tuple[Array, Array, Array]:
         """Query, keys and values of `x`, whose first position is `start`, by head."""
         own = weights.attention
-        y = normalise(own.norm, x, self.norm_epsilon)
+        y = self._normalise(own.norm, x)
         parts = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
         query, keys, values = (constrain(part, BATCH, None, "tensor") for part in parts)
         if self.rope_theta is not None:
@@ -203,8 +205,8 @@ class TransformerField:
     ) -> Float[Array, "batch position width"]:
         """`M(x)`."""
         own, (residual_key, up_key, gate_key, down_key) = weights.feed_forward, _split(key, 4)
-        y = normalise(weights.attention.norm, x, self.norm_epsilon) if self.nested_norm else x
-        y = normalise(own.norm, y, self.norm_epsilon)
+        y = self._normalise(weights.attention.norm, x) if self.nested_norm else x
+        y = self._normalise(own.norm, y)
         inner = own.up(y, key=up_key)
         if own.gate is None:
             inner = jax.nn.gelu(inner, approximate=True)
@@ -212,6 +214,9 @@ class TransformerField:
             inner = jax.nn.silu(own.gate(y, key=gate_key)) * inner
         y = constrain(own.down(constrain(inner, BATCH, None, "tensor"), key=down_key), BATCH)
         return dropout(y, self.residual_dropout, residual_key)
+
+    def _normalise(self, norm: Norm, x: Float[Array, "batch position width"]) -> Float[Array, "batch position width"]:
+        return normalise(norm, x, self.norm_epsilon, centred=not self.gated)
 
 
 def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] | None]:
@@ -232,6 +237,7 @@ def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> T
         output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
         rope_theta=llama and llama.rope_theta,
         nested_norm=llama is not None and llama.nested_norm,
+        norm_shift=llama is not None and llama.norm_shift,
         attention_dropout=model.dropout.attention,
         residual_dropout=model.dropout.residual,
     )

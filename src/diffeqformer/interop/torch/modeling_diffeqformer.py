@@ -136,12 +136,16 @@ class DiffEqFormerConfig(PreTrainedConfig):
         norm_epsilon: float = 1e-5,
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
         rope_theta: float = 10000.0,
+        norm_shift: bool = False,  # RMSNorms of blocks have a shift, too
+        final_norm_epsilon: float | None = None,  # if not norm_epsilon
+        embedding_norm: bool = False,  # the state at depth 0 has unit root mean square
         first_step: float | None = None,  # as a fraction of the horizon; if None, all steps are equal
         embedding_dropout: float = 0.0, attention_dropout: float = 0.0, residual_dropout: float = 0.0,
         initializer_range: float = 0.02, use_cache: bool = True, tie_word_embeddings: bool = True, **kwargs,
     ):  # fmt: skip
         self.family, self.scheme, self.horizon, self.steps, self.first_step = family, scheme, horizon, steps, first_step
         self.layer_rows, self.nested_norm, self.rope_theta = layer_rows, nested_norm, rope_theta
+        self.norm_shift, self.final_norm_epsilon, self.embedding_norm = norm_shift, final_norm_epsilon, embedding_norm
         self.reversible_base, self.reversible_coupling = reversible_base, reversible_coupling
         self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
@@ -166,9 +170,27 @@ class DiffEqFormerConfig(PreTrainedConfig):
         return self.horizon * (self.first_step if step == 0 else (1 - self.first_step) / (self.steps - 1))
 
 
+class ShiftedRMSNorm(nn.RMSNorm):
+    """`weight x / sqrt(mean(x^2) + eps) + bias`: the mean is not subtracted."""
+
+    def __init__(self, width, eps):
+        super().__init__(width, eps=eps)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return super().forward(x) + self.bias
+
+
 def norm_of(config) -> nn.Module:
-    norm = nn.LayerNorm if config.family == "gpt" else nn.RMSNorm
+    rms_norm = ShiftedRMSNorm if config.norm_shift else nn.RMSNorm
+    norm = nn.LayerNorm if config.family == "gpt" else rms_norm
     return norm(config.hidden_size, eps=config.norm_epsilon)
+
+
+def final_norm_of(config) -> nn.Module:
+    norm = nn.LayerNorm if config.family == "gpt" else nn.RMSNorm
+    own = config.final_norm_epsilon
+    return norm(config.hidden_size, eps=config.norm_epsilon if own is None else own)
 
 
 class Embedding(nn.Module):
@@ -179,9 +201,11 @@ class Embedding(nn.Module):
         learned = config.family == "gpt"
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+        self.epsilon = config.norm_epsilon if config.embedding_norm else None
 
     def forward(self, vectors, position_ids):
-        return vectors if self.positions is None else vectors + self.positions(position_ids)
+        x = vectors if self.positions is None else vectors + self.positions(position_ids)
+        return x if self.epsilon is None else x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
 
 
 def rotary_angles(config, position_ids, dtype):
@@ -279,7 +303,7 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.attention = nn.ModuleList(Attention(config) for _ in range(config.steps * self.attention_rows))
         self.feed_forward = nn.ModuleList(FeedForward(config) for _ in range(config.steps * self.feed_forward_rows))
-        self.final_norm = norm_of(config)
+        self.final_norm = final_norm_of(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

@@ -1,8 +1,9 @@
 """Where the weights come from: the sources that give a block's weights as functions of depth."""
 
+from diffeqformer.ode.weights.knots import KnotWeights
 from diffeqformer.ode.weights.layer import LayerWeights, populated
 from diffeqformer.ode.weights.shared import SharedWeights
 from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
-__all__ = ["LayerWeights", "SharedWeights", "TimeWeights", "WeightSource", "populated"]
+__all__ = ["KnotWeights", "LayerWeights", "SharedWeights", "TimeWeights", "WeightSource", "populated"]

@@ -1,0 +1,98 @@
+"""Weights as a fixed cardinal basis over depth: as cheap as a table of layers, continuous by construction.
+
+    W(t) = sum_k B_k(t) W_k,     B_k(t_j) = 1 if j = k else 0,     k = 0..K-1
+
+with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
+a block is a function of this kind, biases and norms included. With K knots the parameters are those of a table of K
+layers. Source: Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jaxtyping import Float, Key
+
+from diffeqformer.config import KnotsConfig
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.weights.source import initial_rows, unstack
+from diffeqformer.sharding import constrain_weights
+
+PLACES = {"middle": 0.5, "end": 1.0}
+"""Where in K equal parts of depth the knots lie, as a fraction of a part."""
+
+
+def cardinal_basis(
+    times: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+) -> Float[Array, "time knot"]:
+    """`B_k(t)` of all knots at all times; the rows sum to one.
+
+    `hat`: piecewise linear. `cubic`: the natural cubic spline through the knots, twice continuously differentiable
+    between the first and the last one (de Boor 1978, A Practical Guide to Splines, chapter 4).
+
+    **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
+    `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
+    """
+    traced = isinstance(times, Tracer)
+    xp = jnp if traced else np
+    t = times.astype(wide(times.dtype)) if traced else np.asarray(times, np.float64)
+    place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
+    left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
+    right = xp.minimum(left + 1, knots - 1)
+    b = (place_in_knots - left.astype(t.dtype))[:, None]
+    unit = xp.asarray(np.eye(knots), t.dtype)
+    rows = (1 - b) * unit[left] + b * unit[right]
+    if basis == "cubic" and knots > 2:
+        bend = xp.asarray(_second_derivatives(knots), t.dtype)
+        a = 1 - b
+        rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
+    return jnp.asarray(rows, dtype)
+
+
+def _second_derivatives(knots: int) -> np.ndarray:
+    """Second derivatives of the natural spline at its knots, in units of their distance: a linear map of the values."""
+    inner = np.arange(1, knots - 1)
+    system, values = np.eye(knots), np.zeros((knots, knots))
+    system[inner, inner - 1], system[inner, inner], system[inner, inner + 1] = 1, 4, 1
+    values[inner, inner - 1], values[inner, inner], values[inner, inner + 1] = 6, -12, 6
+    return np.linalg.solve(system, values)
+
+
+class KnotWeights(eqx.Module):
+    """Block weights that are interpolated between knots."""
+
+    rows: BlockWeights
+    """Weights at the knots, in order, on one leading axis."""
+    basis: str = eqx.field(static=True, default="hat")
+    place: str = eqx.field(static=True, default="middle")
+
+    @property
+    def knots(self) -> int:
+        """K"""
+        return self.rows.attention.norm.scale.shape[0]
+
+    def at(self, times: Any) -> BlockWeights:
+        """Weights at `times`; one product of a (time, K) matrix with each array."""
+        return self._interpolated(self.rows, times)
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """Weights at all nodes of the grid."""
+        half = lambda rows, own: unstack(self._interpolated(rows, grid.times(own)), grid.steps, len(own))
+        return Block(half(self.rows.attention, nodes.attention), half(self.rows.feed_forward, nodes.feed_forward))
+
+    def _interpolated(self, rows: Any, times: Any) -> Any:
+        weights = cardinal_basis(times, self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype)
+        mixed = lambda leaf: jnp.tensordot(weights, leaf, 1)
+        return constrain_weights(jax.tree.map(mixed, rows))
+
+
+def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
+    """New weights of kind `knots`: each knot starts as a layer of a table does."""
+    rows = initial_rows(shapes, END_OF_STEP, section.knots or grid.steps, key)
+    return KnotWeights(rows, section.basis, section.place)

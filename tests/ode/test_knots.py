@@ -1,0 +1,82 @@
+"""Weights between knots: the basis is SciPy's, a table at its own nodes, and continuous in between."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.interpolate import CubicSpline
+
+from diffeqformer.config import KnotsConfig
+from diffeqformer.model.count import parameters
+from diffeqformer.ode.grid import Grid, Nodes
+from diffeqformer.ode.weights.knots import PLACES, cardinal_basis
+from tests.models import TINY, logits, model_of, tokens
+
+TIMES = np.linspace(0, 1, 57)
+SINGLE = float(np.finfo(np.float32).eps)
+"""Of values of at most about one, which are computed in float64 and rounded once."""
+
+
+def places(knots: int, place: str) -> np.ndarray:
+    return (np.arange(knots) + PLACES[place]) / knots
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("knots", [1, 2, 3, 6, 12])
+def test_the_basis_is_that_of_interpolation_between_the_knots(knots, place):
+    at, inside = places(knots, place), np.clip(TIMES, *places(knots, place)[[0, -1]])
+    hat = np.stack([np.interp(TIMES, at, one) for one in np.eye(knots)], 1)
+    np.testing.assert_allclose(cardinal_basis(TIMES, knots, "hat", place), hat, rtol=0, atol=SINGLE)
+    if knots > 2:
+        spline = CubicSpline(at, np.eye(knots), bc_type="natural")(inside)
+        np.testing.assert_allclose(cardinal_basis(TIMES, knots, "cubic", place), spline, rtol=0, atol=2 * SINGLE)
+
+
+@pytest.mark.parametrize("basis", ["hat", "cubic"])
+def test_it_is_cardinal_and_sums_to_one(basis):
+    for place in PLACES:
+        found = np.asarray(cardinal_basis(places(6, place), 6, basis, place))
+        np.testing.assert_array_equal(found, np.eye(6, dtype=np.float32))
+        np.testing.assert_allclose(cardinal_basis(TIMES, 6, basis, place).sum(1), 1, atol=4 * SINGLE)
+
+
+def test_traced_times_give_the_same_basis():
+    traced = jax.jit(lambda t: cardinal_basis(t, 6, "cubic"))(jnp.asarray(TIMES, jnp.float32))
+    # A time is rounded to float32, half an eps, and multiplied by 6; the basis has slopes below 2 per knot.
+    np.testing.assert_allclose(traced, cardinal_basis(TIMES, 6, "cubic"), atol=20 * SINGLE)
+
+
+@pytest.mark.parametrize(("place", "node"), PLACES.items())
+@pytest.mark.parametrize("basis", ["hat", "cubic"])
+def test_at_its_own_nodes_it_is_the_table_of_its_knots_to_the_bit(place, node, basis):
+    section = KnotsConfig(3, basis=basis, place=place)
+    weights = model_of(dataclasses.replace(TINY, weights=section)).weights
+    table = weights.table(Grid(3), Nodes.same(node))
+    for row, leaf in zip(jax.tree.leaves(table), jax.tree.leaves(weights.rows), strict=True):
+        np.testing.assert_array_equal(row[:, 0], leaf)
+
+
+def test_the_parameters_are_those_of_a_table_of_as_many_layers():
+    for knots in (3, 5):
+        own = dataclasses.replace(TINY, weights=KnotsConfig(knots), steps=knots)
+        assert parameters(own) == parameters(dataclasses.replace(own, weights="layer"))
+    assert model_of(dataclasses.replace(TINY, weights="knots", steps=4)).weights.knots == 4
+
+
+def test_gradients_reach_the_knots_through_any_grid():
+    model, ids = model_of(dataclasses.replace(TINY, weights=KnotsConfig(3))), tokens()
+    loss = lambda rows: jnp.square(
+        logits(model.replace(weights=dataclasses.replace(model.weights, rows=rows)), ids, 5)
+    ).sum()
+    for leaf in jax.tree.leaves(jax.grad(loss)(model.weights.rows)):
+        assert (np.abs(leaf).reshape(3, -1).max(1) > 0).all()
+
+
+def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
+    model, ids = model_of(dataclasses.replace(TINY, embedding_norm=True, norm_epsilon=1e-12)), tokens()
+    np.testing.assert_allclose(np.square(model.embed(ids)).mean(-1), 1, rtol=1e-5)
+    larger = model.replace(embedding=jax.tree.map(lambda leaf: 3.0 * leaf, model.embedding))
+    np.testing.assert_allclose(larger.embed(ids), model.embed(ids), rtol=0, atol=20 * SINGLE)
+    assert not np.allclose(np.square(model_of(TINY).embed(ids)).mean(-1), 1, atol=0.1)
