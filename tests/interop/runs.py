@@ -15,6 +15,9 @@ EXPORTED: dict[str, ModelConfig] = {
     "time, midpoint": replace(TINY, scheme="midpoint"),
     "time, macaron, llama, nested norm": replace(TINY, field=LlamaConfig(nested_norm=True), scheme="macaron"),
     "time, heun, llama, nested norm": replace(TINY, field=LlamaConfig(nested_norm=True), scheme="heun"),
+    "time, llama as released": replace(
+        TINY, field=LlamaConfig(nested_norm=True, norm_shift=True, final_norm_epsilon=0.01), norm_epsilon=0.1
+    ),
     "vanilla, untied": replace(KINDS["vanilla"], tied=False),
     "vanilla llama, tied": replace(GROUPED, field="llama", tied=True),
     "parallel llama, grouped queries, tied": replace(
@@ -24,6 +27,9 @@ EXPORTED: dict[str, ModelConfig] = {
 }
 STOCK = {
     "vanilla": "GPT2LMHeadModel",
+    "time, llama as released": replace(
+        TINY, field=LlamaConfig(nested_norm=True, norm_shift=True, final_norm_epsilon=0.01), norm_epsilon=0.1
+    ),
     "vanilla, untied": "GPT2LMHeadModel",
     "vanilla llama, grouped queries": "LlamaForCausalLM",
     "vanilla llama, tied": "LlamaForCausalLM",

@@ -66,6 +66,7 @@ def saved(tmp_path):
         "time, reversible",
         "time, any horizon",
         "time, long first step",
+        "time, llama as released",
     ],
 )
 def test_what_is_exported_can_be_imported(kind, tmp_path):

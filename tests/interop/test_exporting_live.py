@@ -64,6 +64,7 @@ QUICK = (
     "time, llama, nested norm",
     "macaron",
     "time, reversible",
+    "time, llama as released",
 )
 
 

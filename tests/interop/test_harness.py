@@ -3,6 +3,8 @@
 # ruff: noqa: E402 - imports stand behind the check that lm_eval is there
 
 import dataclasses
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -201,13 +203,35 @@ def test_an_imported_tokenizer_that_starts_every_text_does_so_here(tmp_path):
     (request,) = asked("loglikelihood", ("the cat", " sees"))
     the, cat, sees = (tokenizer.token_to_id(word) for word in ("the", "cat", "sees"))
     trained = DiffEqFormerLM(run).loglikelihood([request])[0][0]
-    (tmp_path / "imported.json").write_text("{}")
-    imported = DiffEqFormerLM(run)
+    imported = DiffEqFormerLM(dataclasses.replace(run, origin="imported"))
     assert trained == pytest.approx(by_hand(run, [the, cat], [sees])[0], abs=1e-4)
     assert imported.loglikelihood([request])[0][0] == pytest.approx(by_hand(run, [1, the, cat], [sees])[0], abs=1e-4)
     assert imported.loglikelihood_rolling(asked("loglikelihood_rolling", ("the cat",)))[0] == pytest.approx(
         by_hand(run, [1], [the, cat])[0], abs=1e-4
     )
+
+
+MODELS = """
+import warnings
+warnings.simplefilter("error", RuntimeWarning)  # JAX's about os.fork()
+from diffeqformer.interop.harness import DiffEqFormerLM
+from lm_eval.api.metrics import bootstrap_stderr
+from lm_eval.api.registry import MODEL_REGISTRY, get_model
+import jax, numpy
+from lm_eval.models import MODEL_MAPPING
+assert get_model("diffeqformer") is DiffEqFormerLM
+assert MODEL_MAPPING.keys() <= set(MODEL_REGISTRY.keys())
+jax.block_until_ready(jax.numpy.ones(2) + 1)
+bootstrap_stderr(numpy.mean, [0.0, 1.0, 1.0], iters=10)
+print(get_model("dummy").__name__)
+"""
+
+
+def test_the_harnesss_own_models_stay_registered():
+    """In a fresh process, where nothing has registered them before; and no process that runs JAX is forked."""
+    done = subprocess.run([sys.executable, "-c", MODELS], check=False, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "DummyLM", done.stderr
+    assert "fork" not in done.stderr
 
 
 def test_what_it_is_and_what_it_refuses():

@@ -1,9 +1,16 @@
+import dataclasses
+import re
+from functools import partial
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.model.loss import next_token_loss
 from diffeqformer.nn.attention import attend, split_heads
+from tests.models import TINY, model_of, tokens
 
 
 def by_hand(query, keys, values, mask):
@@ -38,3 +45,67 @@ def test_the_querys_heads_come_first_then_the_keys_then_the_values():
     assert query[0, 0, :, 0].tolist() == [0, 1, 2, 3]
     assert keys[0, 0, :, 0].tolist() == [4, 5]
     assert values[0, 0, :, 0].tolist() == [6, 7]
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """JAX finds a cuDNN: enough to lower for CUDA, not to run there."""
+    found = SimpleNamespace(cudnn_get_version=lambda: 91000)
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", found)
+
+
+def calls(function, *arguments, platform="cuda") -> list[str]:
+    """cuDNN's calls in what is lowered for a platform."""
+    with jax.numpy_dtype_promotion("standard"):  # JAX lowers the gradient of its own attention only so
+        lowered = jax.jit(partial(function)).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    return re.findall(r"@__cudnn\$(\w+)", lowered)
+
+
+def parts(dtype, width: int = 16, kv_heads: int = 2, positions: int = 6):
+    draw = np.random.default_rng(0).normal
+    return [jnp.asarray(draw(size=(2, positions, heads, width)), dtype) for heads in (4, kv_heads, kv_heads)]
+
+
+def test_in_16_bits_cuda_gets_cudnns_attention_and_others_xlas(cudnn):
+    slope = jax.grad(lambda *own: attend(*own).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    for dtype in ("bfloat16", "float16"):
+        assert calls(attend, *parts(dtype)) == ["fmhaSoftmax"]
+        assert calls(slope, *parts(dtype)) == ["fmhaSoftmax", "fmhaSoftmaxBackward"]
+    assert calls(attend, *parts("bfloat16"), platform="cpu") == calls(slope, *parts("bfloat16"), platform="cpu") == []
+
+
+def test_where_cudnn_does_not_hold_cuda_gets_xlas(cudnn):
+    """Its types, widths of a head and lengths, a mask of one's own, dropout; and where it is not installed."""
+    own, key = parts("bfloat16"), jax.random.key(0)
+    mask = jnp.ones((6, 6), bool)
+    assert calls(attend, *parts("float32")) == calls(attend, *parts("bfloat16", width=12)) == []
+    assert calls(attend, *parts("bfloat16", width=512)) == calls(attend, *parts("bfloat16", positions=5)) == []
+    assert calls(lambda *own: attend(*own, mask=mask), *own) == []
+    assert calls(lambda *own: attend(*own, dropout_rate=0.1, key=key), *own) == []
+    assert calls(lambda *own: attend(*own, dropout_rate=0.1), *own) == ["fmhaSoftmax"]
+
+
+def test_without_cudnn_cuda_gets_xlas():
+    assert calls(attend, *parts("bfloat16")) == []
+
+
+def test_old_devices_get_xlas(cudnn, monkeypatch):
+    for capability, found in (("7.5", []), ("8.0", ["fmhaSoftmax"]), ("10.3", ["fmhaSoftmax"])):
+        devices = [SimpleNamespace(compute_capability=capability)]
+        monkeypatch.setattr(jax, "local_devices", lambda backend, devices=devices: devices)
+        assert calls(attend, *parts("bfloat16")) == found
+
+
+def test_the_choice_changes_no_number_on_a_cpu(cudnn, monkeypatch):
+    chosen = attend(*parts("bfloat16"))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(chosen, attend(*parts("bfloat16")))
+
+
+def test_a_training_step_for_cuda_keeps_no_scores(cudnn):
+    """Neither forward nor back is there an array of (position, position)."""
+    config = dataclasses.replace(TINY, compute_dtype="bfloat16", context=48, width=32)
+    gradient, ids = jax.grad(next_token_loss), tokens(positions=49)
+    text = jax.jit(gradient).trace(model_of(config), ids).lower(lowering_platforms=("cuda",)).as_text()
+    assert {"fmhaSoftmax", "fmhaSoftmaxBackward"} == set(re.findall(r"@__cudnn\$(\w+)", text))
+    assert not re.search(r"x48x48x", text)

@@ -26,6 +26,12 @@ def test_a_norm_is_a_layer_norm_with_a_shift_and_an_rms_norm_without(shift, dtyp
     np.testing.assert_allclose(y, by_hand(X, shift), rtol=0, atol=tolerance)
 
 
+def test_an_rms_norm_with_a_shift_does_not_subtract_the_mean():
+    with jax.enable_x64(True):
+        y = normalise(Norm(jnp.asarray(SCALE), jnp.asarray(SHIFT)), jnp.asarray(X), 1e-5, centred=False)
+    np.testing.assert_allclose(y, by_hand(X, None) + SHIFT, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("shift", [None, SHIFT], ids=["RMSNorm", "LayerNorm"])
 def test_sums_of_bfloat16_are_taken_in_float32(shift):
     """4096 squares added up in bfloat16 would stop growing at 256. The result is rounded once: by at most 2^-8."""

@@ -2,6 +2,8 @@
 
     python tests/truth/make_golden.py        # needs torch and transformers
 
+And released_llama_golden.npz: the same of the formulas in `released_llama.py`, which need NumPy only.
+
 Every parameter is random, biases and norms too, so that none can be missing or exchanged unseen. Weights are whole
 multiples of 1/32: exact in float16, and quick to compress. The logits are computed in float64.
 """
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import released_llama
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 32}
 LLAMA = {
@@ -74,6 +77,18 @@ def write(name: str, model, settings: dict[str, np.generic]) -> None:
     print(f"{path}: {path.stat().st_size} bytes, logits from {logits.min():.2f} to {logits.max():.2f}")
 
 
+def write_formulas() -> None:
+    """The same of the authors' Llama, by formulas of our own."""
+    path, parameters = Path(__file__).with_name("released_llama_golden.npz"), released_llama.random_parameters(2357)
+    sizes = released_llama.SIZES
+    ids = np.random.default_rng(7).integers(0, sizes["vocabulary"], (2, sizes["context"]), dtype=np.int32)
+    logits = np.stack([released_llama.logits_of(parameters, row) for row in ids])
+    weights = {name: array.astype(np.float16) for name, array in parameters.items()}
+    assert all(np.array_equal(weights[name], parameters[name]) for name in weights)
+    np.savez_compressed(path, ids=ids, logits=logits.astype(np.float32), **weights)
+    print(f"{path}: {path.stat().st_size} bytes, logits from {logits.min():.2f} to {logits.max():.2f}")
+
+
 def main() -> None:
     write("gpt2", random_gpt2(seed=2357, std=0.3, **GPT2), {"heads": np.int32(GPT2["n_head"])})
     settings = {
@@ -82,6 +97,7 @@ def main() -> None:
         "rope_theta": np.float64(LLAMA["rope_theta"]),
     }
     write("llama", random_llama(seed=2357, std=0.3, **LLAMA), settings)
+    write_formulas()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(
         config,
         weights=LayerConfig(),
-        field=dataclasses.replace(own, nested_norm=False) if isinstance(own, LlamaConfig) else own,
+        field=LlamaConfig(own.kv_heads, rope_theta=own.rope_theta) if isinstance(own, LlamaConfig) else own,
         scheme=SchemeConfig("lie-trotter"),
         gradient=None if config.gradient == GradientConfig("reversible") else config.gradient,
         tolerance=None,

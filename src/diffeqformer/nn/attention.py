@@ -1,5 +1,6 @@
 """Causal multi-head self-attention, with dropout and with a key-value cache."""
 
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -13,6 +14,9 @@ from diffeqformer.nn.linear import wide
 
 L = TypeVar("L")
 N = TypeVar("N")
+
+AMPERE = 8.0
+"""The compute capability from which cuDNN has flash attention."""
 
 
 class AttentionWeights(eqx.Module, Generic[L, N]):
@@ -57,7 +61,8 @@ class Slot(eqx.Module):
 
         def written(whole: Array, new: Array) -> Array:
             new = jnp.expand_dims(jnp.swapaxes(new, 1, 2), tuple(range(len(self.at))))
-            return jax.lax.dynamic_update_slice(whole, new, (*self.at, 0, 0, start, 0))
+            place = [jnp.asarray(index, jnp.int32) for index in (*self.at, 0, 0, start, 0)]  # one type, in x64 too
+            return jax.lax.dynamic_update_slice(whole, new.astype(whole.dtype), place)
 
         return Slot(KeyValueCache(written(self.cache.keys, keys), written(self.cache.values, values)), self.at)
 
@@ -99,15 +104,48 @@ def attend(
     heads; `mask`, true where a query may look; `dropout_rate`, probability of dropping an attention weight, active only
     with a `key`.
 
+    What is compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's flash attention where it is
+    installed and takes these shapes: scores are then never kept, and there is no forward-mode derivative. All else is
+    XLA's.
+
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
     """
     drops = key is not None and dropout_rate > 0.0
     if not drops and query.dtype != jnp.float64:  # whose softmax is in float32, whatever the input
         mask = None if mask is None else mask[None, None]
-        with jax.numpy_dtype_promotion("standard"):  # JAX's own function mixes precisions
-            return jax.nn.dot_product_attention(query, keys, values, mask=mask, is_causal=mask is None)
+        if mask is None and _cudnn_takes(query, keys, values):
+            # A choice keeps for the backward pass what any of its branches would: so XLA's, not used, keeps nothing.
+            xla = jax.checkpoint(partial(_fused, implementation="xla"))
+            return jax.lax.platform_dependent(query, keys, values, cuda=_cudnn, default=xla)
+        return _fused(query, keys, values, mask=mask, implementation="xla")
     weights = attention_weights(query, keys, mask=mask)
     return _mean(dropout(weights, dropout_rate, key).astype(values.dtype), jnp.swapaxes(values, 1, 2))
+
+
+def _fused(query: Array, keys: Array, values: Array, *, mask: Array | None = None, implementation: Any) -> Array:
+    """JAX's own attention, causal if no mask is given."""
+    with jax.numpy_dtype_promotion("standard"):  # it mixes precisions
+        return jax.nn.dot_product_attention(
+            query, keys, values, mask=mask, is_causal=mask is None, implementation=implementation
+        )
+
+
+_cudnn = partial(_fused, implementation="cudnn")
+
+
+def _cudnn_takes(query: Array, keys: Array, values: Array) -> bool:
+    """Whether cuDNN is installed and takes these shapes, back too, which JAX is asked, on the CUDA devices here."""
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+        return False
+    try:
+        jax.eval_shape(lambda *own: jax.vjp(_cudnn, *own)[0], query, keys, values)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:  # compiled for devices that are elsewhere
+        devices = []
+    return all(float(device.compute_capability) >= AMPERE for device in devices)
 
 
 def attention_weights(

@@ -1,8 +1,10 @@
 """Linear maps and norms as plain weights: one layer's, or many layers' stacked on leading axes."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
@@ -86,6 +88,11 @@ class Norm(eqx.Module):
 
     scale: Float[Array, "*layers width"]
     shift: Float[Array, "*layers width"] | None
+
+
+# Parameters are float32 whatever JAX's own default: with `jax_enable_x64` that is float64.
+zeros, ones = partial(jnp.zeros, dtype=jnp.float32), partial(jnp.ones, dtype=jnp.float32)
+normal = partial(jax.random.normal, dtype=jnp.float32)
 
 
 def wide(dtype: Any) -> Any:

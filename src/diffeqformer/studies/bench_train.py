@@ -35,8 +35,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def compare_updates(config: Config, rounds: int, progress: Progress) -> list[dict[str, Any]]:
     """Time one update of `config`'s model, of its vanilla twin and, if torch is there, of Hugging Face's GPT-2.
 
-    **Arguments:** `config`, with `model.vocabulary` set; `rounds`, as for `take_turns`.
-
     **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla one's), and the compiled temporary
     memory in bytes (`None` for torch).
     """
@@ -44,11 +42,9 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[dic
     from diffeqformer.runs.footprint import update_footprint
 
     twin = dataclasses.replace(config, model=vanilla_twin(config.model))
-    updates: dict[str, b.Once] = {"vanilla": b.repeated(twin), "diffeqformer": b.repeated(config)}
-    memory: dict[str, int | None] = {
-        "vanilla": update_footprint(twin).temporary,
-        "diffeqformer": update_footprint(config).temporary,
-    }
+    both = {"vanilla": twin, "diffeqformer": config}
+    updates: dict[str, b.Once] = {name: b.repeated(one) for name, one in both.items()}
+    memory: dict[str, int | None] = {name: update_footprint(one).temporary for name, one in both.items()}
     if b.has_torch():
         updates["torch"], memory["torch"] = _torch_update(twin), None
     seconds = b.take_turns(updates, rounds, progress)
@@ -67,7 +63,8 @@ def _torch_update(config: Config) -> b.Once:
     assert m.vocabulary is not None
     sizes = {"vocab_size": m.vocabulary, "n_positions": m.context, "n_embd": m.width, "n_layer": m.steps}
     undropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, n_head=m.heads, **undropped, use_cache=False)).train()
+    settings: dict[str, Any] = sizes | undropped | {"n_head": m.heads, "use_cache": False}
+    model = GPT2LMHeadModel(GPT2Config(**settings)).train()
     rule = torch.optim.AdamW(model.parameters(), o.learning_rate, (o.b1, o.b2), o.epsilon, o.weight_decay)
     ids = torch.from_numpy(b.random_batch(config)).long()
 
