@@ -8,6 +8,7 @@ import pytest
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
+from diffeqformer.ode.schemes import LieTrotter
 from diffeqformer.progress import Silent
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
@@ -34,3 +35,23 @@ def test_an_own_model_is_trained_resumed_and_opened(config, tmp_path, monkeypatc
     assert whole.entry["parameters"]["trained"] == count(whole.model)
     with pytest.raises(BadInput, match="does not fit this run: array model/weights"):
         load_run(config.run)
+
+
+def test_an_own_part_whose_build_is_not_given_is_refused(config, tmp_path):
+    """Its arrays have the usual shapes, so nothing else would tell that another model is opened."""
+
+    def split(config, key):
+        return build(config, key, scheme=LieTrotter())
+
+    own = changed(config, trainer__updates=2)
+    assert train(own, Silent(), build=split).entry["scheme"] == "own"
+    assert load_run(own.run, build=split).model.scheme == LieTrotter()
+    refusal = r"parts that only Python can make \(scheme .*LieTrotter\): give `train` and `load_run` the same `build`"
+    with pytest.raises(BadInput, match=refusal):
+        load_run(own.run)
+    with pytest.raises(BadInput, match=refusal):
+        train(own, Silent())
+    plain = changed(own, run=str(tmp_path / "plain"))
+    train(plain, Silent())
+    with pytest.raises(BadInput, match="was trained without the parts that `build` makes: scheme .*LieTrotter"):
+        load_run(plain.run, build=split)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -69,10 +69,12 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     words = _joined(words, options)
     _require_known(words, list(options), prog)
     words = _spelled(words, options)
+    if not isinstance(default, ConfigArguments):  # where a list of a config's may be emptied
+        _require_values(words, options)
     heard = io.StringIO()
     try:
         with contextlib.redirect_stderr(heard):
-            known = {} if default is None else {"default": default}
+            known: dict[str, Any] = {} if default is None else {"default": default}
             # Of a choice of sections the options are those of the default's own.
             config = (tyro.conf.AvoidSubcommands,)
             return tyro.cli(cls, args=words, prog=prog, description=about or None, config=config, **known)
@@ -213,6 +215,14 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
         )
         advice = f"did you mean --{nearest[0]}?" if nearest else f"see `{prog} --help`."
         raise BadInput(f"unknown option --{given}: {advice}")
+
+
+def _require_values(words: Sequence[str], options: dict[str, Any]) -> None:
+    """Refuse `--data` with nothing after it, which would stand for its absence."""
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        name = word.removeprefix("--").replace("_", "-")
+        if word.startswith("--") and get_origin(options.get(name)) is tuple and "." not in name and after[:2] == "--":
+            raise BadInput(f"{word} needs a value.")
 
 
 def _sentence(box: str, prog: str) -> str:

@@ -54,8 +54,9 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
                 f"but must be {wanted.get(name, 'absent')}."
             )
     # Of the new config are dropout, precision and what the backward pass keeps.
-    field = model.field if isinstance(config.field, OwnConfig) else config.field.build(config)
-    return model.replace(field=field, config=config)
+    own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
+    field = model.field if "field" in own else config.field.build(config)
+    return model.replace(field=field, config=dataclasses.replace(config, **own))
 
 
 def _shapes(model: Transformer) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
@@ -13,7 +12,7 @@ from diffeqformer.config import ModelConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
-from diffeqformer.nn.linear import Norm
+from diffeqformer.nn.linear import Norm, normal, ones, zeros
 from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Scheme
@@ -40,7 +39,7 @@ def build(
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)
     gpt, width = config.like_gpt, config.width
     tied = gpt if config.tied is None else config.tied
-    vectors = lambda key, number: config.init_std * jax.random.normal(key, (number, width))
+    vectors = lambda key, number: config.init_std * normal(key, (number, width))
     own = {"weights": weights, "field": field, "scheme": scheme}
     own_field: Field = field or config.field.build(config)
     own_scheme: Scheme = scheme or config.scheme.build()
@@ -53,7 +52,7 @@ def build(
         weights=weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key),
         field=own_field,
         scheme=own_scheme,
-        final_norm=Norm(jnp.ones(width), jnp.zeros(width) if gpt else None),
+        final_norm=Norm(ones(width), zeros(width) if gpt else None),
         head=None if tied else vectors(head_key, config.vocabulary),
         config=dataclasses.replace(config, **sections),
     )
@@ -63,6 +62,12 @@ def own_section(part: Any, before: Any) -> OwnConfig:
     """How a config names a user's own object that stands in place of what the section `before` describes."""
     like = before.like if isinstance(before, OwnConfig) else before.kind
     return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like)
+
+
+def own_parts(model: Transformer) -> dict[str, str]:
+    """The names of the user's own objects in a model, by part, such as `{"weights": "mine.Knots"}`."""
+    sections = {name: getattr(model.config, name) for name in ("weights", "field", "scheme")}
+    return {name: section.name for name, section in sections.items() if isinstance(section, OwnConfig)}
 
 
 def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:

@@ -5,26 +5,32 @@ data.json        digest and statistics of the tokens
 tokenizer.json   the tokenizer, whole
 imported.json    where an imported model came from; such a run has no text of its own, and no data.json
 checkpoints/     metrics.jsonl     results.json     profile/, traces that trainer.profile asks for
+
+What a run is stands in the manifest of each checkpoint (`origin_of`), not in which files there are.
 """
 
 import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.model.build import own_parts
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.folders import free_bytes
 from diffeqformer.store.lock import LOCK, FolderLock
+from diffeqformer.store.regular import require_no_links
 
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
 CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
+Origin = Literal["trained", "fine-tuned", "imported"]
 
 MAY_CHANGE = frozenset(
     ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
@@ -68,13 +74,13 @@ class RunFolder:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:
             raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
-        if CONFIG not in names:
+        _, remembered = self.checkpoints.metadata()
+        if CONFIG not in names and "config" not in remembered:
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
                 raise BadInput(f"folder {str(self.path)!r} exists and is not a run; choose another folder with --run.")
             return
-        if IMPORTED in names:
+        if remembered.get("origin") == "imported":
             raise BadInput(f"run folder {str(self.path)!r} holds an imported model; choose another folder with --run.")
-        _, remembered = self.checkpoints.metadata()
         if Path(self.config.data.tokenizer).expanduser() == self.path / TOKENIZER:  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
@@ -103,6 +109,7 @@ class RunFolder:
                 try:
                     self.path.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(FolderLock(self.path))
+                    require_no_links(self.path)
                     self.require_own()
                     require_same_text(self.path, tokens, "choose another folder with --run")
                     for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
@@ -139,7 +146,8 @@ def open_config(folder: Path) -> Config:
     if not folder.is_dir():
         raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
     if not (folder / CONFIG).is_file():
-        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}.")
+        advice = "; `diffeqformer train` with the run's config writes it again" if origin_of(folder) else ""
+        raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}{advice}.")
     try:
         config = read_yaml(folder / CONFIG)
     except BadInput as error:
@@ -163,7 +171,33 @@ def remember(config: Config, folder: Path) -> dict[str, Any]:
 
     **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
     """
-    return {"config": _numeric(config), "tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
+    files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
+    origin = "imported" if files["text"] is None else "fine-tuned" if config.base.run else "trained"
+    return {"origin": origin, "config": _numeric(config), **files}
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """What the run in a folder is, as its newest sound manifest says; `None` if it has none."""
+    return Checkpoints(folder / CHECKPOINTS).metadata()[1].get("origin")
+
+
+def require_own_parts(folder: Path, model: Transformer) -> None:
+    """Check that `model`, of which shapes are enough, has the user's own objects that the run was trained with.
+
+    **Raises:** `BadInput` naming those that are missing, or that the run does not have.
+    """
+    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    theirs, here = remembered.get("own", {}), own_parts(model)
+    if not remembered or theirs.keys() == here.keys():
+        return
+    missing = ", ".join(f"{part} {theirs[part]}" for part in theirs if part not in here)
+    if missing:
+        raise BadInput(
+            f"run folder {str(folder)!r} was trained with parts that only Python can make ({missing}): give `train` "
+            "and `load_run` the same `build` that it was trained with."
+        )
+    more = ", ".join(f"{part} {here[part]}" for part in here if part not in theirs)
+    raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
 
 
 def text_of(folder: Path) -> str | None:
@@ -197,7 +231,7 @@ def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any])
         advice = "`diffeqformer train` with the run's config writes it again"
         if config.base.run:
             advice = f"copy that of its base, {config.base.run!r}"
-        elif (folder / IMPORTED).is_file():
+        elif remembered.get("origin") == "imported":
             advice = "import the model again"
         raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest; {advice}.")
 

@@ -18,6 +18,9 @@ from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.training.update import Build
 
+Which = Literal["latest", "best", "sound"]
+"""The newest checkpoint, that of lowest validation loss, or the newest that is not damaged."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -29,31 +32,38 @@ class Run:
     model: Transformer
     step: int
     """Updates that the model had."""
+    origin: files.Origin = "trained"
+    """What the run is, as its checkpoint says."""
+    passed_over: str = ""
+    """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
 
 def load_run(
     folder: str | Path,
-    which: Literal["latest", "best"] = "latest",
+    which: Which = "latest",
     progress: Progress | None = None,
     build: Build | None = None,
 ) -> Run:
-    """Open the newest sound model of a run, or the one of lowest validation loss.
+    """Open the newest model of a run, the newest that is sound, or the one of lowest validation loss.
 
-    Works while the run is being trained, and on any device. Damaged checkpoints are reported to `progress` and passed
-    over.
+    Works while the run is being trained, and on any device.
 
-    **Arguments:** `folder`; `which` of its checkpoints; `progress`; `build`, the same that the run was trained with.
+    **Arguments:** `folder`; `which` of its checkpoints; `progress`, where damaged checkpoints are reported that `sound`
+    passes over; `build`, the same that the run was trained with.
 
-    **Raises:** `BadInput` if there is no run, or no such checkpoint in it yet; `RunFailed` if all are damaged, or
-    another file that the model needs is.
+    **Raises:** `BadInput` if there is no run, no such checkpoint in it yet, or no `build` for parts of your own;
+    `RunFailed` if it is damaged, or another file that the model needs is.
     """
     folder = Path(folder).expanduser()
     config = files.open_config(folder)
     checkpoints = Checkpoints(folder / files.CHECKPOINTS)
-    open_one = checkpoints.best if which == "best" else checkpoints.latest
-    like = eqx.filter_eval_shape(build or usual_build, config.model, jax.random.key(0))
-    restored = open_one({"model": like}, (progress or Silent()).say)
+    like = {"model": eqx.filter_eval_shape(build or usual_build, config.model, jax.random.key(0))}
+    files.require_own_parts(folder, like["model"])
+    say = (progress or Silent()).say if which == "sound" else None
+    restored = checkpoints.best(like) if which == "best" else checkpoints.latest(like, say)
     if restored is None:
         kind = "evaluated checkpoint" if which == "best" else "checkpoint"
         raise BadInput(f"run folder {str(folder)!r} has no {kind} yet; train it first, or longer.")
-    return Run(folder, config, load_tokenizer(folder / files.TOKENIZER), restored.items["model"], restored.step)
+    tokenizer, model = load_tokenizer(folder / files.TOKENIZER), restored.items["model"]
+    origin = restored.metadata.get("origin", "trained")
+    return Run(folder, config, tokenizer, model, restored.step, origin, restored.passed_over)

@@ -10,6 +10,7 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.loader import EvaluationBatches, evaluation_batches
 from diffeqformer.errors import Interrupted, RunFailed
 from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
@@ -148,7 +149,8 @@ class Recorder:
         self.meter.restart()
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
         items = {"model": state.model, "optimizer": state.optimizer}
-        self.writer.save(self.step, items, self.resumed.metadata(self.log.digest) | self.files, metric)
+        metadata = self.resumed.metadata(self.log.digest) | self.files | {"own": own_parts(state.model)}
+        self.writer.save(self.step, items, metadata, metric)
         self.saved, self.saved_at = self.step, time.perf_counter()
         self.meter.restart()
 

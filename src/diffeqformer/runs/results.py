@@ -1,6 +1,7 @@
 """What a finished run found, as JSON: one document, one entry per model."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -83,14 +84,14 @@ def model_entry(
     **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the
     run's metrics; `seconds` of training; `tokens_per_second` of the updates alone.
     """
-    key, name = name_of_run(config)
+    key, name = name_of_run(replace(config, model=model.config))
     updates, trained = config.trainer.updates, split_trained(model, config.optimizer)[0]
     merged = eqx.filter_eval_shape(lambda model: model.populate().merge(), model)
     return {
         "name": name,
         "key": key,
-        "weights": config.model.weights.kind,
-        "scheme": config.model.scheme.kind,
+        "weights": model.config.weights.kind,
+        "scheme": model.config.scheme.kind,
         "steps": config.model.steps,
         "evaluations": {
             "attention": evaluation.attention_evaluations,

@@ -10,7 +10,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress
 from diffeqformer.runs.distributed import by_main
-from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.folder import RunFolder, require_own_parts
 from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
 from diffeqformer.training.optimizer import roles, split_trained
@@ -57,13 +57,14 @@ class Beginning:
     **Arguments:** `folder`, of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes,
     if any; `build`, as for `train`.
 
-    **Raises:** `BadInput` if the optimiser would train nothing.
+    **Raises:** `BadInput` if the optimiser would train nothing, or `build` makes other parts than the run has.
     """
 
     def __init__(self, folder: RunFolder, base: Transformer | None, build: Build):
         self.folder, self.base, self.build = folder, base, build
         config = folder.config
         self.like: State = with_shardings(jax.eval_shape(lambda: initial_state(config, base, build)))
+        require_own_parts(folder.path, self.like.model)
         if not jax.tree.leaves(split_trained(self.like.model, config.optimizer)[0]):
             asked, there = config.optimizer.train_roles, sorted(set(jax.tree.leaves(roles(self.like.model))))
             raise BadInput(
