@@ -27,9 +27,6 @@ EXPORTED: dict[str, ModelConfig] = {
 }
 STOCK = {
     "vanilla": "GPT2LMHeadModel",
-    "time, llama as released": replace(
-        TINY, field=LlamaConfig(nested_norm=True, norm_shift=True, final_norm_epsilon=0.01), norm_epsilon=0.1
-    ),
     "vanilla, untied": "GPT2LMHeadModel",
     "vanilla llama, grouped queries": "LlamaForCausalLM",
     "vanilla llama, tied": "LlamaForCausalLM",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import released_llama
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 32}
 LLAMA = {
@@ -79,6 +78,8 @@ def write(name: str, model, settings: dict[str, np.generic]) -> None:
 
 def write_formulas() -> None:
     """The same of the authors' Llama, by formulas of our own."""
+    import released_llama
+
     path, parameters = Path(__file__).with_name("released_llama_golden.npz"), released_llama.random_parameters(2357)
     sizes = released_llama.SIZES
     ids = np.random.default_rng(7).integers(0, sizes["vocabulary"], (2, sizes["context"]), dtype=np.int32)
