@@ -35,7 +35,7 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("eval", "runs/x", "--st") == {"--steps"}
     assert {"quickstart-gpt", "quickstart-llama"} < offered("train", "quickstart-")
     assert offered("train", "quickstart-gpt", "--model.weights.d") == {"--model.weights.d-emb"}
-    assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best"}
+    assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best", "sound"}
     assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}
     assert offered("train", "quickstart-gpt", "--model.gradient", "rec") == {"recursive"}
     assert offered("analyze", "sp") == {"spectra"} and set(ANALYSES) < offered("analyze", "")

@@ -85,7 +85,16 @@ def accepts(hint: Any, kind: type) -> bool:
     return hint is kind or kind in get_args(hint)
 
 
-WRONG = ["[1, {a: 2}]", "{a: 1}", "!!binary aGVsbG8=", "2001-01-01", "!!set {a, b}", "[[1], [2]]", "!!omap [a: 1]"]
+WRONG = [
+    "[1, {a: 2}]",
+    "{a: 1}",
+    "!!binary aGVsbG8=",
+    "!!timestamp 2001-01-01",
+    "!!set {a, b}",
+    "[[1], [2]]",
+    "!!omap [a: 1]",
+    "!!int 1:30",
+]
 TOO_SMALL = ["-1", "-9223372036854775808", "-170141183460469231731687303715884105728"]
 TOO_LARGE = [
     "9223372036854775807",
@@ -95,7 +104,15 @@ TOO_LARGE = [
     "1" + "0" * 400,
 ]
 NOT_FINITE = [".nan", ".inf", "-.inf", "1e999", "-1e400"]
-ANY_WHOLE_NUMBER = {"base.update", "data.split_seed", "trainer.keep_best", "trainer.keep_last"}
+ANY_WHOLE_NUMBER = {
+    "base.update",
+    "data.split_seed",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "trainer.keep_best",
+    "trainer.keep_last",
+}
 """Of which the very large, or the negative, is no mistake by itself."""
 SYNTAX = [
     "model: {width: 16",
@@ -118,7 +135,6 @@ SYNTAX = [
     "!!int x",
     "model: !!int ''",
     "model: {width: !!bool x}",
-    "run: 2001-99-99",
     "model: {width: !!timestamp x}",
     "run: !!python/object/apply:os.system [touch bad]",
     "run: !!python/name:os.system",

@@ -91,7 +91,7 @@ def test_keeps_the_last_and_the_best(tmp_path):
     for step, metric in [(1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, None), (6, 3.0)]:
         store.save(step, {"model": jnp.full(3, float(step))}, {}, metric)
     assert store.steps() == [2, 5, 6]
-    best = store.best({"model": jnp.zeros(3)}, refuse_to_say)
+    best = store.best({"model": jnp.zeros(3)})
     assert best is not None and best.step == 2 and best.items["model"][0] == 2.0
     none = Checkpoints(tmp_path / "other", keep_last=1, keep_best=0)
     for step in (1, 2):

@@ -37,8 +37,8 @@ class Arguments:
     state, such as 0.1)."""
     data: tuple[str, ...] = ()
     """Text files or globs; the run's own validation split if not given."""
-    checkpoint: Literal["latest", "best"] = "latest"
-    """Newest checkpoint, or the one of lowest validation loss."""
+    checkpoint: Literal["latest", "best", "sound"] = "latest"
+    """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     batch_size: int = 16
     """Sequences per batch."""
     tasks: Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME,...")] = None
@@ -99,7 +99,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         row = {"steps": grid, "early_exit": threshold, "scheme": model.config.scheme.kind, "rtol": rtol}
         rows.append({**row, **asdict(found), **measured(found)})
     if as_json:
-        return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": rows})
+        which = {"run": str(opened.folder), "update": opened.step, "passed_over": opened.passed_over or None}
+        return print_json({**which, "evaluations": rows})
     print_table(
         f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens, {model.config.scheme.kind}",
         ["steps", "NFE", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],

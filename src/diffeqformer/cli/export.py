@@ -25,8 +25,8 @@ class Arguments:
     """Folder to write, new or empty."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Depth steps that the model is populated at; the trained number if not given."""
-    checkpoint: Literal["latest", "best"] = "latest"
-    """Newest checkpoint, or the one of lowest validation loss."""
+    checkpoint: Literal["latest", "best", "sound"] = "latest"
+    """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the tensors."""
     shard_mb: int = 5000
@@ -49,7 +49,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         found = {"folder": str(made.folder), "architecture": made.architecture, "trust_remote_code": made.own_code}
         sizes = {"steps": made.steps, "parameters": made.parameters, "dtype": made.dtype}
-        return print_json({**found, "update": opened.step, **sizes})
+        which = {"update": opened.step, "passed_over": opened.passed_over or None}
+        return print_json({**found, **which, **sizes})
     columns = ["class", "steps", "parameters", "dtype"]
     print_table(str(made.folder), columns, [[made.architecture, str(made.steps), human(made.parameters), made.dtype]])
     trust = ", trust_remote_code=True" if made.own_code else ""

@@ -143,9 +143,7 @@ def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:
     """Check that there is a text, and that its tokenizer is the base's."""
     if data.tokenizer != base.config.data.tokenizer:
         raise BadInput(f"--data.tokenizer is {data.tokenizer!r}, but the tokenizer of a fine-tuned run is its base's.")
-    from diffeqformer.runs.folder import IMPORTED
-
-    if (base.folder / IMPORTED).is_file() and not given.data and data == base.config.data:
+    if base.origin == "imported" and not given.data and data == base.config.data:
         raise BadInput(
             f"run folder {given.run!r} holds an imported model, which has no text of its own; name some with --data."
         )

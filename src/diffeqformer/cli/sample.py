@@ -44,8 +44,8 @@ class Arguments:
     """Draw from the fewest tokens whose probability reaches p."""
     seed: int = 0
     """Equal seeds draw equal text."""
-    checkpoint: Literal["latest", "best"] = "latest"
-    """Newest checkpoint, or the one of lowest validation loss."""
+    checkpoint: Literal["latest", "best", "sound"] = "latest"
+    """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -78,6 +78,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
             f"{per_verification:.2f} tokens per verification at {model.grid(arguments.steps).steps} steps"
         )
     if as_json:
-        return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts})
+        which = {"update": opened.step, "passed_over": opened.passed_over or None}
+        return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts, **which})
     for number, text in enumerate(texts):
         print(("\n" + "-" * 40 + "\n" if number else "") + arguments.prompt + text)

@@ -34,7 +34,8 @@ def evaluate_and_print(arguments: "Arguments", steps: int | None, as_json: bool)
     tasks = Tasks(wanted, arguments.include_path)
     documents = list(evaluate_tasks(opened, tasks, steps=steps, progress=progress, **settings))
     if as_json:
-        return print_json({"run": str(opened.folder), "update": opened.step, "evaluations": documents})
+        which = {"run": str(opened.folder), "update": opened.step, "passed_over": opened.passed_over or None}
+        return print_json({**which, "evaluations": documents})
     print_table(
         f"{opened.folder}, update {opened.step}, {documents[0]['steps']} steps, {documents[0]['scheme']}",
         ["task", "metric", "value", "standard error"],

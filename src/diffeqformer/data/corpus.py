@@ -23,7 +23,7 @@ from diffeqformer.data.files import (
     text_of,
 )
 from diffeqformer.errors import BadInput
-from diffeqformer.progress import Progress
+from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
@@ -99,9 +99,20 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     both = {file.path for file in train} & {file.path for file in validation}
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
-    listed = [[(str(f.path), f.size, f.modified_ns) for f in files] for files in (train, validation)]
+    with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
+        listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
     name, fingerprint = ", ".join(config.train), json_digest([_settings(config), listed])
     return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress))
+
+
+def _digest(file: TextFile, stage: Stage) -> str:
+    """Of a text: neither its size nor its time tells whether it was replaced."""
+    try:
+        found = file_digest(file.path)
+    except OSError as error:
+        raise BadInput(f"file {str(file.path)!r} cannot be read: {error.strerror}.") from None
+    stage.advance(file.size)
+    return found
 
 
 def _split_files(
@@ -233,7 +244,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
     splits = [train] if validation is None else [train, validation]
     for rows in splits:
         require_field(rows.column_names, config.text_field, f"dataset {name!r}")
-    prints = [rows._fingerprint for rows in splits]
+    prints = [_rows_digest(rows) for rows in splits]
 
     def split() -> tuple[Part, Part]:
         if validation is not None:
@@ -273,6 +284,12 @@ def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
     if "train" not in loaded:
         raise BadInput(f"dataset {config.dataset!r} has no split 'train', but {', '.join(map(repr, loaded))}.")
     return loaded["train"], loaded.get("validation", loaded.get("test"))
+
+
+def _rows_digest(rows: Any) -> Any:
+    """The content of the files that a dataset's rows lie in; its own fingerprint stays as it was if they change."""
+    files = [(Path(file["filename"]).name, file_digest(Path(file["filename"]))) for file in rows.cache_files]
+    return [rows._fingerprint, files]
 
 
 def _rows(rows: Any, config: DataConfig, name: str) -> Part:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.store.regular import open_to_read
 
 OF_DOCUMENTS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
@@ -27,6 +28,10 @@ NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 28
 """Bytes; a small compressed file can hold a line of any length."""
+PRESSED_BYTES = 1 << 10
+"""Compressed bytes that are expanded at one time; Zstandard makes 32 MB of them at most."""
+MOST_EXPANSION, LEAST_EXPANDED = 500, 1 << 26
+"""A file that expands to more than so many times its size, and to more than so many bytes, holds no text."""
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -131,6 +136,9 @@ class Reader:
     def _lines(self, file: TextFile) -> Iterator[str]:
         decoder, offset, number = _Decoder(file.path, self.strict), 0, 0
         for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
+            if not raw.strip():  # a compressed file can hold empty lines without end
+                number, offset = number + raw.count(b"\n"), offset + len(raw)
+                continue
             for raw_line in io.BytesIO(raw):
                 number += 1
                 where = f"line {number} of {str(file.path)!r}"
@@ -239,12 +247,12 @@ def _blocks(file: TextFile) -> Iterator[bytes]:
     """The decompressed bytes of `file`, in blocks."""
     name = file.path.name.lower()
     try:
-        with file.path.open("rb") as stream:
+        with open_to_read(file.path) as stream:
             if name.endswith(".gz"):
                 with gzip.open(stream) as unzipped:
-                    yield from iter(lambda: unzipped.read(BLOCK_BYTES), b"")
+                    yield from _bounded(iter(lambda: unzipped.read(BLOCK_BYTES), b""), file)
             elif name.endswith(".zst"):
-                yield from _zstandard_blocks(stream)
+                yield from _bounded(_zstandard_blocks(stream), file)
             else:
                 yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
             _require_unchanged(file, os.fstat(stream.fileno()))
@@ -252,10 +260,23 @@ def _blocks(file: TextFile) -> Iterator[bytes]:
         raise BadInput(f"file {str(file.path)!r} cannot be read: {_reason(error)}.") from error
 
 
+def _bounded(blocks: Iterable[bytes], file: TextFile) -> Iterator[bytes]:
+    """The same blocks, as long as they can be text."""
+    length = 0
+    for block in blocks:
+        length += len(block)
+        if length > max(LEAST_EXPANDED, MOST_EXPANSION * file.size):
+            raise BadInput(
+                f"file {str(file.path)!r} expands to more than {MOST_EXPANSION} times its {file.size:,} bytes, which "
+                "no text does."
+            )
+        yield block
+
+
 def _zstandard_blocks(stream: BinaryIO) -> Iterator[bytes]:
     # Frame by frame, because zstandard's own stream reader takes a truncated file for a short one.
     frame = None
-    while block := stream.read(BLOCK_BYTES):
+    while block := stream.read(PRESSED_BYTES):
         while block:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             yield frame.decompress(block)

@@ -1,16 +1,23 @@
 """Byte-level BPE tokenizers: trained on a corpus, or loaded from files or from the Hugging Face hub."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput
+from diffeqformer.store.regular import read_small
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 """Names that published tokenizers give to the token that ends a document."""
+TOKENIZER_BYTES = 256 << 20
+"""Of a tokenizer's file."""
+_LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
@@ -116,7 +123,11 @@ def _from_folder(folder: Path) -> Tokenizer:
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
             try:
+                _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
+                read_small(folder / merges, TOKENIZER_BYTES)
                 model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
+            except BadInput as error:
+                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {error}") from None
             except Exception as error:  # the library raises bare exceptions
                 raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {_reason(error)}.") from error
             tokenizer = _byte_level(model)
@@ -130,9 +141,31 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 def _from_file(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        content = read_small(path, TOKENIZER_BYTES)
+        _require_small_ids(content)
+        return Tokenizer.from_str(content.decode())
+    except BadInput as error:
+        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {error}") from None
     except Exception as error:  # the library raises bare exceptions
         raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {_reason(error)}.") from error
+
+
+def _require_small_ids(content: bytes) -> None:
+    """Check a tokenizer's JSON for an id that no embedding has: the library would make a table of that many entries.
+
+    **Raises:** `BadInput` naming it.
+    """
+    if not _LARGE.search(content):
+        return
+
+    found: Any = json.loads(content)
+    model, added = (found.get(name) for name in ("model", "added_tokens")) if isinstance(found, dict) else (None, None)
+    entries = model.get("vocab") if isinstance(model, dict) else found  # a vocab.json is nothing but entries
+    ids = list(entries.values()) if isinstance(entries, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest >= MOST_ENTRIES:
+        raise BadInput(f"it has the id {largest}, but no model has more than {MOST_ENTRIES:,} entries.")
 
 
 def _plain_text(tokenizer: Tokenizer) -> Tokenizer:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from diffeqformer.config import Config, to_dict
-from diffeqformer.runs.folder import IMPORTED, RESULTS
+from diffeqformer.runs.folder import RESULTS
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, read_results
 
@@ -163,7 +163,7 @@ def _results(run: Run, made: Exported) -> str:
         ]
         steps, updates = entry["steps"], entry["updates"]
     except (AssertionError, KeyError, TypeError, ValueError):
-        source = "an imported model" if (run.folder / IMPORTED).is_file() else "a run that is not finished"
+        source = "an imported model" if run.origin == "imported" else "a run that is not finished"
         return f"None are known: this is {source}, at update {run.step:,}."
     notes = [f"Measured by diffeqformer on the whole validation split, in float32, at {steps} steps."]
     if steps != made.steps:

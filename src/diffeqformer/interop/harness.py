@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ from diffeqformer.model.count import count
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.runs.folder import IMPORTED
-from diffeqformer.runs.opening import Run, load_run
+from diffeqformer.runs.opening import Run, Which, load_run
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
 
@@ -52,7 +51,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     **Arguments:** `run`, its folder, or what `load_run` opened; `steps`, the trained number if not given (an adaptive
     model takes the fixed grid too, since its own steps would depend on the batch); `scheme`, another one by name;
-    `checkpoint`, `latest` or `best`; `batch_size`, sequences at one time, 16 for `auto`; `seed`, for tasks that sample;
+    `checkpoint`, as for `load_run`; `batch_size`, sequences at one time, 16 for `auto`; `seed`, for tasks that sample;
     `progress`, for display. `device` and `max_batch_size` are not read: the harness's command gives `cuda:0`
     unasked, but JAX chooses the device (`JAX_PLATFORMS`).
 
@@ -64,7 +63,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         run: str | Path | Run,
         steps: int | None = None,
         scheme: str | None = None,
-        checkpoint: Literal["latest", "best"] = "latest",
+        checkpoint: Which = "latest",
         batch_size: int | str | None = None,
         seed: int = 0,
         progress: Progress | None = None,
@@ -78,7 +77,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         model = self.opened.model if scheme is None else with_scheme(self.opened.model, scheme)
         self.model: Transformer = model.merge().populate(steps)
         self._end = end_of_text(self.opened.tokenizer)
-        imported = (self.opened.folder / IMPORTED).is_file()
+        imported = self.opened.origin == "imported"
         self._start: list[int] = self.opened.tokenizer.encode("").ids[:1] if imported else []
 
     # What the harness asks about a model.

@@ -53,7 +53,7 @@ def import_huggingface(
             Checkpoints(aside / files.CHECKPOINTS).save(0, {"model": model}, files.remember(config, aside))
             write_whole(aside / files.CONFIG, dump_yaml(config))
             stage.advance(1)
-    return Run(run, config, tokenizer, model, 0)
+    return Run(run, config, tokenizer, model, 0, "imported")
 
 
 def _tokenizer_of(published: Published) -> Tokenizer:

@@ -19,6 +19,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.files import write_sealed
+from diffeqformer.store.regular import require_no_links
 
 FOLDER = "evaluations"
 RESAMPLES = 1000
@@ -205,6 +206,7 @@ def _file_name(document: dict[str, Any], num_fewshot: int | None) -> str:
 def _write(path: Path, document: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
+        require_no_links(path.parent.parent)
         write_sealed(path, document)
     except OSError as error:
         raise RunFailed(f"evaluation {str(path)!r} cannot be written: {error.strerror}.") from error

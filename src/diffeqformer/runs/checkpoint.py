@@ -10,6 +10,7 @@ count, and a reader that verifies before it trusts:
 """
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -36,6 +37,8 @@ class Restored:
     items: dict[str, Any]
     """The PyTrees that were asked for, by name."""
     metadata: dict[str, Any]
+    passed_over: str = ""
+    """Which newer checkpoint is damaged, and how; empty if none is."""
 
 
 class Checkpoints:
@@ -106,20 +109,24 @@ class Checkpoints:
                 f"({_reason(error)}); {safe}."
             ) from error
 
-    def latest(self, like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
-        """The newest sound checkpoint, or `None` if there is none at all.
+    def latest(self, like: Mapping[str, Any], say: Callable[[str], None] | None = None) -> Restored | None:
+        """The newest checkpoint, or `None` if there is none at all.
 
         **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`, whose shardings, if
         they have any, are where the arrays go (else the default device); `say`, which is given a line for each damaged
-        checkpoint.
+        checkpoint that an older one is read instead of: without it, none is.
 
-        **Raises:** `RunFailed` if there are checkpoints but none is sound; `BadInput` if one does not fit `like`.
+        **Raises:** `RunFailed` if it is damaged and nothing is to be read instead, or none is sound; `BadInput` if one
+        does not fit `like`.
         """
         return self._first_sound(lambda: self.steps()[::-1], like, say)
 
-    def best(self, like: Mapping[str, Any], say: Callable[[str], None]) -> Restored | None:
-        """The same as `latest` for the sound checkpoint of lowest metric; `None` if none has one."""
-        return self._first_sound(self._by_metric, like, say)
+    def best(self, like: Mapping[str, Any]) -> Restored | None:
+        """The checkpoint of lowest metric; `None` if none has one.
+
+        **Raises:** as `latest`.
+        """
+        return self._first_sound(self._by_metric, like, None)
 
     def metadata(self) -> tuple[int, dict[str, Any]]:
         """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
@@ -142,18 +149,21 @@ class Checkpoints:
                     shutil.rmtree(entry)
 
     def _first_sound(
-        self, order: Callable[[], list[int]], like: Mapping[str, Any], say: Callable[[str], None]
+        self, order: Callable[[], list[int]], like: Mapping[str, Any], say: Callable[[str], None] | None
     ) -> Restored | None:
         """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
 
-        def first_sound() -> tuple[int, dict[str, Any]] | None:
+        def first_sound() -> tuple[int, dict[str, Any], str] | None:
             damage, seen = "", set()
             while (step := next((step for step in order() if step not in seen), None)) is not None:
                 seen.add(step)
-                if damage:
+                if damage and say:
                     say(f"{damage}; using the one at update {step}.")
                 try:
-                    return step, self._verified(step, like)
+                    metadata = self._verified(step, like)
+                    if damage and not say:
+                        raise RunFailed(f"{damage}; --checkpoint sound reads the one at update {step} instead.")
+                    return step, metadata, damage
                 except Damaged as reason:
                     if self._lies(step):
                         damage = f"checkpoint at update {step} is damaged ({reason})"
@@ -162,9 +172,9 @@ class Checkpoints:
             return None
 
         while found := by_main(first_sound):
-            step, metadata = found
+            step, metadata, damage = found
             try:
-                return Restored(step, read_arrays(self.folder / str(step), like), metadata)
+                return Restored(step, read_arrays(self.folder / str(step), like), metadata, damage)
             except Exception:  # of Orbax and TensorStore, of several types
                 if self._lies(step):
                     raise
@@ -201,6 +211,10 @@ class Checkpoints:
                 raise Damaged(f"{name} cannot be read: {_reason(error)}") from None
             if found != digest:
                 raise Damaged(f"{name}: digest differs")
+        for item in like:  # Orbax opens what it finds
+            for path in (folder / item).rglob("*"):
+                if not path.is_dir() and (name := path.relative_to(folder).as_posix()) not in manifest["files"]:
+                    raise Damaged(f"{name} is not one of its files")
         return manifest["metadata"]
 
     def _require_same_arrays(self, step: int, item: str, stored: dict[str, str] | None, here: dict[str, str]) -> None:
@@ -215,11 +229,14 @@ class Checkpoints:
                 )
 
     def _by_metric(self) -> list[int]:
+        """Updates, the lowest metric first; before them those that nobody can read the metric of."""
         metrics: list[tuple[float, int]] = []
         for step in self.steps():
-            with suppress(Damaged):
+            try:
                 if (metric := self._manifest(step)["metric"]) is not None:
                     metrics.append((metric, step))
+            except Damaged:
+                metrics.append((-math.inf, step))
         return [step for _, step in sorted(metrics)]
 
     def _rotate(self) -> None:

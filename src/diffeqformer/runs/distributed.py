@@ -59,6 +59,8 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
             raise BadInput(f"{name} is {value}, but {AUTO!r} finds it." if auto else f"{missing}.")
     if processes is not None and process is not None and not 0 <= process < processes:
         raise BadInput(f"--distributed.process is {process}, but must be from 0 to {processes - 1}.")
+    if processes == 1:
+        raise BadInput("--distributed.processes is 1, but several are joined; leave all --distributed options out.")
     _, colon, port = coordinator.rpartition(":")
     if not auto and not (colon and port.isdecimal()):
         raise BadInput(f"--distributed.coordinator is {coordinator!r}, but must be HOST:PORT or {AUTO!r}.")

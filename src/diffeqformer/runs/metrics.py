@@ -18,6 +18,10 @@ from diffeqformer.errors import Damaged
 from diffeqformer.store.digests import SCHEME
 from diffeqformer.store.digests import digest as digest_of
 from diffeqformer.store.files import flush, write_whole
+from diffeqformer.store.regular import open_to_append, open_to_read
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a record; more is read as two, which are no records."""
 
 
 class Metrics:
@@ -33,7 +37,7 @@ class Metrics:
         if path.exists():
             write_whole(path, before)
         self._hash = SCHEME(before.encode())
-        self.file = path.open("a", encoding="utf-8")
+        self.file = open_to_append(path)
 
     @property
     def digest(self) -> str:
@@ -85,14 +89,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records: list[dict[str, Any]] = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+    try:
+        file = open_to_read(path)
+    except OSError as error:
+        raise Damaged(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
+    with file:
+        lines = list(iter(lambda: file.readline(LONGEST_LINE), b""))
+    if lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
+        lines.pop()  # torn
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             valid = isinstance(record, dict) and isinstance(record.get("step"), int)
         except ValueError:
             valid = False
         if not valid:
-            raise Damaged(f"line {number} of {str(path)!r} is not a record of metrics: {line[:60]!r}.")
+            raise Damaged(f"line {number} of {str(path)!r} is not a record of metrics: {line.rstrip()[:60]!r}.")
         records.append(record)
     return records

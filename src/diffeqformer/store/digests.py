@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from diffeqformer.store.regular import open_to_read
+
 SCHEME = hashlib.sha256
 
 
@@ -18,7 +20,7 @@ def file_digest(path: Path) -> str:
 
     **Raises:** `OSError` if it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, SCHEME).hexdigest()
 
 

@@ -2,14 +2,18 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from diffeqformer.errors import Damaged, RunFailed
 from diffeqformer.store.digests import json_digest
+from diffeqformer.store.regular import read_small
 
 SEAL = "digest"
 """The entry of a JSON document that holds the digest of all others."""
+JSON_BYTES = 64 << 20
+"""The most that a JSON document of a run, or beside a model, may have."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -17,10 +21,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     **Raises:** `OSError` if the disk refuses; the old content is then intact.
     """
-    # Two processes may write one file at the same time, so each has a name of its own for what is not finished.
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A name that nobody can guess, for a file that must not be there: no link planted beside `path` is written through,
+    # and two processes may write it at the same time.
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with aside.open("wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             flush(file)
         os.replace(aside, path)
@@ -78,7 +84,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it is not there.
     """
     try:
-        content = path.read_bytes()
+        content = read_small(path, JSON_BYTES)
     except FileNotFoundError:
         raise
     except OSError as error:

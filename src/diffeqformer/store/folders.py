@@ -13,8 +13,9 @@ from pathlib import Path
 
 from diffeqformer.errors import BadInput
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import sync_folder, write_whole
+from diffeqformer.store.files import JSON_BYTES, sync_folder, write_whole
 from diffeqformer.store.lock import LOCK, FolderLock
+from diffeqformer.store.regular import read_small
 
 SUMS = "SHA256SUMS"
 
@@ -66,6 +67,8 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     aside = folder.with_name(f".{folder.name}.{doing}")
     try:
         aside.mkdir(parents=True, exist_ok=True)
+        if aside.is_symlink():
+            raise BadInput(f"folder {str(aside)!r} is a link, and none is written through; remove it.")
         with FolderLock(aside):
             try:
                 for entry in aside.iterdir():
@@ -165,7 +168,11 @@ def require_sums(folder: Path, names: Sequence[str]) -> None:
     """
     if not (folder / SUMS).is_file():
         return
-    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        sums = read_small(folder / SUMS, JSON_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise BadInput(f"file {str(folder / SUMS)!r} cannot be read: {error.strerror}.") from None
+    for line in sums.splitlines():
         found = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)", line)
         if found is None:
             raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")

@@ -1,5 +1,6 @@
 """One writer for each folder: an advisory lock that the kernel releases however its process ends."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -25,7 +26,12 @@ class FolderLock:
         self.handle: int | None = None
 
     def __enter__(self) -> "FolderLock":
-        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise BadInput(f"file {str(self.folder / LOCK)!r} is a link, and none is written through.") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -124,11 +124,11 @@ def evaluation_text(
     """
     from diffeqformer.data.cache import prepare, tokens_of
     from diffeqformer.data.tokenizer import load_tokenizer
-    from diffeqformer.runs.folder import IMPORTED, TOKENIZER, require_same_text
+    from diffeqformer.runs.folder import TOKENIZER, require_same_text
 
     if data:
         return tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)
-    if (run.folder / IMPORTED).is_file():
+    if run.origin == "imported":
         raise BadInput(
             f"run folder {str(run.folder)!r} holds an imported model, which has no text of its own; {advice}."
         )

@@ -1,0 +1,60 @@
+"""What is opened may be a stranger's: regular files only, small ones read whole, and nothing written through links."""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import TextIO
+
+from diffeqformer.errors import BadInput
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """A regular file, opened; a FIFO, for which opening would wait, or a device, which has no end, is refused.
+
+    **Raises:** `OSError`.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes.
+
+    **Raises:** `OSError`, also for a larger one.
+    """
+    with open_to_read(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def open_to_append(path: Path) -> TextIO:
+    """A text file whose end is written to, made if it is not there.
+
+    **Raises:** `OSError`, also if it is a link.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.fdopen(handle, "a", encoding="utf-8")
+
+
+def require_no_links(run: Path) -> None:
+    """Check that a run folder that is going to be written holds no link, at any depth: it may lead anywhere.
+
+    Weights & Biases has links of its own in its own folder, which is not looked into.
+
+    **Raises:** `BadInput` naming the first.
+    """
+    for here, folders, names in os.walk(run):
+        for path in (Path(here, name) for name in sorted((*folders, *names))):
+            if path.is_symlink():
+                raise BadInput(f"{str(path)!r} is a link, and none is written through; put what it leads to there.")
+        folders[:] = [name for name in folders if name != "wandb"]
