@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.store.files import write_whole
+from diffeqformer.store.files import JSON_BYTES, write_whole
+from diffeqformer.store.regular import read_small
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -141,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
     **Raises:** `BadInput` if it cannot be read or is something else.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small(path, JSON_BYTES).decode())
     except OSError as error:
         raise BadInput(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
