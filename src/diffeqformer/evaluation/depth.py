@@ -97,7 +97,8 @@ def at_depths(
         "adaptive" if steps is None else str(steps) for steps in depths if not isinstance(steps, EarlyExit)
     )
     name = f"Evaluating at {names} steps"
-    turns = [(model, steps) for steps in depths]
+    own = None if model.config.tolerance else model.config.steps
+    turns = [(model, None if steps == own else steps) for steps in depths]  # so its own depth is compiled once
     return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import document, measured, name_of_run, read_results, write_results
 from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import TrainResult, fitting, train
+from diffeqformer.sharding import placed
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.lock import FolderLock
 from diffeqformer.training.depths import depth_of_update
@@ -91,35 +93,39 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     """Time a few updates of a state that is thrown away, and count what else the model takes in compilations and
     evaluations of the same speed.
 
-    Where depth is drawn, two depths are timed; an update's time is linear in depth.
+    Where depth is drawn, two depths are timed; an update's time is linear in depth. What is compiled here serves
+    training, too.
     """
     config, loader = fitting(config, tokens, None)
     update, drawn = make_update(config), config.depth.depths
     # Zeros take as long as drawn weights, and need no compilation of their own.
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config)))
+    state = placed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config))))
     compilation, each = 0.0, []
+    beside = Thread(target=initial_state, args=(config,))  # compiled on another core, to be there when training begins
+    beside.start()
     for steps in sorted({min(drawn), config.model.steps}) if drawn else [None]:
         began = time.perf_counter()
         state, _ = jax.block_until_ready(update(state, loader[0], steps))
+        compilation = max(compilation, time.perf_counter() - began)
+        beside.join()
         first, count = time.perf_counter(), 0
         while count < 3 or time.perf_counter() - first < 1:
             state, _ = jax.block_until_ready(update(state, loader[count], steps))
             count += 1
         each.append((time.perf_counter() - first) / count)
-        compilation = max(compilation, first - began - each[-1])
     depth_of, own = depth_of_update(config), config.model.steps
     times = Counter(depth_of(k) or own for k in range(config.trainer.updates))
     mean = sum(steps * count for steps, count in times.items()) / config.trainer.updates
     slope = (each[-1] - each[0]) / max(1, own - min(times))
-    # Ratios as seen of the shipped models on CPUs: a batch's forward pass takes 0.3 of an update; compiling it, the
-    # initial state and the sample takes 0.25, 1 and 0.75 of the time that compiling an update takes.
+    # Ratios as seen of the shipped models on CPUs: a batch's forward pass takes 0.25 of an update; compiling it and the
+    # sample takes 0.25 and 0.75 of the time that compiling an update takes.
     batches = len(evaluation_batches(tokens.validation, config.model.context, config.trainer.batch_size))
     forward = EVALUATIONS * config.trainer.evaluate_batches + batches
-    compiled = len(times) + 2.0
+    compiled = len(times) - len(each) + 1.0
     if config.model.time:
         forward += readings.part * batches * sum(readings.depths) / own
-        compiled += 0.25 * len(readings.depths)
-    return Cost(compiled * compilation + 0.3 * each[-1] * forward, each[-1] + slope * (mean - own))
+        compiled += 0.25 * len({*readings.depths} - {own})
+    return Cost(compiled * compilation + 0.25 * each[-1] * forward, each[-1] + slope * (mean - own))
 
 
 def compare(
@@ -230,8 +236,8 @@ class _Pace:
         return True
 
     def _left(self, part: float) -> float:
-        """Seconds to plan with; the report takes about a fifth of what a model takes besides its updates."""
-        return part * (self.ends - time.perf_counter()) - 0.2 * self.costs[0].fixed
+        """Seconds to plan with; the report takes about a tenth of what a model takes besides its updates."""
+        return part * (self.ends - time.perf_counter()) - 0.1 * self.costs[0].fixed
 
     def _seconds(self, models: slice) -> float:
         pairs = list(zip(self.costs, self.updates, strict=False))[models]

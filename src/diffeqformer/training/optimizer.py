@@ -72,8 +72,10 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     return optax.stateless(scaled)
 
 
-def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
-    """Clip the global norm, then AdamW on the schedule of `learning_rate`; decay only `config.decay_roles`.
+def optimizer(
+    config: OptimizerConfig, updates: int, rate: optax.Schedule | None = None
+) -> optax.GradientTransformation:
+    """Clip the global norm, then AdamW on the schedule of `learning_rate`, or on `rate`; decay only `decay_roles`.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
     """
@@ -81,7 +83,7 @@ def optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransforma
     return optax.chain(
         clip_by_global_norm(config.clip_norm),
         optax.adamw(
-            learning_rate(config, updates),
+            rate or learning_rate(config, updates),
             b1=config.b1,
             b2=config.b2,
             eps=config.epsilon,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from diffeqformer.config import Config, ModelConfig
+from diffeqformer.config import Config, ModelConfig, OptimizerConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
-from diffeqformer.model.build import build
+from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     learning_rate: Array
 
 
-def initial_state(config: Config, base: Transformer | None = None, build: Build = build) -> State:
+def initial_state(config: Config, base: Transformer | None = None, build: Build = usual_build) -> State:
     """The state before the first update; `config.model.vocabulary` must be set.
 
     The model is `build`'s; with a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The
@@ -51,16 +51,22 @@ def initial_state(config: Config, base: Transformer | None = None, build: Build 
     the model's from `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`, the drawn depths' from
     `fold_in(root, 2)`, the times' between their steps from `fold_in(fold_in(root, 3), step)`.
     """
-    rule = optimizer(config.optimizer, config.trainer.updates)
+    program = _initial if build is usual_build else _initial.__wrapped__  # a user's own may depend on anything
+    return program(config.model, config.optimizer, build)(jax.random.key(config.trainer.seed), base)
 
-    @jax.jit  # one compilation instead of one for every small operation
+
+@lru_cache(maxsize=8)
+def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build) -> Callable[..., State]:
+    """The first state by the root key and the base: one compilation instead of one for every small operation."""
+
+    @jax.jit
     def initial(root: Array, base: Transformer | None) -> State:
         key = jax.random.fold_in(root, 0)
-        model = build(config.model, key) if base is None else adapt(base, config.model, key)
-        trained, _ = split_trained(model, config.optimizer)
-        return constrain_weights(State(model, rule.init(trained), jnp.zeros((), jnp.int32)))
+        model = build(config, key) if base is None else adapt(base, config, key)
+        trained, _ = split_trained(model, settings)
+        return constrain_weights(State(model, optimizer(settings, 1).init(trained), jnp.zeros((), jnp.int32)))
 
-    return initial(jax.random.key(config.trainer.seed), base)
+    return initial
 
 
 def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
@@ -69,13 +75,27 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     `ids` is int32 (trainer.batch_size, context + 1), or has the parts below on a leading axis already; `steps` the
     depth, as the model's config has it if not given, each of which compiles once. With `trainer.accumulation` A the
     batch is A parts of equal size, one after the other, and the gradient is the mean of theirs, which equals the whole
-    batch's.
+    batch's. Runs that differ in their length, folder or evaluations alone share one compiled program.
     """
+    t = config.trainer
+    own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
+    program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own))
+    rate = jax.jit(learning_rate(config.optimizer, t.updates))
+
+    def update(state: State, ids: Any, steps: int | None = None) -> tuple[State, Measured]:
+        with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
+            now = rate(state.step)
+        return program(state, ids, now, steps)
+
+    return update
+
+
+@lru_cache(maxsize=8)
+def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
+    """The update `(state, ids, learning rate, steps) -> (state, measured)`, to be compiled once for each depth."""
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
-    rate = learning_rate(config.optimizer, config.trainer.updates)
-    rule = optimizer(config.optimizer, config.trainer.updates)
 
     def loss_of(model: Transformer, steps: Steps | None, ids: Array, key: Array | None) -> Array:
         return next_token_loss(model, ids, steps=steps, key=key, block=config.trainer.loss_block)
@@ -86,8 +106,8 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     first_stays = config.model.first_step is not None
     once = parts > 1 and config.model.weights.kind != "layer" and not adaptive and not jitter
 
-    @partial(jax.jit, donate_argnums=0, static_argnums=2)
-    def update(state: State, ids: Array, steps: int | None = None) -> tuple[State, Measured]:
+    @partial(jax.jit, donate_argnums=0, static_argnums=3)
+    def update(state: State, ids: Array, now: Array, steps: int | None) -> tuple[State, Measured]:
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
@@ -104,7 +124,8 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
         loss, gradients = _mean_over_parts(of_part, populated, ids.reshape(parts, -1, ids.shape[-1]), keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
-            now = jnp.asarray(rate(state.step), jnp.float32)
+            now = jnp.asarray(now, jnp.float32)
+            rule = optimizer(config.optimizer, 1, lambda count: now)
             changes, moments = rule.update(gradients, state.optimizer, trained)
         new = State(whole(optax.apply_updates(trained, changes)), moments, state.step + 1)
         return constrain_weights(new), Measured(loss, optax.tree.norm(gradients), now)  # pyright: ignore
