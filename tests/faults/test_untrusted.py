@@ -20,11 +20,13 @@ from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.distributed import join
 from diffeqformer.runs.folder import origin_of
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.store import files as store
 from diffeqformer.store.files import read_sealed, write_whole
+from diffeqformer.store.folders import becoming
 from diffeqformer.store.lock import FolderLock
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
@@ -128,6 +130,13 @@ def test_the_lock_itself_follows_no_link(tmp_path, victim):
     assert victim.read_text() == "mine"
 
 
+def test_a_folder_that_is_being_made_is_no_link(tmp_path, victim):
+    (tmp_path / ".run.importing").symlink_to(victim.parent)
+    with pytest.raises(BadInput, match="is a link"), becoming(tmp_path / "run", "run folder", "importing"):
+        pass
+    assert victim.read_text() == "mine"
+
+
 def test_temporary_names_cannot_be_guessed(tmp_path, victim, monkeypatch):
     names = []
     replaced = os.replace
@@ -185,7 +194,7 @@ def test_only_regular_files_are_opened(tmp_path, what):
 @pytest.mark.parametrize("what", ["fifo", "device"])
 def test_a_run_with_a_fifo_or_a_device_is_refused(config, name, what):
     planted(Path(config.run) / name, what)
-    with pytest.raises(RunFailed, match=name.split("/", 2)[-1]):
+    with pytest.raises((BadInput, RunFailed), match=name.split("/", 2)[-1]):
         load_run(config.run)
 
 
@@ -292,17 +301,9 @@ def test_a_saved_dataset_that_was_replaced_is_another(tmp_path):
     assert prints[0] != prints[1]
 
 
-def test_one_process_needs_no_coordinator(capsys):
-    words = [
-        "--distributed.coordinator",
-        "localhost:1234",
-        "--distributed.processes",
-        "1",
-        "--distributed.process",
-        "0",
-    ]
-    assert main(["train", "quickstart-gpt", *words]) == 2
-    assert "--distributed.processes is 1, but several are joined" in capsys.readouterr().err
+def test_one_process_needs_no_coordinator():
+    with pytest.raises(BadInput, match=r"--distributed\.processes is 1, but several are joined"):
+        join("localhost:1234", 1, 0)
 
 
 # ------------------------------------------------------------------------------------------------- an older checkpoint
