@@ -27,15 +27,20 @@ class InfoArguments(ConfigArguments):
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Print what a model costs, beside the vanilla transformer of its size, and what d_emb would change."""
-    words = list(words)
+    words, run = list(words), None
     if words and (Path(words[0]) / "config.yaml").is_file():
-        words[0] = str(Path(words[0]) / "config.yaml")
+        run = Path(words[0])
+        words[0] = str(run / "config.yaml")
     given = arguments_from(words, "info", InfoArguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")
     config = _with_vocabulary(validate(given.settings))
+    from diffeqformer.model.build import abstract
     from diffeqformer.model.count import vanilla_twin
+    from diffeqformer.runs.folder import require_own_parts
 
+    if run:
+        require_own_parts(run, abstract(config.model))
     cases, twin = {"this model": config}, vanilla_twin(config.model)
     if twin != config.model:
         cases["vanilla twin"] = dataclasses.replace(config, model=twin)

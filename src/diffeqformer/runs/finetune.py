@@ -74,7 +74,7 @@ def finetune_config(
     """
     model = base.config.model
     steps = base.model.grid(steps).steps
-    system = f"{name_of_run(base.config)[1]} {model.steps}"
+    system = f"{name_of_run(replace(base.config, model=base.model.config))[1]} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
     layers = method != "continuous"
     usual_optimizer, usual_trainer = usual_settings(base.config, method)

@@ -141,9 +141,10 @@ def name_of_run(config: Config) -> tuple[str, str]:
 
 def name_of(config: ModelConfig) -> tuple[str, str]:
     """A key and a name for the point of the grid that a model is."""
-    family = "" if config.field.kind == "gpt" else f"{config.field.kind}, "
     point = (config.field.kind, config.weights.kind, config.scheme.kind)
-    return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {config.scheme.kind}"))
+    family = {"gpt": "", "own": "own field, "}.get(config.field.kind, f"{config.field.kind}, ")
+    scheme = "own scheme" if config.scheme.kind == "own" else config.scheme.kind
+    return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {scheme}"))
 
 
 def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> list[list[int | float]]:
