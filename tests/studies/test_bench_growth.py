@@ -52,7 +52,7 @@ def test_one_size_grows_at_a_time_and_a_point_is_timed_once(grown):
     ]  # fmt: skip
     assert len(timed) == 9 + 7  # (4 axes of 3 points, of which 4 are one) of DiffEqFormer; 3 axes of the vanilla model
     assert CONFIG in timed and {one.model.width for one in timed} == {8, 16, 32}
-    assert {one.model.weights.d_emb for one in timed if one.model.time_dependent} == {6, 12, 24}
+    assert {one.model.weights.d_emb for one in timed if one.model.time} == {6, 12, 24}
 
 
 def test_time_is_fitted_beside_what_is_counted(grown):

@@ -38,7 +38,7 @@ def hidden() -> HiddenStates:
 
 
 def test_the_third_direction_goes_up_and_the_first_two_lie_flat():
-    first, second, third = _project(np.eye(3), 35.0)
+    first, second, third = _project(np.eye(3))
     assert third == pytest.approx([0, math.cos(math.radians(20))])
     assert first[0] < 0 < second[0] and first[1] < 0 and second[1] < 0
 
@@ -49,7 +49,7 @@ def test_paths_go_from_a_ring_to_a_dot_in_the_colour_of_their_cluster(width):
     figure = trajectories(panels, width=width)
     for axis, panel in zip(figure.axes, panels, strict=False):
         middle, reach = frame_of(panel.states)
-        seen = _project((panel.states - middle) / reach, 35.0)
+        seen = _project((panel.states - middle) / reach)
         paths = next(c for c in axis.collections if len(c.get_paths()) == 5 and len(c.get_segments()[0]) > 2)
         for point, path in enumerate(paths.get_segments()):
             np.testing.assert_allclose(path[[0, -1]], seen[[0, -1], point])
@@ -102,7 +102,7 @@ def test_the_first_token_is_orange_and_the_last_blue(hidden, width):
     (axis,) = state_trajectories(hidden, width=width).axes
     rings, dots = axis.collections[-2:]
     middle, reach = frame_of(hidden.projection)
-    seen = _project((hidden.projection - middle) / reach, 35.0)
+    seen = _project((hidden.projection - middle) / reach)
     np.testing.assert_allclose(rings.get_offsets(), seen[0])
     np.testing.assert_allclose(dots.get_offsets(), seen[-1])
     first, last = dots.get_facecolor()[[0, -1], :3]

@@ -41,12 +41,8 @@ class EndToEnd:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
-        return {
-            "outputs": np.asarray(self.outputs),
-            "growth": self.growth,
-            "growth_error": self.error,
-            "exponents": self.exponents,
-        }
+        outputs, growth = np.asarray(self.outputs), {"growth": self.growth, "growth_error": self.error}
+        return {"outputs": outputs, **growth, "exponents": self.exponents}
 
     def _repr_html_(self) -> str:
         last, columns = self.outputs[-1], {"growth": self.growth[-1], "± error": self.error[-1]}

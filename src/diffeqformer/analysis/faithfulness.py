@@ -5,7 +5,7 @@ the log-probability of the token that the model itself predicts after the last p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -76,9 +76,8 @@ class Faithfulness:
     def estimates(self, measure: str) -> dict[str, Estimate]:
         """Mean over contexts of each method, with its interval."""
         values = self.measures()[measure]
-        low, high = interval(values)
-        numbers = zip(self.methods, values.mean(0), low, high, strict=True)
-        return {method: Estimate(float(a), float(b), float(c)) for method, a, b, c in numbers}
+        numbers = zip(self.methods, values.mean(0), *interval(values), strict=True)
+        return {method: Estimate(*map(float, three)) for method, *three in numbers}
 
     def ranking(self, measure: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Methods, the best first, some left out."""
@@ -90,8 +89,7 @@ class Faithfulness:
         best, second = (self.methods.index(method) for method in self.ranking(measure, without)[:2])
         values = self.measures()[measure]
         differences = (values[:, best] - values[:, second])[:, None]
-        low, high = interval(differences)
-        return Estimate(float(differences.mean()), float(low[0]), float(high[0]))
+        return Estimate(float(differences.mean()), *(float(end[0]) for end in interval(differences)))
 
     def verdict(self) -> str:
         """Which explanation to trust on this model, in plain words, and where the Lyapunov scores stand."""
@@ -117,22 +115,12 @@ class Faithfulness:
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """The table: one row per method, the best first, means with 95% intervals."""
-        measures = {measure: self.estimates(measure) for measure in self.measures()}
-        return tuple(
-            (method, *(str(measures[measure][method]) for measure in measures)) for method in self.ranking("strength")
-        )
+        columns = [self.estimates(measure) for measure in self.measures()]
+        return tuple((method, *(str(column[method]) for column in columns)) for method in self.ranking("strength"))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
-        return {
-            "faithfulness_methods": np.asarray(self.methods),
-            "faithfulness_starts": self.starts,
-            "faithfulness_counts": self.counts,
-            "faithfulness_strength": self.strength,
-            "faithfulness_direction": self.direction,
-            "faithfulness_deletion": self.deletion,
-            "faithfulness_insertion": self.insertion,
-        }
+        return {f"faithfulness_{field.name}": np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     def _repr_html_(self) -> str:
         return Table(self.verdict(), ("method", *self.measures()), self.rows()).to_html()
@@ -158,11 +146,9 @@ def explain(
     common: dict[str, Any] = {"steps": steps, "progress": progress}
     both = pairwise(model, ids, outputs, tangents=min(tangents, width), seed=seed, **common)
     far = end_to_end(model, ids, outputs, probes=min(probes, width), seed=seed, **common)
-    scores = {PAIRWISE: both.leading, END_TO_END: far.growth}
     found = attribute(model, ids, outputs, points=points, **common)
-    scores |= found.scores
-    scores[RANDOM] = np.where(np.isnan(both.leading), np.nan, np.random.default_rng(seed).random(both.leading.shape))
-    return replace(found, scores=scores)
+    chance = np.where(np.isnan(both.leading), np.nan, np.random.default_rng(seed).random(both.leading.shape))
+    return replace(found, scores={PAIRWISE: both.leading, END_TO_END: far.growth, **found.scores, RANDOM: chance})
 
 
 def faithfulness(
@@ -284,5 +270,4 @@ def interval(
     """95% percentile bootstrap interval of the mean over contexts (Efron 1979), resampled as whole contexts."""
     draw = np.random.default_rng(seed)
     means = [values[draw.integers(0, len(values), len(values))].mean(0) for _ in range(RESAMPLES)]
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high
+    return tuple(np.percentile(means, [2.5, 97.5], axis=0))

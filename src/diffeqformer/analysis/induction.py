@@ -31,15 +31,10 @@ from diffeqformer.report.table import Table
 _BATCH_BYTES = 256_000_000
 
 TESTS = (
-    ("prefix matching", "QK positive share"),
-    ("prefix matching", "QK sum ratio"),
-    ("prefix matching", "QK spectral radius"),
-    ("copying", "OV positive share"),
-    ("copying", "OV sum ratio"),
-    ("prefix matching", "QK and OV positive"),
-    ("next token", "QK and OV positive"),
-    ("next token", "OV sum ratio"),
-)
+    ("prefix matching", "QK positive share"), ("prefix matching", "QK sum ratio"),
+    ("prefix matching", "QK spectral radius"), ("copying", "OV positive share"), ("copying", "OV sum ratio"),
+    ("prefix matching", "QK and OV positive"), ("next token", "QK and OV positive"), ("next token", "OV sum ratio"),
+)  # fmt: skip
 """Which behaviour is compared with which summary of a spectrum."""
 INFERENCE = ("prefix matching", "QK and OV positive")
 """The paper's: a head of which both shares of positive real parts are large is an induction head."""
@@ -188,7 +183,8 @@ def measure_induction(
             f"{config.context}; ask for fewer."
         )
     candidates = np.arange(config.vocabulary or 0) if candidates is None else np.asarray(candidates)
-    ids = repeated_sequences(candidates, sequences=sequences, length=length, repeats=repeats, seed=seed)
+    asked = {"sequences": sequences, "length": length, "repeats": repeats}
+    ids = repeated_sequences(candidates, **asked, seed=seed)
     positions = length * repeats
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))
@@ -215,35 +211,21 @@ def measure_induction(
         chance=float((prefix_targets(length, repeats).sum(1) / np.arange(1, positions + 1))[length:].mean()),
         loss_first=float(first),
         loss_later=float(later),
-        length=length,
-        repeats=repeats,
-        sequences=sequences,
+        **asked,
     )
 
 
 def correlate(
-    behaviour: str,
-    x: np.ndarray,
-    summary: str,
-    y: np.ndarray,
-    *,
-    by_head: bool,
-    samples: int = 1000,
-    seed: int = 0,
+    behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, by_head: bool, samples: int = 1000, seed: int = 0
 ) -> Correlation:
     """Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
 
     **Arguments:** `by_head`, true to draw whole heads, false to draw (step, head) points; `samples` of the bootstrap.
     """
     draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(samples):
-        if by_head:
-            heads = draw.integers(0, x.shape[1], x.shape[1])
-            found.append(spearman(x[:, heads].ravel(), y[:, heads].ravel()))
-        else:
-            points = draw.integers(0, x.size, x.size)
-            found.append(spearman(x.ravel()[points], y.ravel()[points]))
+    a, b = (x, y) if by_head else (x.reshape(1, -1), y.reshape(1, -1))  # what is drawn stands on the last axis
+    picks = (draw.integers(0, a.shape[1], a.shape[1]) for _ in range(samples))
+    found = [spearman(a[:, some].ravel(), b[:, some].ravel()) for some in picks]
     low, high = np.quantile(found, (0.025, 0.975))
     return Correlation(behaviour, summary, spearman(x.ravel(), y.ravel()), (float(low), float(high)))
 

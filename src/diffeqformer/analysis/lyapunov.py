@@ -61,13 +61,9 @@ class Pairwise:
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
         return {
-            "outputs": np.asarray(self.outputs),
-            "exponents": self.exponents,
-            "leading": self.leading,
-            "mean": self.mean,
-            "kaplan_yorke_dimension": self.dimension,
-            "interval": np.asarray(self.interval),
-        }
+            "outputs": np.asarray(self.outputs), "exponents": self.exponents, "leading": self.leading,
+            "mean": self.mean, "kaplan_yorke_dimension": self.dimension, "interval": np.asarray(self.interval),
+        }  # fmt: skip
 
     def _repr_html_(self) -> str:
         last, columns = self.outputs[-1], {"leading": self.leading[-1], "mean": self.mean[-1]}

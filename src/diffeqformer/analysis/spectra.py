@@ -11,8 +11,8 @@ of times cheaper. Everything here is computed in float64 on the host's CPU (LAPA
 there), whatever the precision and the device of the model. Source: paper section 5.1 and appendix E.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,11 +119,7 @@ class Spectra:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, to be saved: `QK_eigenvalues`, `QK_spectral_radius`, ..., and the times."""
-        found = {
-            "times": self.times,
-            "attention_step": self.attention_step,
-            "feed_forward_step": self.feed_forward_step,
-        }
+        found = {name: getattr(self, name) for name in ("times", "attention_step", "feed_forward_step")}
         for name, spectrum in self.pairs.items():
             key = name.replace(" ", "_")
             found |= {f"{key}_eigenvalues": spectrum.eigenvalues, f"{key}_singular_values": spectrum.singular_values}
@@ -217,12 +213,11 @@ def product_singular_values(left: Any, right: Any) -> np.ndarray:
     return np.linalg.svd(_product(left, right, smaller=False), compute_uv=False)
 
 
-def on_host() -> AbstractContextManager[Any]:
+@contextmanager
+def on_host() -> Iterator[None]:
     """Float64 on the host's CPU, while the `with` block runs, also where another device is JAX's default."""
-    stack = ExitStack()
-    stack.enter_context(jax.enable_x64(True))
-    stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
-    return stack
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def follow(eigenvalues: np.ndarray) -> np.ndarray:

@@ -81,17 +81,13 @@ def run(words: Sequence[str], as_json: bool) -> None:
             ["model", "parameters", "populated", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
             [
                 [
-                    model["name"],
-                    f"{model['parameters']['stored']:,}",
-                    f"{model['parameters']['effective']:,}",
-                    f"{model['validation']['loss']:.4f}",
-                    f"{model['validation']['perplexity']:.2f}",
-                    f"{model['validation']['bits_per_byte']:.4f}",
-                    f"{model['tokens_per_second']:,.0f}",
+                    model["name"], f"{model['parameters']['stored']:,}", f"{model['parameters']['effective']:,}",
+                    f"{model['validation']['loss']:.4f}", f"{model['validation']['perplexity']:.2f}",
+                    f"{model['validation']['bits_per_byte']:.4f}", f"{model['tokens_per_second']:,.0f}",
                 ]
                 for model in found["models"]
             ],
-        )
+        )  # fmt: skip
     progress.say(f"report: {report.resolve()}")
     if arguments.open:
         webbrowser.open(report.resolve().as_uri())

@@ -13,10 +13,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.report.text import clean, finite
 
@@ -51,9 +52,30 @@ def style() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def drawing(width: float, height: float, rows: int = 1, columns: int = 1, **shape: Any) -> Iterator[tuple[Figure, Any]]:
+    """A new figure of `width` x `height` inches and its axes, an array of shape (row, column), in this project's look.
+
+    **Arguments:** `shape`, more for Matplotlib's `subplots`.
+    """
+    with style():
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        yield figure, figure.subplots(rows, columns, squeeze=False, **shape)
+
+
 def color(index: int) -> str:
     """The colour of the model at this place of the results."""
     return COLORS[index % len(COLORS)]
+
+
+def look(index: int, **more: Any) -> dict[str, Any]:
+    """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
+    return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **more}
+
+
+def key(**look: Any) -> Line2D:
+    """A line that stands in a legend alone."""
+    return Line2D([], [], **look)
 
 
 def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
@@ -95,6 +117,39 @@ def plain_log(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def steps_axis(
+    axis: Any, steps: set[int], first: set[int], width: float, *, own: str = "", logarithmic: bool | None = None
+) -> None:
+    """An axis of numbers of steps: logarithmic where they span more than a factor of eight, or as asked.
+
+    **Arguments:** `first`, those whose ticks have precedence; `own`, what is written above a line at each of them.
+    """
+    for x in sorted(first if own else ()):
+        axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axis.annotate(own, (x, 1), xytext=(0, 3), ha="center", va="bottom", **place)
+    if logarithmic is None:
+        logarithmic = bool(steps) and max(steps) > 8 * min(steps)
+    if logarithmic:
+        axis.set_xscale("log", base=2)
+        plain_log(axis.xaxis)
+    axis.xaxis.set_major_locator(FixedLocator(spaced(steps, first, 0.2 / width, logarithmic=logarithmic)))
+    axis.set_xlabel("steps run (depth)")
+
+
+def band(axis: Any, x: Any, values: np.ndarray, shade: str, **look: Any) -> None:
+    """The median of `values` (x, sample), and a band from the first to the third quartile."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
+    axis.plot(x, middle, color=shade, **look)
+    axis.fill_between(x, low, high, color=shade, alpha=0.13, linewidth=0)
+
+
+def plain_labels(labels: Any) -> None:
+    """Labels of ticks as they are written: a pair of dollars is no formula there."""
+    for label in labels:
+        label.set_parse_math(False)
+
+
 def perplexity_scale(axis: Any, values: Sequence[float]) -> None:
     """A logarithmic axis with plain numbers where perplexities span more than a factor of four."""
     axis.margins(y=0.1)
@@ -114,8 +169,6 @@ def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool)
         if all(abs(place[step] - place[other]) >= room for other in kept):
             kept.append(step)
     return sorted(kept)
-
-    return figure
 
 
 def save(figure: Figure, kind: str) -> bytes:

@@ -143,20 +143,11 @@ def render(
     """
     _check(name, figures, maps)
     return from_template(
-        "page.html",
-        scripted=bool(maps or animations),
-        name=name,
-        title=title,
-        findings=findings,
-        figures=[_figure(one) for one in figures],
-        animations=[(one.caption, _animation(one)) for one in animations],
-        tables=tables,
-        maps=[_map(one) for one in maps],
-        arrays=[
-            (key, "×".join(map(str, value.shape)) or "scalar", str(value.dtype))
-            for key, value in (arrays or {}).items()
-        ],
-    )
+        "page.html", scripted=bool(maps or animations), name=name, title=title, findings=findings,
+        figures=[_figure(one) for one in figures], animations=[(one.caption, _animation(one)) for one in animations],
+        tables=tables, maps=[_map(one) for one in maps],
+        arrays=[(k, "×".join(map(str, v.shape)) or "scalar", str(v.dtype)) for k, v in (arrays or {}).items()],
+    )  # fmt: skip
 
 
 def from_template(template: str, *, scripted: bool = False, **values: Any) -> str:
@@ -210,9 +201,8 @@ def _animation(one: Animation) -> dict[str, Any]:
     clouds = []
     for cloud in one.clouds:
         middle, reach = frame_of(cloud.states)
-        places = np.rint(1000 * (cloud.states[kept] - middle) / reach).astype(int)
-        places = places.reshape(len(kept), -1).tolist()
-        clouds.append({"title": clean(cloud.title), "frames": places, "series": list(cloud.series)})
+        places = np.rint(1000 * (cloud.states[kept] - middle) / reach).astype(int).reshape(len(kept), -1)
+        clouds.append({"title": clean(cloud.title), "frames": places.tolist(), "series": list(cloud.series)})
     return {"clouds": clouds, "times": [float(f"{t:.4g}") for t in one.times[kept]], "unit": one.unit}
 
 
@@ -224,15 +214,10 @@ def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
 
 def _map(one: TokenMap) -> dict[str, Any]:
     methods = [
-        {
-            "name": clean(name),
-            "description": clean(one.descriptions[name]),
-            "scores": [_row(row) for row in scores.tolist()],
-        }
+        {"name": clean(name), "description": clean(one.descriptions[name]), "scores": list(map(_row, scores.tolist()))}
         for name, scores in one.methods.items()
     ]
-    tokens = [clean(token) for token in one.tokens]
-    return {"tokens": tokens, "outputs": list(one.outputs), "methods": methods}
+    return {"tokens": list(map(clean, one.tokens)), "outputs": list(one.outputs), "methods": methods}
 
 
 def _row(scores: Sequence[float]) -> list[float | None]:

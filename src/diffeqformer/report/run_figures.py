@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from diffeqformer.report.figures import (
     INK,
-    MARKERS,
     WIDE,
     color,
+    drawing,
     finite_points,
+    key,
     legend,
+    look,
     plain_log,
-    spaced,
+    steps_axis,
     style,
     thin,
-)
+)  # fmt: skip
 from diffeqformer.report.run_text import Model, compute_at, depth_points, trained_depths
 from diffeqformer.report.text import finite
 
@@ -79,8 +80,7 @@ def loss_curves(
         if detail:
             axes[0].set_title("all compute" if against_compute else "all updates")
             axes[1].set_title("the last third")
-        marks = [Line2D([], [], color=color(i), marker=MARKERS[i % len(MARKERS)]) for i in range(len(models))]
-        legend(figure, marks, [m["name"] for m in models], width)
+        legend(figure, [key(**look(i)) for i in range(len(models))], [m["name"] for m in models], width)
     return figure
 
 
@@ -89,13 +89,13 @@ def _draw_losses(axis: Any, curves: Sequence[tuple[Points, Points]], above: floa
     for index, (train, validation) in enumerate(curves):
         # Averages are taken over the whole curve, so both panels show the same line.
         looks = [
-            (train, {"alpha": 0.25, "linewidth": 0.8, "marker": "None"}),
-            (smooth(train), {"marker": "None"}),
-            (validation, {"marker": MARKERS[index % len(MARKERS)], "linestyle": "None"}),
+            (train, {"color": color(index), "alpha": 0.25, "linewidth": 0.8}),
+            (smooth(train), {"color": color(index)}),
+            (validation, look(index, linestyle="None")),
         ]
-        for points, look in looks:
+        for points, own in looks:
             if shown := [p for p in points if p[0] >= start and (above is None or p[0] > above)]:
-                axis.plot(*zip(*thin(shown), strict=True), color=color(index), **look)
+                axis.plot(*zip(*thin(shown), strict=True), **own)
 
 
 def uniform_loss(models: Sequence[Model], vocabulary: int | None) -> float | None:
@@ -115,10 +115,8 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
     """
     handles, names, steps, losses, trained = [], [], set(), [], set()
-    with style():
-        height = 3.7 if width >= 5 else 3.1 + 0.2 * len(models)
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        axis: Any = figure.subplots()
+    with drawing(width, 3.7 if width >= 5 else 3.1 + 0.2 * len(models)) as (figure, axes):
+        axis = axes[0, 0]
         for index, model in enumerate(models):
             if not model["depth"]:
                 if finite(level := model["validation"]["loss"]):
@@ -129,14 +127,14 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
             steps.update(p["steps"] for p in depth_points(model))
             losses += [loss for _, loss in points]
-            own, marker = trained_depths(model), MARKERS[index % len(MARKERS)]
+            own = trained_depths(model)
             trained |= {*own} if len(own) == 1 else set()
             if points:
-                axis.plot(*zip(*points, strict=True), color=color(index), marker=marker)
+                axis.plot(*zip(*points, strict=True), **look(index))
             for x, y in points:
                 if x in own:
                     axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
-            handles.append(Line2D([], [], color=color(index), marker=marker))
+            handles.append(key(**look(index)))
             names.append(
                 f"{model['name']}, not fine-tuned"
                 if len(own) == 1
@@ -145,23 +143,12 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
         if (guess := uniform_loss(models, vocabulary)) is not None:
             handles.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
             names.append(f"guessing uniformly (ln {vocabulary:,})")
-        for x in sorted(trained):
-            axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
-            axis.annotate(
-                "trained", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-                ha="center", va="bottom",
-            )  # fmt: skip
-        wide_range = bool(steps) and max(steps) > 8 * min(steps)
-        if wide_range:
-            axis.set_xscale("log", base=2)
-            plain_log(axis.xaxis)
-        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, trained, 0.2 / width, logarithmic=wide_range)))
+        steps_axis(axis, steps, trained, width, own="trained")
         if losses and max(losses) > 4 * min(losses) > 0:
             axis.set_yscale("log")
             plain_log(axis.yaxis)
             axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axis.margins(y=0.07)
-        axis.set_xlabel("steps run (depth)")
         axis.set_ylabel("validation loss (nats per token)")
         legend(figure, handles, names, width)
     return figure

@@ -105,12 +105,8 @@ def depth_finding(model: Model) -> str:
         return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {steps} steps"
 
     own, loss, trained = model["steps"], nats(own_loss(model)), trained_depths(model)
-    if trained == [own]:
-        start = f"{model['name']} was trained at {own} steps only, where its loss is {loss} nats."
-    else:
-        start = (
-            f"{model['name']} was trained at {join(list(map(str, trained)))} steps; at {own} its loss is {loss} nats."
-        )
+    where = f"{own} steps only, where" if trained == [own] else f"{join(list(map(str, trained)))} steps; at {own}"
+    start = f"{model['name']} was trained at {where} its loss is {loss} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
     return f"{start} Run at other depths without fine-tuning, its loss lies between {at(near)} and {at(far)}."

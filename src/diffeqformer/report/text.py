@@ -103,7 +103,5 @@ def join(parts: Sequence[str]) -> str:
 
 def drawn_depths(model: dict[str, Any]) -> list[list[str]]:
     """One row per depth that updates were drawn at: steps, updates, loss over the last tenth, tokens per second."""
-    return [
-        [number(d["steps"]), number(d["updates"]), nats(d["loss"]), number(d["tokens_per_second"])]
-        for d in model.get("drawn", [])
-    ]
+    names = {"steps": number, "updates": number, "loss": nats, "tokens_per_second": number}
+    return [[write(drawn[name]) for name, write in names.items()] for drawn in model.get("drawn", [])]

@@ -7,11 +7,11 @@ that were pretrained on that other text are what training from scratch reaches. 
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -19,6 +19,9 @@ from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.runs.trainer import TrainResult
 
 LEARNING_RATES: Mapping[Literal["lora", "full"], float] = {"lora": 1e-2, "full": 3e-3}
 """Of each way to fine-tune the best of three, for both systems alike (`docs/log.md`)."""
@@ -78,26 +81,38 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def reproduce(
     arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Train everything that is not trained yet, and write `results.json` into `folder`.
+    """As `train_all`. **Arguments:** `texts`, two by name; `seed`, of weights and batches."""
+    planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
+    return train_all("Adaptive fine-tuning", _runs(arguments, texts, seed, folder, progress), planned, folder, progress)
 
-    **Arguments:** `texts`, two by name; `seed`, of weights and batches; `folder`, where each run gets a folder of its
-    own. Finished runs are not trained again.
 
-    **Returns:** the document of `training.results`, one entry per run, each with its `role` in the comparison.
+def train_all(
+    title: str,
+    runs: Iterable[tuple[Config, dict[str, Any]]],
+    planned: int,
+    folder: Path,
+    progress: Progress,
+    more: Callable[["TrainResult", dict[str, Any]], dict[str, Any]] = lambda result, role: {},
+) -> dict[str, Any]:
+    """Train every run that is not trained yet, and write `results.json` into `folder`.
+
+    **Arguments:** `runs`, the config of each and its role in the comparison; `planned`, how many there will be; `more`,
+    entries of a run besides its own and its role.
+
+    **Returns:** the document of `runs.results`; its corpus by the `text` of the roles, if they have one.
     """
-    from diffeqformer.runs import folder as files
+    from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import document, write_results
     from diffeqformer.runs.trainer import train
 
     entries, corpora = [], {}
-    planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
-    for number, (config, role) in enumerate(_runs(arguments, texts, seed, folder, progress), 1):
+    for number, (config, role) in enumerate(runs, 1):
         progress.say(f"{number}/{planned} {config.run}")
         result = train(config, progress)
-        corpora[role["text"]] = result.tokens.statistics
-        entries.append({**result.entry, "role": role})
-    found = document("Adaptive fine-tuning", corpora, entries)
-    write_results(folder / files.RESULTS, found)
+        corpora[role.get("text")] = result.tokens.statistics
+        entries.append({**result.entry, "role": role, **more(result, role)})
+    found = document(title, corpora.get(None, corpora), entries)
+    write_results(folder / RESULTS, found)
     return found
 
 
@@ -130,14 +145,10 @@ def _runs(
             for method, rate in LEARNING_RATES.items():
                 for steps in depths:
                     config = finetune_config(
-                        base,
-                        str(folder / f"{source}-to-{text}" / f"{system}-{method}-{steps}"),
-                        steps=steps,
-                        method=method,
-                        data=texts[text],
-                        optimizer=replace(base.config.optimizer, learning_rate=rate),
+                        base, str(folder / f"{source}-to-{text}" / f"{system}-{method}-{steps}"), steps=steps,
+                        method=method, data=texts[text], optimizer=replace(base.config.optimizer, learning_rate=rate),
                         trainer=with_length(base.config, arguments.finetuning, seed).trainer,
-                    )
+                    )  # fmt: skip
                     yield config, {"text": text, "system": system, "source": source}
 
 

@@ -22,21 +22,21 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from diffeqformer.report.figures import (
     MARKERS,
-    NARROW,
     WIDE,
     color,
+    drawing,
     finite_points,
+    key,
     legend,
     perplexity_scale,
-    style,
+    plain_labels,
     thin,
-)
-from diffeqformer.report.page import Figure
+)  # fmt: skip
+from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, clean, compact, finite, join, number, perplexity
 from diffeqformer.studies.study import Result
@@ -61,26 +61,19 @@ def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path
     sizes and texts; `folder`, where the page goes.
     """
     directions, systems = list(dict.fromkeys(record["direction"] for record in records)), systems_of(records)
+    caption = (
+        f"validation perplexity over updates (first; cut at {MOST} times the lowest) and at the end (second). Dashed: "
+        "trained from scratch on the new text alone."
+    )
     figures = (
-        Figure(
-            f"adaptation-{index}",
-            f"{direction}: validation perplexity over updates (first; cut at {MOST} times the lowest) and at the end "
-            "(second). Dashed: trained from scratch on the new text alone.",
-            adaptation(records, direction, systems),
-            adaptation(records, direction, systems, width=NARROW),
-        )
+        both_widths(f"adaptation-{index}", f"{direction}: {caption}", adaptation, records, direction, systems)
         for index, direction in enumerate(directions, 1)
     )
     return Result(
-        "adapt",
-        "Fine-tuning at other depths",
-        (*findings(records, directions), *about, _terms(records)),
-        tuple(Table(direction, COLUMNS, _rows(records, direction)) for direction in directions),
-        tuple(figures),
-        arrays=_arrays(records),
-        document=list(records),
-        folder=folder,
-    )
+        "adapt", "Fine-tuning at other depths", (*findings(records, directions), *about, _terms(records)),
+        tuple(Table(direction, COLUMNS, _rows(records, direction)) for direction in directions), tuple(figures),
+        arrays=_arrays(records), document=list(records), folder=folder,
+    )  # fmt: skip
 
 
 def systems_of(records: Sequence[Record]) -> list[System]:
@@ -131,21 +124,17 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     own = [record for record in records if record["direction"] == direction]
     methods = [m for m in METHODS if m != "scratch" and any(r["method"] == m for r in own)] or ["scratch"]
     here = [one for one in systems if any((r["system"], r["method"] == "scratch") == one for r in own)]
-    stacked = width < 5
-    with style():
-        last = 0.7 + 0.24 * len(here)
-        each = 2.5 + last if stacked else max(2.9, 0.9 + 0.34 * len(here))
-        figure = Drawing(figsize=(width, len(methods) * each + 0.3 + 0.2 * len(here) * stacked), layout="constrained")
-        shape: dict[str, Any] = {"nrows": len(methods) * 2, "height_ratios": (2.5, last) * len(methods)}
-        shape = shape if stacked else {"nrows": len(methods), "ncols": 2, "width_ratios": (3, 2)}
-        axes: Any = figure.subplots(**shape, squeeze=False).reshape(len(methods), 2)
-        for row, method in zip(axes, methods, strict=True):
+    stacked, last = width < 5, 0.7 + 0.24 * len(here)
+    each = 2.5 + last if stacked else max(2.9, 0.9 + 0.34 * len(here))
+    shape: dict[str, Any] = {"rows": len(methods) * 2, "height_ratios": (2.5, last) * len(methods)}
+    shape = shape if stacked else {"rows": len(methods), "columns": 2, "width_ratios": (3, 2)}
+    with drawing(width, len(methods) * each + 0.3 + 0.2 * len(here) * stacked, **shape) as (figure, axes):
+        for row, method in zip(axes.reshape(len(methods), 2), methods, strict=True):
             chosen = [record for record in own if record["method"] in (method, "scratch")]
             _curves(row[0], chosen, systems)
             _finals(row[1], chosen, systems, named=not stacked)
             row[0].set_title(METHODS[method] if method == "scratch" else f"fine-tuned: {METHODS[method]}")
-        handles = [Line2D([], [], **_look(systems, one)) for one in here]
-        legend(figure, handles, [system_name(*one) for one in here], width)
+        legend(figure, [key(**_look(systems, one)) for one in here], [system_name(*one) for one in here], width)
     return figure
 
 
@@ -190,8 +179,7 @@ def _finals(axis: Any, records: Sequence[Record], systems: Sequence[System], *, 
     axis.set_ylim(len(here) - 0.4, -0.6)
     axis.yaxis.set_major_locator(FixedLocator(list(range(len(here)))))
     names = [name if len(name) <= 30 else f"{name[:29]}…" for name in names] if named else [""] * len(here)
-    for label in axis.set_yticklabels(names):
-        label.set_parse_math(False)  # a pair of dollars is no formula here
+    plain_labels(axis.set_yticklabels(names))
     axis.xaxis.set_major_locator(MaxNLocator(nbins=4))
     if ends:
         room = (max(ends) - min(ends)) or 0.1 * max(ends)
@@ -277,19 +265,12 @@ def _terms(records: Sequence[Record]) -> str:
 def _arrays(records: Sequence[Record]) -> dict[str, np.ndarray]:
     """All numbers of the records by name: one row per record, and the points of all curves in a row."""
     points = [(number, *point) for number, record in enumerate(records) for point in record.get("curve") or ()]
-    numbers = {
-        f"{key}_{name}": np.asarray([_number(of_seeds(record, key, name)) for record in records])
-        for key, names in {
-            "final": ("loss", "perplexity"),
-            "before": ("loss", "perplexity"),
-            "parameters": ("stored", "effective", "trained"),
-        }.items()
-        for name in names
-    }
+    names = [(key, name) for key in ("final", "before") for name in ("loss", "perplexity")]
+    names += [("parameters", name) for name in ("stored", "effective", "trained")]
+    own = ("direction", "method", "system", "steps", "seed")
     return {
-        **{key: np.asarray([record[key] for record in records]) for key in ("direction", "method", "system", "steps")},
-        "seed": np.asarray([record["seed"] for record in records]),
-        **numbers,
+        **{key: np.asarray([record[key] for record in records]) for key in own},
+        **{f"{k}_{n}": np.asarray([_number(of_seeds(record, k, n)) for record in records]) for k, n in names},
         "curve_record": np.asarray([number for number, _, _ in points], int),
         "curve_update": np.asarray([_number(update) for _, update, _ in points]),
         "curve_nats": np.asarray([_number(nats) for _, _, nats in points]),

@@ -30,8 +30,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[dict[str, Any]]:
     """Time one update of each way to fine-tune the model of `config`, and one of the vanilla transformer of its size.
 
-    **Arguments:** `config`, of a continuous model, with `model.vocabulary` set; `rounds`, as for `take_turns`.
-
     **Returns:** one row per way: the numbers of `summary` (ratios to the vanilla one's), and bytes of the optimiser's
     state and of compiled temporaries.
     """

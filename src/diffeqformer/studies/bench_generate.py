@@ -43,8 +43,8 @@ def compare_generation(
 ) -> list[dict[str, Any]]:
     """Time greedy generation with a key-value cache, by this library and, if torch is there, by Transformers.
 
-    **Arguments:** `config`, of a continuous model, with `vocabulary` set; its vanilla twin runs beside it, both with
-    random weights; `rounds`, as for `take_turns`; `batches`, numbers of prompts at a time; `new_tokens`, of each.
+    **Arguments:** `config`, of a continuous model; its vanilla twin runs beside it, both with random weights;
+    `batches`, numbers of prompts at a time; `new_tokens`, of each.
 
     **Returns:** one row per model, library and batch: the numbers of `summary` (ratios to our vanilla model's), and
     tokens per second.

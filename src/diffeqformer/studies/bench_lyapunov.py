@@ -92,15 +92,11 @@ def compare_lyapunov(
         stage.advance(1, f"dense {dense_seconds:.1f} s")
     twice = _compiled(model, jnp.concatenate([ids, ids]), first)
     return {
-        "width": config.width,
-        "steps": config.steps,
-        "heads": config.heads,
-        "tokens": tokens,
+        "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": tokens,
         **b.beside_dense(times[1:], dense_seconds),
         "largest_difference": float(np.abs(np.asarray(found) - np.asarray(wanted)).max()),
-        "temporary_bytes": temporary_bytes(fast),
-        "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
-    }
+        "temporary_bytes": temporary_bytes(fast), "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
+    }  # fmt: skip
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -54,13 +56,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     model = model_with(arguments.weights)
     sizes = {name: size for name, size in b.sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH}
     return BENCHMARK.measured(
-        arguments,
-        sizes=sizes,
-        weights=model.weights.kind,
-        scheme=f"reversible over {BASE}",
-        checkpoints=RecursiveConfig().checkpoints,
-        rows=gradient_memory(model, BATCH, steps, progress),
-    )
+        arguments, sizes=sizes, weights=model.weights.kind, scheme=f"reversible over {BASE}",
+        checkpoints=RecursiveConfig().checkpoints, rows=gradient_memory(model, BATCH, steps, progress),
+    )  # fmt: skip
 
 
 def model_with(weights: Weights) -> ModelConfig:
@@ -80,12 +78,11 @@ def gradient_memory(
     gradients (for weights by layer and shared weights nothing: they are parameters); `peak`, weights, gradients and
     temporaries together.
     """
-    rows = []
-    with progress.stage("Compiling gradients", len(methods) * len(steps)) as stage:
-        for method in methods:
-            for depth in steps:
-                rows.append(_row(dataclasses.replace(config, gradient=method, steps=depth), batch))
-                stage.advance(1, f"{method}, {depth} steps")
+    rows, ways = [], list(product(methods, steps))
+    with progress.stage("Compiling gradients", len(ways)) as stage:
+        for method, depth in ways:
+            rows.append(_row(dataclasses.replace(config, gradient=method, steps=depth), batch))
+            stage.advance(1, f"{method}, {depth} steps")
     return rows
 
 
@@ -104,15 +101,10 @@ def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
     layers = eqx.filter_eval_shape(lambda model: model.populate().weights, model) if config.time else None
     weights = _FLOAT32 * count(model)
     return {
-        "weights": config.weights.kind,
-        "gradient": config.gradient.kind if config.gradient else None,
-        "steps": config.steps,
-        "weights_bytes": weights,
-        "gradients_bytes": weights,
-        "temporary_bytes": temporary,
-        "generated_bytes": 2 * _FLOAT32 * count(layers),
-        "peak_bytes": 2 * weights + temporary,
-    }
+        "weights": config.weights.kind, "gradient": config.gradient.kind if config.gradient else None,
+        "steps": config.steps, "weights_bytes": weights, "gradients_bytes": weights, "temporary_bytes": temporary,
+        "generated_bytes": 2 * _FLOAT32 * count(layers), "peak_bytes": 2 * weights + temporary,
+    }  # fmt: skip
 
 
 def growth(rows: Sequence[b.Row], method: str) -> tuple[int, int, float] | None:
@@ -147,9 +139,9 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
     from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure
 
-    rows = document["rows"]
+    draw = partial(memory_by_depth, document["rows"])
     caption = "Temporary memory of a gradient against the number of steps, as compiled; both axes are logarithmic."
-    return (Figure("memory", caption, memory_by_depth(rows), memory_by_depth(rows, width=NARROW)),)
+    return (Figure("memory", caption, draw(), draw(width=NARROW)),)
 
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
@@ -157,18 +149,16 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
 
     **Arguments:** `rows`, of `gradient_memory`; `width` in inches.
     """
-    from matplotlib.figure import Figure as Drawing
     from matplotlib.ticker import FixedLocator, LogLocator
 
-    from diffeqformer.report.figures import MARKERS, color, legend, plain_log, style
+    from diffeqformer.report.figures import drawing, legend, look, plain_log
 
     methods, handles = list(dict.fromkeys(row["gradient"] for row in rows)), []
-    with style():
-        figure = Drawing(figsize=(width, 3.7), layout="constrained", facecolor="white")
-        axis = figure.subplots()
+    with drawing(width, 3.7) as (figure, axes):
+        axis = axes[0, 0]
         for index, method in enumerate(methods):
             own = [(row["steps"], row["temporary_bytes"] / 2**20) for row in rows if row["gradient"] == method]
-            handles += axis.plot(*zip(*own, strict=True), color=color(index), marker=MARKERS[index % len(MARKERS)])
+            handles += axis.plot(*zip(*own, strict=True), **look(index))
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         plain_log(axis.xaxis)

@@ -158,26 +158,21 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
 
     **Arguments:** `rows`, of `compare_scaling`; `width` in inches.
     """
-    from matplotlib.figure import Figure as Drawing
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, LogLocator
 
-    from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, plain_log, style
+    from diffeqformer.report.figures import INK, WIDE, color, drawing, key, legend, look, plain_log
 
-    width = WIDE if width is None else width
     axes_named, models = (list(dict.fromkeys(row[name] for row in rows)) for name in ("axis", "model"))
-    looks: list[dict[str, Any]] = [{"color": color(i), "marker": MARKERS[i % len(MARKERS)]} for i in range(len(models))]
-    with style():
-        figure = Drawing(figsize=(width, 3.2), layout="constrained", facecolor="white")
-        panels = figure.subplots(ncols=len(axes_named), sharey=True, squeeze=False)[0]
+    with drawing(width or WIDE, 3.2, 1, len(axes_named), sharey=True) as (figure, axes):
+        panels = axes[0]
         for panel, name in zip(panels, axes_named, strict=True):
             own = [row for row in rows if row["axis"] == name]
             for row in own:
-                look = looks[models.index(row["model"])]
+                index = models.index(row["model"])
                 milliseconds = [1e3 * one["median_seconds"] for one in row["seconds"]]
-                panel.plot(row["sizes"], milliseconds, **look)
+                panel.plot(row["sizes"], milliseconds, **look(index))
                 counted = [milliseconds[-1] * operations / row["flops"][-1] for operations in row["flops"]]
-                panel.plot(row["sizes"], counted, linestyle="--", linewidth=1, color=look["color"], marker="None")
+                panel.plot(row["sizes"], counted, linestyle="--", linewidth=1, color=color(index), marker="None")
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.xaxis.set_major_locator(FixedLocator(sorted({size for row in own for size in row["sizes"]})))
@@ -186,9 +181,8 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
             panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             panel.set_xlabel(name)
         panels[0].set_ylabel("ms per update")
-        dashed = Line2D([], [], color=INK, linestyle="--", linewidth=1)
-        handles = [*(Line2D([], [], **look) for look in looks), dashed]
-        legend(figure, handles, [*models, "as operations grow"], width)
+        handles = [*(key(**look(i)) for i in range(len(models))), key(color=INK, linestyle="--", linewidth=1)]
+        legend(figure, handles, [*models, "as operations grow"], width or WIDE)
     return figure
 
 

@@ -55,8 +55,7 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
     median seconds and F operations of a forward pass: embedding, loss and optimiser cost the same by all schemes. For a
     Runge-Kutta method the fraction is the number of its evaluations per step, less one.
 
-    **Arguments:** `config`, of `layer` weights, with `model.vocabulary` set; `rounds`, as for `take_turns`; `schemes`,
-    the names, with both of `BASES`.
+    **Arguments:** `config`, of `layer` weights; `schemes`, the names, with both of `BASES`.
 
     **Returns:** one row per scheme: NFE of a forward pass, the numbers of `summary` (ratios to Euler's), the predicted
     ratio, and the measured ratio over the predicted one (`None` for `BASES`, whose are 1).

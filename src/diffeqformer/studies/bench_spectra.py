@@ -83,14 +83,10 @@ def compare_spectra(
             differences.append(largest_difference(values[pair, step, head], found))
             stage.advance(1)
     return {
-        "steps": steps,
-        "heads": heads,
-        "width": width,
-        **b.beside_dense(seconds, statistics.mean(each) * total),
-        "dense_measured": len(each),
-        "dense_seconds_each": statistics.median(each),
+        "steps": steps, "heads": heads, "width": width, **b.beside_dense(seconds, statistics.mean(each) * total),
+        "dense_measured": len(each), "dense_seconds_each": statistics.median(each),
         "largest_difference": max(differences),
-    }
+    }  # fmt: skip
 
 
 def largest_difference(small: np.ndarray, dense: np.ndarray) -> float:

@@ -42,9 +42,7 @@ def compare_start(
 ) -> list[dict[str, Any]]:
     """Time each command from start to end as a process of its own, in turns; files are in the system's cache by then.
 
-    **Arguments:** `rounds`, as for `take_turns`; `commands`, with `PYTHON`.
-
-    **Returns:** one row per command: `command`, and the numbers of `summary`, ratios to Python's own start.
+    **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.
     """
     # A command that has not been started by another one sets glibc up and starts itself again, which is part of it.
     surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}

@@ -48,8 +48,7 @@ def compare_text(
 ) -> list[dict[str, Any]]:
     """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
 
-    **Arguments:** `config`, its `data` the text, with `model.vocabulary` set; `rounds`, as for `take_turns`;
-    `characters`, how much of the text.
+    **Arguments:** `config`, its `data` the text; `characters`, how much of it.
 
     **Returns:** one row for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
     batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is

@@ -95,14 +95,10 @@ class Benchmark:
         rows = document.get("rows", [document])
         columns = [name for name, value in rows[0].items() if isinstance(value, int | float)]
         return Result(
-            f"bench-{self.name}",
-            self.title,
-            (self.headline(document), self.about, *self.marks(document)),
-            self.tables(document),
-            self.figures(document),
-            arrays={name: np.asarray([row.get(name) for row in rows], float) for name in columns},
-            document=document,
-        )
+            f"bench-{self.name}", self.title, (self.headline(document), self.about, *self.marks(document)),
+            self.tables(document), self.figures(document),
+            arrays={name: np.asarray([row.get(name) for row in rows], float) for name in columns}, document=document,
+        )  # fmt: skip
 
 
 def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> dict[str, list[float]]:

@@ -75,9 +75,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def _check(arguments: Arguments) -> None:
     require_at_least({"systems": 1, "particles": 2, "texts": 1, "steps": 1}, arguments)
-    for name in ("dt", "share", *(() if arguments.unit is None else ("unit",))):
-        if not 0 < getattr(arguments, name) < float("inf"):
-            raise BadInput(f"--{name} is {getattr(arguments, name):g}, but must be more than 0.")
+    for name, value in (("dt", arguments.dt), ("share", arguments.share), ("unit", arguments.unit)):
+        if value is not None and not 0 < value < float("inf"):
+            raise BadInput(f"--{name} is {value:g}, but must be more than 0.")
     for name in ("variants", "orders"):
         if not getattr(arguments, name):
             raise BadInput(f"--{name} is empty, but must name at least one.")
@@ -193,14 +193,13 @@ def finding(rows: Sequence[Mapping[str, Any]]) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         name = "clusters_of_present" if variant == "particles" else "clusters"
-        least, most = (pick(own, key=lambda row: row[name][1]) for pick in (min, max))
-        if least[name][1] == most[name][1]:
-            said.append(f"{variant}: {least[name][1]:.3g} for every f")
-        else:
-            said.append(
-                f"{variant}: {least[name][1]:.3g} with {growth_name(least['order'])}, {most[name][1]:.3g} with "
-                f"{growth_name(most['order'])}"
-            )
+        ends = [pick(own, key=lambda row: row[name][1]) for pick in (min, max)]
+        least, most = (f"{row[name][1]:.3g}" for row in ends)
+        first, last = (growth_name(row["order"]) for row in ends)
+        same = ends[0][name][1] == ends[1][name][1]
+        said.append(
+            f"{variant}: {least} for every f" if same else f"{variant}: {least} with {first}, {most} with {last}"
+        )
     return f"Clusters left at the end, of {rows[-1]['clusters'][0]:.3g} at the start. {'; '.join(said)}."
 
 

@@ -66,8 +66,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def result(comparison: "Comparison", folder: Path) -> Result:
     """Sentences, the figure of accuracies, and tables of training and of every task."""
-    from diffeqformer.report.figures import NARROW
-    from diffeqformer.report.page import Figure
+    from diffeqformer.report.page import both_widths
     from diffeqformer.studies.compare_figures import task_figure
 
     figures = ()
@@ -76,19 +75,13 @@ def result(comparison: "Comparison", folder: Path) -> Result:
             "Accuracy on each task, and the difference: first model minus second. Filled and starred: significant at "
             "0.05 (*), 0.01 (**), 0.001 (***) after Holm's correction over all tasks."
         )
-        figure = task_figure(comparison)
-        figures = (Figure("accuracy", caption, figure, task_figure(comparison, width=NARROW)),)
+        figures = (both_widths("accuracy", caption, task_figure, comparison),)
     tables = (runs_table(comparison), *((tasks_table(comparison),) if comparison.rows else ()))
     return SideBySide(
-        name="compare",
-        title=" and ".join(side.name for side in comparison.sides),
-        findings=(*findings(comparison), *remarks(comparison)),
-        tables=tables,
-        figures=figures,
-        arrays=compare_arrays(comparison),
-        document=compare_document(comparison),
-        folder=folder,
-    )
+        name="compare", title=" and ".join(side.name for side in comparison.sides),
+        findings=(*findings(comparison), *remarks(comparison)), tables=tables, figures=figures,
+        arrays=compare_arrays(comparison), document=compare_document(comparison), folder=folder,
+    )  # fmt: skip
 
 
 def accuracies(comparison: "Comparison") -> "list[Row]":
@@ -173,17 +166,10 @@ def _run(side: "Side") -> tuple[str, ...]:
     entry = side.entry or {}
     found, size = entry.get("validation", {}), side.parameters
     return (
-        side.name,
-        side.folder.name,
-        nats(found.get("loss")),
-        perplexity(found.get("perplexity")),
-        nats(found.get("bits_per_byte")),
-        compact(size["stored"]),
-        compact(size["effective"]),
-        compact(entry.get("tokens")),
-        number(entry.get("tokens_per_second")),
-        duration(entry.get("seconds")),
-    )
+        side.name, side.folder.name, nats(found.get("loss")), perplexity(found.get("perplexity")),
+        nats(found.get("bits_per_byte")), compact(size["stored"]), compact(size["effective"]),
+        compact(entry.get("tokens")), number(entry.get("tokens_per_second")), duration(entry.get("seconds")),
+    )  # fmt: skip
 
 
 def tasks_table(comparison: "Comparison") -> Table:
@@ -192,17 +178,13 @@ def tasks_table(comparison: "Comparison") -> Table:
     columns = ("task", "metric", first, second, "difference", "items", "p", "Holm's p", "")
     rows = tuple(
         (
-            f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task,
-            row.metric,
+            f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task, row.metric,
             *(_plus_minus(value, error) for value, error in zip(row.values, row.stderrs, strict=True)),
-            _difference(row),
-            number(row.items) if row.items else MISSING,
-            p_value(row.difference and row.difference.p),
-            p_value(row.holm),
-            stars(row.holm),
+            _difference(row), number(row.items) if row.items else MISSING,
+            p_value(row.difference and row.difference.p), p_value(row.holm), stars(row.holm),
         )
         for row in comparison.rows
-    )
+    )  # fmt: skip
     return Table("Tasks evaluated in both", columns, rows)
 
 
@@ -211,18 +193,15 @@ def compare_arrays(comparison: "Comparison") -> "dict[str, np.ndarray]":
     import numpy as np
 
     rows = comparison.rows
-    known = lambda value: math.nan if value is None else value
     found = {
-        "values": [[known(value) for value in row.values] for row in rows],
-        "stderrs": [[known(value) for value in row.stderrs] for row in rows],
-        "items": [row.items for row in rows],
-        "differences": [known(row.difference and row.difference.value) for row in rows],
-        "difference_stderrs": [known(row.difference and row.difference.stderr) for row in rows],
-        "p": [known(row.difference and row.difference.p) for row in rows],
-        "holm_p": [known(row.holm) for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in ("values", "stderrs", "items")},
+        "differences": [row.difference and row.difference.value for row in rows],
+        "difference_stderrs": [row.difference and row.difference.stderr for row in rows],
+        "p": [row.difference and row.difference.p for row in rows],
+        "holm_p": [row.holm for row in rows],
     }
     names = {"tasks": np.array([label(row) for row in rows], str), "runs": np.array([s.name for s in comparison.sides])}
-    return names | {name: np.array(numbers, float) for name, numbers in found.items()}
+    return names | {name: np.array(numbers, float) for name, numbers in found.items()}  # NaN for `None`
 
 
 def compare_document(comparison: "Comparison") -> dict[str, object]:

@@ -1,13 +1,11 @@
 """Two models on the same tasks, as the paper's figures 9 to 12: accuracies with standard errors, and differences."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from diffeqformer.interop.comparing import Comparison, Row
-from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, style
+from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, key, legend, look
 from diffeqformer.report.text import number
 from diffeqformer.studies.compare import accuracies, label, stars
 
@@ -19,11 +17,10 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
     stacked.
     """
     rows = accuracies(comparison)
-    places, stacked = list(range(len(rows)))[::-1], width < 5
-    with style():
-        height = 1.5 + 0.34 * max(len(rows), 2)
-        figure = Figure(figsize=(width, 2 * height if stacked else height), layout="constrained")
-        axes: Any = figure.subplots(2, 1) if stacked else figure.subplots(1, 2, sharey=True)
+    places, height = list(range(len(rows)))[::-1], 1.5 + 0.34 * max(len(rows), 2)
+    shape = (2 * height, 2, 1) if width < 5 else (height, 1, 2)
+    with drawing(width, *shape, sharey=width >= 5) as (figure, panels):
+        axes = list(panels.flat)
         for side, lift in ((0, 0.14), (1, -0.14)):
             axes[0].errorbar(
                 [100 * (row.values[side] or 0) for row in rows], [place + lift for place in places],
@@ -36,11 +33,11 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
             if row.difference is not None:
                 _draw_difference(axes[1], place, row)
         axes[1].set_xlabel("difference (points), 95 % interval")
-        for axis in axes if stacked else axes[:1]:
-            _name_rows(axis, places, rows)
+        for axis in panels[:, 0]:  # a pair of dollars is no formula here
+            axis.set_yticks(places, [label(row).replace("$", r"\$") for row in rows])
         for axis in axes:
             axis.set_ylim(-0.6, len(rows) - 0.4)
-        handles = [Line2D([], [], color=color(i), marker=MARKERS[i], linestyle="None") for i in range(2)]
+        handles = [key(**look(i, linestyle="None")) for i in range(2)]
         legend(figure, handles, [side.name for side in comparison.sides], width)
     return figure
 
@@ -59,7 +56,3 @@ def _draw_difference(axis: Any, place: int, row: Row) -> None:
         f"{'+' if found.value >= 0 else '−'}{number(abs(100 * found.value), 1)}{marks}", (100 * found.value, place),
         xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", color=shade, fontsize=8,
     )  # fmt: skip
-
-
-def _name_rows(axis: Any, places: Sequence[int], rows: Sequence[Row]) -> None:
-    axis.set_yticks(places, [label(row).replace("$", r"\$") for row in rows])  # a pair of dollars is no formula here

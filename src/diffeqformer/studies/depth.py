@@ -113,10 +113,12 @@ def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Pat
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
+    plain = "Perplexity against the number of steps run."
     measured = (
         "Perplexity against what it costs: measured tokens per second, and evaluations of the vector field for the "
         "whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
     )
+    tables = {depths_table: True, exits_table: curve.exits, marks_table: curve.marks}
     return Result(
         "depth",
         "Quality against depth and compute",
@@ -128,15 +130,9 @@ def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Pat
             "added into their matrices first.",
             *((EARLY,) if curve.exits else ()),
         ),
+        tuple(table(curve) for table, there in tables.items() if there),
         (
-            depths_table(curve),
-            *((exits_table(curve),) if curve.exits else ()),
-            *((marks_table(curve),) if curve.marks else ()),
-        ),
-        (
-            both_widths(
-                "perplexity-steps", "Perplexity against the number of steps run.", draw.quality_over_depth, curve
-            ),
+            both_widths("perplexity-steps", plain, draw.quality_over_depth, curve),
             both_widths("perplexity-compute", measured, draw.quality_over_compute, curve),
         ),
         arrays=curve.arrays(),
@@ -218,13 +214,10 @@ def depths_table(curve: "DepthCurve") -> Table:
     """The model at every depth."""
     own = curve.points[curve.own].perplexity
     columns = ("steps", "perplexity", "against its own", "loss (nats)", "bits/byte", "evaluations", "tokens/s")
+    name = lambda steps: f"{steps} (own)" if steps == curve.own else str(steps)
+    ratio = lambda steps, found: MISSING if steps == curve.own else _times(found.perplexity / own)
     rows = [
-        (
-            f"{steps} (own)" if steps == curve.own else str(steps),
-            perplexity(found.perplexity),
-            MISSING if steps == curve.own else _times(found.perplexity / own),
-            *_numbers(found),
-        )
+        (name(steps), perplexity(found.perplexity), ratio(steps, found), *_numbers(found))
         for steps, found in curve.points.items()
     ]
     return Table(f"{curve.name} without fine-tuning", columns, rows)
@@ -235,15 +228,10 @@ def exits_table(curve: "DepthCurve") -> Table:
     whole = curve.points[max(curve.points)].perplexity
     columns = ("settled within", "mean steps", "perplexity", "against all steps", "loss (nats)", "bits/byte")
     rows = [
-        (
-            f"{threshold:g}",
-            number(curve.mean_steps(found), 2),
-            perplexity(found.perplexity),
-            _times(found.perplexity / whole),
-            *_numbers(found)[:2],
-        )
+        (f"{threshold:g}", number(curve.mean_steps(found), 2), perplexity(found.perplexity),
+         _times(found.perplexity / whole), *_numbers(found)[:2])
         for threshold, found in curve.exits.items()
-    ]
+    ]  # fmt: skip
     return Table(f"Early exit from {max(curve.points)} steps", columns, rows)
 
 
@@ -252,20 +240,13 @@ def marks_table(curve: "DepthCurve") -> Table:
     columns = (
         "model", "run", "steps", "perplexity", "here, not tuned", "loss (nats)", "bits/byte", "evaluations", "tokens/s",
     )  # fmt: skip
-    rows = []
-    for (tuned, group), marks in groups_of(curve).items():
-        for mark in marks:
-            here = curve.points.get(mark.steps)
-            rows.append(
-                (
-                    f"{curve.name}, {group_name(tuned, group)}" if tuned else group,
-                    mark.run,
-                    str(mark.steps),
-                    perplexity(mark.found.perplexity),
-                    MISSING if here is None else perplexity(here.perplexity),
-                    *_numbers(mark.found),
-                )
-            )
+    name = lambda tuned, group: f"{curve.name}, {group_name(tuned, group)}" if tuned else group
+    here = lambda steps: perplexity(curve.points[steps].perplexity) if steps in curve.points else MISSING
+    rows = [
+        (name(*group), mark.run, str(mark.steps), perplexity(mark.found.perplexity), here(mark.steps),
+         *_numbers(mark.found))
+        for group, marks in groups_of(curve).items() for mark in marks
+    ]  # fmt: skip
     return Table("Other models, each at its own depth", columns, rows)
 
 

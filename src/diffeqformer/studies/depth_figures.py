@@ -4,12 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from diffeqformer.evaluation.depth import DepthCurve
 from diffeqformer.evaluation.perplexity import Evaluation
-from diffeqformer.report.figures import INK, MARKERS, WIDE, color, legend, perplexity_scale, plain_log, spaced, style
+from diffeqformer.report.figures import (
+    WIDE,
+    color,
+    drawing,
+    key,
+    legend,
+    look,
+    perplexity_scale,
+    plain_log,
+    steps_axis,
+)  # fmt: skip
 from diffeqformer.report.text import finite
 from diffeqformer.studies.depth import group_name, groups_of
 
@@ -24,24 +33,12 @@ def field_evaluations(found: Evaluation) -> float:
 
 def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     """Perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
-    with style():
-        height = 3.7 if width >= 5 else 3.3 + 0.2 * len(groups_of(curve))
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axis: Any = figure.subplots()
+    with drawing(width, 3.7 if width >= 5 else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
+        axis = axes[0, 0]
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
         drawn += _draw_exits(axis, curve, lambda steps, found: float(steps))
-        axis.axvline(curve.own, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
-        axis.annotate(
-            "own depth", (curve.own, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-            textcoords="offset points", ha="center", va="bottom",
-        )  # fmt: skip
         steps = {*curve.points, *(mark.steps for mark in curve.marks)}
-        wide_range = max(steps) > 8 * min(steps)
-        if wide_range:
-            axis.set_xscale("log", base=2)
-            plain_log(axis.xaxis)
-        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, {curve.own}, 0.2 / width, logarithmic=wide_range)))
-        axis.set_xlabel("steps run (depth)")
+        steps_axis(axis, steps, {curve.own}, width, own="own depth")
         axis.set_ylabel("perplexity")
         perplexity_scale(axis, [y for _, y in drawn])
         _legend(figure, curve, width)
@@ -55,11 +52,9 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
         "evaluations of the field × tokens (millions)": lambda steps, found: field_evaluations(found) / 1e6,
     }
     stacked = width < 5
-    with style():
-        height = 6.2 + 0.2 * len(groups_of(curve)) if stacked else 3.7
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes: Any = figure.subplots(2, 1) if stacked else figure.subplots(1, 2, sharey=True)
-        for axis, (label, place) in zip(axes, panels.items(), strict=True):
+    height, shape = (6.2 + 0.2 * len(groups_of(curve)), (2, 1)) if stacked else (3.7, (1, 2))
+    with drawing(width, height, *shape, sharey=not stacked) as (figure, axes):
+        for axis, (label, place) in zip(axes.flat, panels.items(), strict=True):
             drawn = _draw(axis, curve, place, write_steps=True)
             far = [x for x, _ in drawn]
             if far and max(far) > 3 * min(far) > 0:
@@ -71,7 +66,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             axis.margins(x=0.08)
             axis.set_xlabel(label)
             perplexity_scale(axis, [y for _, y in drawn])
-        for axis in axes if stacked else axes[:1]:
+        for axis in axes[:, 0]:
             axis.set_ylabel("perplexity")
         _legend(figure, curve, width)
     return figure
@@ -97,7 +92,7 @@ def _draw(axis: Any, curve: DepthCurve, place: Place, *, write_steps: bool = Fal
     line = [point for point in line if finite(point[1])]
     xs, ys = [x for x, _, _ in line], [y for _, y, _ in line]
     axis.plot(xs, ys, color=color(0), alpha=0.35 if write_steps else 1.0)  # faint below what is written
-    axis.plot(xs, ys, color=color(0), marker=MARKERS[0], linestyle="None")
+    axis.plot(xs, ys, **look(0, linestyle="None"))
     for place_in_line, (x, y, steps) in enumerate(line):
         drawn.append((x, y))
         if steps == curve.own:
@@ -118,11 +113,7 @@ def _draw(axis: Any, curve: DepthCurve, place: Place, *, write_steps: bool = Fal
 
 def _look(index: int, tuned: bool) -> dict[str, Any]:
     """Fine-tuned models are filled, references hollow."""
-    shade = color(index)
-    return {
-        "color": shade, "marker": MARKERS[index % len(MARKERS)], "markersize": 6,
-        "markerfacecolor": shade if tuned else "none", "markeredgewidth": 1.4,
-    }  # fmt: skip
+    return look(index, markersize=6, markerfacecolor=color(index) if tuned else "none", markeredgewidth=1.4)
 
 
 def _write(axis: Any, text: str, point: tuple[float, float], shade: str, offset: tuple[int, int]) -> None:
@@ -135,11 +126,11 @@ def _write(axis: Any, text: str, point: tuple[float, float], shade: str, offset:
 
 
 def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
-    handles, names = [Line2D([], [], color=color(0), marker=MARKERS[0])], [f"{curve.name}, not fine-tuned"]
+    handles, names = [key(**look(0))], [f"{curve.name}, not fine-tuned"]
     for index, (tuned, group) in enumerate(groups_of(curve), 1):
-        handles.append(Line2D([], [], linestyle="None", **_look(index, tuned)))
+        handles.append(key(linestyle="None", **_look(index, tuned)))
         names.append(group_name(tuned, group))
     if curve.exits:
-        handles.append(Line2D([], [], **_exit_look(curve)))
+        handles.append(key(**_exit_look(curve)))
         names.append(f"early exit from {max(curve.points)} steps (mean taken)")
     legend(figure, handles, names, width)

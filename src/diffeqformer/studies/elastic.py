@@ -14,7 +14,7 @@ import tyro
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
-from diffeqformer.studies.adapt import with_length
+from diffeqformer.studies.adapt import train_all, with_length
 from diffeqformer.studies.study import Result
 
 CONFIGS = {"elastic": "quickstart-elastic", "dedicated": "quickstart-diffeqformer", "vanilla": "quickstart-gpt"}
@@ -66,29 +66,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def reproduce(arguments: Arguments, data: DataConfig, seed: int, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Train everything that is not trained yet, evaluate, and write `results.json` into `folder`.
-
-    **Arguments:** `seed`, of weights, batches and drawn depths; `folder`, where each run gets a folder of its own.
-    Finished runs are not trained again.
-
-    **Returns:** the document of `training.results`, one entry per run, each with its `role` in the comparison.
-    """
-    from diffeqformer.runs import folder as files
+    """As `adapt.train_all`, with losses at several depths. **Arguments:** `seed`, of all that is drawn."""
     from diffeqformer.runs.compare import at_depths_of
-    from diffeqformer.runs.results import document, write_results
-    from diffeqformer.runs.trainer import train
 
-    entries, corpus = [], {}
     runs = list(_runs(arguments, data, seed, folder))
-    for number, (config, role) in enumerate(runs, 1):
-        progress.say(f"{number}/{len(runs)} {config.run}")
-        result = train(config, progress)
-        corpus = result.tokens.statistics
-        depth = {"depth": at_depths_of(result, READ, progress)} if role["read"] else {}
-        entries.append({**result.entry, "role": role, **depth})
-    found = document("One checkpoint, every depth", corpus, entries)
-    write_results(folder / files.RESULTS, found)
-    return found
+    read = lambda result, role: {"depth": at_depths_of(result, READ, progress)} if role["read"] else {}
+    return train_all("One checkpoint, every depth", runs, len(runs), folder, progress, read)
 
 
 def _runs(arguments: Arguments, data: DataConfig, seed: int, folder: Path) -> Iterator[tuple[Config, dict[str, Any]]]:

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator
 
-from diffeqformer.report.figures import MARKERS, NARROW, WIDE, color, legend, perplexity_scale, plain_log, spaced, style
-from diffeqformer.report.page import Figure
+from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, perplexity_scale, steps_axis
+from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, finite, join, perplexity
 from diffeqformer.studies.adapt_figures import Record, mean_and_spread, with_spread
@@ -42,15 +40,11 @@ def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path
     names = ("steps", "seed", "updates", "compute", "loss", "perplexity")
     arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
     return Result(
-        "elastic",
-        "One checkpoint, every depth",
-        (*findings(records), *about, _terms(records)),
+        "elastic", "One checkpoint, every depth", (*findings(records), *about, _terms(records)),
         (Table("Perplexity at every depth", COLUMNS, rows(records)),),
-        (Figure("every-depth", caption, every_depth(records), every_depth(records, width=NARROW)),),
-        arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays},
-        document=list(records),
-        folder=folder,
-    )
+        (both_widths("every-depth", caption, every_depth, records),),
+        arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
+    )  # fmt: skip
 
 
 def means(records: Sequence[Record], kind: str) -> dict[int, float]:
@@ -73,9 +67,8 @@ def every_depth(records: Sequence[Record], *, width: float = WIDE) -> Drawing:
 
     Points are means over seeds, small ones seeds. Readings above `MOST` times what any trained depth has leave the top.
     """
-    with style():
-        figure = Drawing(figsize=(width, 4.0 if width >= 5 else 4.4), layout="constrained")
-        axis: Any = figure.subplots()
+    with drawing(width, 4.0 if width >= 5 else 4.4) as (figure, axes):
+        axis = axes[0, 0]
         trained = [y for kind in ("elastic", "dedicated", "vanilla") for y in means(records, kind).values()]
         most = MOST * max(trained, default=1.0)
         handles, names, drawn = [], [], []
@@ -85,24 +78,18 @@ def every_depth(records: Sequence[Record], *, width: float = WIDE) -> Drawing:
                 continue
             if kind == "fixed":  # its own depth is one of the dedicated ones
                 curve |= {s: y for s, y in means(records, "dedicated").items() if s in _middle(records)}
-            look = _look(index, kind)
-            line = sorted(curve.items())
-            axis.plot(*zip(*line, strict=True), **look)
+            axis.plot(*zip(*sorted(curve.items()), strict=True), **_look(index, kind))
             for steps in curve:
                 seeds = [y for y in values(records, kind, steps) if finite(y)]
                 if len(seeds) > 1:
                     axis.plot([steps] * len(seeds), seeds, linestyle="None", marker=".", color=color(index), alpha=0.6)
             drawn += [min(y, most) for y in curve.values()]
-            handles.append(Line2D([], [], **look))
+            handles.append(key(**_look(index, kind)))
             names.append(name)
-        steps = {r["steps"] for r in records}
-        axis.set_xscale("log", base=2)
-        plain_log(axis.xaxis)
-        axis.xaxis.set_major_locator(FixedLocator(spaced(steps, _middle(records), 0.25 / width, logarithmic=True)))
+        steps_axis(axis, {r["steps"] for r in records}, _middle(records), width, logarithmic=True)
         perplexity_scale(axis, drawn)
         if any(y > most for y in means(records, "fixed").values()):
             axis.set_ylim(top=most)
-        axis.set_xlabel("steps run (depth)")
         axis.set_ylabel("validation perplexity")
         legend(figure, handles, names, width)
     return figure
@@ -117,10 +104,9 @@ def _middle(records: Sequence[Record]) -> set[int]:
 
 def _look(index: int, kind: str) -> dict[str, Any]:
     """What one checkpoint reads is a line, what was trained for a depth a hollow mark."""
-    look = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]}
     if kind in ("elastic", "fixed"):
-        return look | ({"linestyle": "--", "markersize": 4} if kind == "fixed" else {"zorder": 3})
-    return look | {"linestyle": "None", "markerfacecolor": "none", "markersize": 7, "markeredgewidth": 1.4}
+        return look(index, linestyle="--", markersize=4) if kind == "fixed" else look(index, zorder=3)
+    return look(index, linestyle="None", markerfacecolor="none", markersize=7, markeredgewidth=1.4)
 
 
 def findings(records: Sequence[Record]) -> list[str]:
@@ -162,15 +148,14 @@ def rises_of(elastic: Mapping[int, float]) -> dict[int, float]:
 def rows(records: Sequence[Record]) -> tuple[tuple[str, ...], ...]:
     """One row for each depth that the elastic model was read at; numbers are means and spreads over seeds."""
     elastic = means(records, "elastic")
-    rises = rises_of(elastic)
-    found = []
-    for steps in elastic:
-        cells = [str(steps), with_spread(values(records, "elastic", steps)), _change(rises.get(steps))]
-        for kind in ("dedicated", "vanilla"):
-            others = means(records, kind)
-            cells += [with_spread(values(records, kind, steps)), _change(against(elastic, others).get(steps))]
-        found.append((*cells, with_spread(values(records, "fixed", steps))))
-    return tuple(found)
+    changes = {kind: against(elastic, means(records, kind)) for kind in ("dedicated", "vanilla")}
+    columns: list[tuple[str, dict[int, float]]] = [("elastic", rises_of(elastic)), *changes.items()]
+
+    def row(steps: int) -> tuple[str, ...]:
+        cells = [(with_spread(values(records, kind, steps)), _change(ratio.get(steps))) for kind, ratio in columns]
+        return (str(steps), *(cell for pair in cells for cell in pair), with_spread(values(records, "fixed", steps)))
+
+    return tuple(map(row, elastic))
 
 
 def _change(ratio: float | None) -> str:

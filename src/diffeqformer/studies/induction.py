@@ -53,13 +53,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     found = measure_induction(
         opened.model,
         candidates=[token for token in range(opened.tokenizer.get_vocab_size()) if token not in special],
-        sequences=arguments.sequences,
-        length=arguments.length,
-        repeats=arguments.repeats,
-        steps=arguments.steps,
-        seed=arguments.seed,
-        progress=progress,
-    )
+        sequences=arguments.sequences, length=arguments.length, repeats=arguments.repeats, steps=arguments.steps,
+        seed=arguments.seed, progress=progress,
+    )  # fmt: skip
     maps = "Behaviours of every head at every step, and summaries of its spectra."
     test = "The test: behaviour against spectrum, a point for each head and step. Dotted: chance."
     return Result(

@@ -7,7 +7,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from diffeqformer.analysis.induction import INFERENCE, Induction
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, drawing
 
 
 def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
@@ -18,11 +18,10 @@ def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
         ("prefix matching", 0.0, most), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
         ("copying", -1.0, 1.0), ("OV positive share", 0.0, 1.0), ("OV sum ratio", -1.0, 1.0),
     ]  # fmt: skip
-    with style():
-        heads = found.behaviours["copying"].shape[1]
-        shape = (3, 2) if stacked else (2, 3)
-        figure = Figure(figsize=(width, 1.4 + shape[0] * max(1.4, 0.14 * heads)), layout="constrained")
-        grid: Any = figure.subplots(*shape, sharex=True, sharey=True)
+    heads = found.behaviours["copying"].shape[1]
+    rows, columns = (3, 2) if stacked else (2, 3)
+    height = 1.4 + rows * max(1.4, 0.14 * heads)
+    with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, grid):
         values = found.behaviours | found.summaries
         for axis, (name, low, high) in zip((grid.T if stacked else grid).flat, cells, strict=True):
             image = axis.imshow(
@@ -44,13 +43,10 @@ def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
 def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
     """The test of the paper's inference: each behaviour against the summary that is to tell it, a point a head."""
     chosen = [("prefix matching", "QK positive share"), ("copying", "OV positive share"), INFERENCE]
-    stacked = width < 5
-    with style():
-        figure = Figure(figsize=(width, 7.8 if stacked else 3.2), layout="constrained")
+    with drawing(width, *((7.8, len(chosen), 1) if width < 5 else (3.2, 1, len(chosen)))) as (figure, axes):
         depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)
         drawn: Any = None
-        axes: Any = figure.subplots(len(chosen), 1) if stacked else figure.subplots(1, len(chosen))
-        for axis, (behaviour, summary) in zip(axes, chosen, strict=True):
+        for axis, (behaviour, summary) in zip(axes.flat, chosen, strict=True):
             test = next(c for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))
             x, y = found.summaries[summary], found.behaviours[behaviour]
             drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
@@ -59,5 +55,5 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             axis.set_title(f"ρ = {test.rho:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})")
             axis.set_xlabel(summary)
             axis.set_ylabel(behaviour)
-        figure.colorbar(drawn, ax=list(axes), pad=0.01).set_label("depth t")
+        figure.colorbar(drawn, ax=list(axes.flat), pad=0.01).set_label("depth t")
     return figure

@@ -87,11 +87,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
-    scores = {name: values for part in parts.values() for name, values in part.scores.items()}
-    columns = {name: values for part in parts.values() for name, values in part.columns.items()}
-    arrays = {"ids": ids, "outputs": np.asarray(outputs)}
-    for part in parts.values():
-        arrays |= part.arrays
+    merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
+    scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
     caption = f"Exponents of every input for output {last}, {tokens[last]}"
     panels = {name: part.panel for name, part in parts.items()}
     most = "; ".join(f"{inputs.highest(tokens, panel[0])} by {name}" for name, panel in panels.items())
@@ -105,9 +102,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
             "They measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they explain.",
         ),
-        (scores_table(caption, last, columns, tokens),),
+        (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels),),
-        (TokenMap(tokens, outputs, scores, {k: v for part in parts.values() for k, v in part.descriptions.items()}),),
+        (TokenMap(tokens, outputs, scores, merged("descriptions")),),
         arrays=arrays,
         document={
             "run": str(opened.folder),

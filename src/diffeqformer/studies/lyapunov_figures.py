@@ -1,13 +1,12 @@
 """Exponents of the inputs of one output, as a figure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from diffeqformer.report.figures import WIDE, color, style
+from diffeqformer.report.figures import WIDE, color, drawing, plain_labels
 from diffeqformer.report.text import clean
 
 MOST_LABELS = 48
@@ -23,9 +22,8 @@ def token_exponents(
     their standard errors, if any, of shape (input,); `width` in inches.
     """
     few = len(tokens) <= MOST_LABELS and width >= 5
-    with style():
-        figure = Figure(figsize=(width, (0.9 if few else 0.4) + 2.0 * len(panels)), layout="constrained")
-        axes: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    with drawing(width, (0.9 if few else 0.4) + 2.0 * len(panels), len(panels), sharex=True) as (figure, column):
+        axes = column[:, 0]
         x = np.arange(len(tokens))
         for index, (axis, (label, (scores, errors))) in enumerate(zip(axes, panels.items(), strict=True)):
             shown = np.where(np.isfinite(scores), scores, np.nan)  # a derivative of zero: an exponent of minus infinity
@@ -37,8 +35,7 @@ def token_exponents(
         if few:
             axes[-1].xaxis.set_major_locator(FixedLocator(x.tolist()))
             pieces = [clean(token)[:14] for token in tokens]
-            for label in axes[-1].set_xticklabels(pieces, rotation=60, ha="right", rotation_mode="anchor"):
-                label.set_parse_math(False)  # a pair of dollars is no formula here
+            plain_labels(axes[-1].set_xticklabels(pieces, rotation=60, ha="right", rotation_mode="anchor"))
         else:
             axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
             axes[-1].set_xlabel("position of the input token")

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from diffeqformer.report import run_figures, run_text, text
-from diffeqformer.report.figures import NARROW, finite_points, svg
-from diffeqformer.report.page import Figure, from_template
+from diffeqformer.report.figures import finite_points, svg
+from diffeqformer.report.page import Figure, both_widths, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
@@ -73,14 +74,10 @@ def run_report(results: dict[str, Any]) -> RunReport:
         ],
     }
     return RunReport(
-        name="report",
-        title=results["title"],
-        findings=(run_text.headline(models), run_text.comparison(models)),
+        name="report", title=results["title"], findings=(run_text.headline(models), run_text.comparison(models)),
         tables=(main, *(table for _, table in drawn), *(table for _, table, _ in by_depth)),
-        figures=(*curves, *([depth] if depth else [])),
-        document=results,
-        sections=sections,
-    )
+        figures=(*curves, *([depth] if depth else [])), document=results, sections=sections,
+    )  # fmt: skip
 
 
 def _date(created: str) -> dict[str, str]:
@@ -150,7 +147,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
         notes.append(f"Points: validation loss{way}.")
     if missing := len(everything) - len(drawn):
         notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")
-    figures = [_figure("loss", " ".join(notes), run_figures.loss_curves, models)]
+    figures = [both_widths("loss", " ".join(notes), run_figures.loss_curves, models)]
     if run_text.unequal(models):
         note = (
             "The same losses against compute: steps of depth, summed over the updates so far. Models that made more "
@@ -158,7 +155,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
             if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1
             else "The same losses against compute: steps of depth, summed over the updates so far."
         )
-        figures.append(_figure("compute", note, run_figures.loss_curves, models, against_compute=True))
+        figures.append(both_widths("compute", note, partial(run_figures.loss_curves, against_compute=True), models))
     return figures
 
 
@@ -178,11 +175,7 @@ def _depth(models: Sequence[Model], results: dict[str, Any]) -> Figure | None:
         said.append(f"Dashed: {', '.join(references)}, at the trained depth.")
     if (guess := run_figures.uniform_loss(models, vocabulary)) is not None:
         said.append(f"Dotted: guessing every token uniformly, {text.nats(guess)} nats.")
-    return _figure("depth", " ".join(said), run_figures.depth_curve, models, vocabulary)
-
-
-def _figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any, **more: Any) -> Figure:
-    return Figure(name, caption, draw(*arguments, **more), draw(*arguments, **more, width=NARROW))
+    return both_widths("depth", " ".join(said), run_figures.depth_curve, models, vocabulary)
 
 
 def _picture(one: Figure) -> dict[str, Markup]:

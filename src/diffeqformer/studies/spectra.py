@@ -72,15 +72,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for _, found in models[1:]:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
     return Result(
-        "spectra",
-        "Spectra over depth",
-        findings(models, fold_norm=arguments.fold_norm, seed=arguments.seed),
-        tuple(found.table(name) for name, found in models),
-        drawn,
-        arrays=arrays,
-        document={"models": [numbers(name, found) for name, found in models]},
-        folder=folder,
-    )
+        "spectra", "Spectra over depth", findings(models, fold_norm=arguments.fold_norm, seed=arguments.seed),
+        tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
+        document={"models": [numbers(name, found) for name, found in models]}, folder=folder,
+    )  # fmt: skip
 
 
 def numbers(name: str, found: "Spectra") -> dict[str, Any]:

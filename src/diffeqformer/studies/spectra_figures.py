@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.spectra import COPYING, RADIUS, Spectra
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, style
 from diffeqformer.report.text import clean
 from diffeqformer.studies.spectra import Models
 
@@ -73,11 +73,8 @@ def summaries(models: Models, pairs: Sequence[str] = ("QK", "OV", "FF"), *, widt
     """
     stacked = width < 5
     names = list(models[0][1].pairs[pairs[0]].summaries())
-    with style():
-        size = (width, 0.6 + 1.7 * len(names)) if stacked else (width, 0.6 + 1.7 * len(pairs))
-        figure = Figure(figsize=size, layout="constrained")
-        shape = (len(names), len(pairs)) if stacked else (len(pairs), len(names))
-        grid: Any = figure.subplots(*shape, sharex=True, squeeze=False)
+    rows, columns = (len(names), len(pairs)) if stacked else (len(pairs), len(names))
+    with drawing(width, 0.6 + 1.7 * rows, rows, columns, sharex=True) as (figure, grid):
         axes = grid.T if stacked else grid  # (pair, summary)
         for index, (_, found) in enumerate(models):
             for row, pair in enumerate(pairs):
@@ -120,10 +117,8 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     rows = -(-heads // columns)
     curved = float(np.quantile(np.abs(values), 0.99)) if found.continuous else 0.0
     reach = max(float(np.quantile(np.abs(dots), 0.99)), curved) * 1.1 or 1.0
-    with style():
-        side = min(width / max(columns, 1), 4.4)
-        figure = Figure(figsize=(width, 0.9 + side * rows * 0.95), layout="constrained")
-        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    height = 0.9 + min(width / max(columns, 1), 4.4) * rows * 0.95
+    with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, axes):
         drawn: Any = None
         for head, axis in enumerate(axes.flat):
             if head >= heads:
