@@ -105,7 +105,7 @@ QUICK_FLAG := --xla_cpu_use_fusion_emitters=false
 KNOWN_FLAG = XLA_FLAGS=$(QUICK_FLAG) JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
 test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
-	@$(KNOWN_FLAG) && flag=$(QUICK_FLAG); \
+	@flag=; $(KNOWN_FLAG) && flag=$(QUICK_FLAG); \
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flag"; $(PYTEST) $(ARGS)
 
 test-full: install-torch ##| torch, lm-eval (installed) | the same as shipped, and comparisons with torch, Transformers, lm-eval
@@ -122,7 +122,7 @@ test-browser: install ##| Chromium (or CHROMIUM=...) | pages of analyses, clicke
 
 test-trackers: install ##| wandb, trackio (installed) | Weights & Biases and Trackio themselves
 	@$(PIP) install "wandb>=0.20" "trackio>=0.20"
-	$(PYTEST) -m trackers tests/training/test_trackers.py $(ARGS)
+	$(PYTEST) -m trackers tests/runs/test_trackers.py $(ARGS)
 
 wheel-check: install ##| 5 to 10 minutes | the wheel, built, installed alone in an empty environment, and run there
 	VENV="$(VENV)" .ci/wheel-check

@@ -14,6 +14,9 @@ from diffeqformer.config import LlamaConfig, ModelConfig, TimeConfig
 from diffeqformer.model.build import build
 from diffeqformer.nn.linear import Linear, Norm
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
+from tests.models import TINY, tokens
+from tests.models import logits as tiny_logits
+from tests.models import model_of as model_of_kind
 
 FIELD = LlamaConfig(
     kv_heads=r.SIZES["kv_heads"],
@@ -111,6 +114,19 @@ def test_every_parameter_matters(golden):
 )
 def test_every_setting_matters(golden, config):
     assert difference(golden, config) > 1e-2
+
+
+def test_the_nested_norm_is_that_of_the_same_time():
+    """Else Heun's method, which needs weights at two times in a step, would not be of order 2."""
+    weights = TimeConfig(d_emb=6, frequencies=5, highest_frequency=2.0)
+    model = model_of_kind(replace(TINY, weights=weights, field=LlamaConfig(nested_norm=True), scheme="heun"))
+    smooth = lambda path, leaf: leaf * (0.3 if path[-1].name in ("projection", "scale_projection", "constant") else 1.0)
+    model = model.replace(weights=jax.tree_util.tree_map_with_path(smooth, model.weights))
+    found = {steps: np.asarray(tiny_logits(model, tokens(), steps)) for steps in (4, 8, 16, 64)}
+    errors = [np.abs(found[steps] - found[64]).max() for steps in (4, 8, 16)]
+    orders = np.log2(np.array(errors[:-1]) / errors[1:])
+    print(f"errors {errors}, orders {orders}")
+    assert (orders > 1.8).all()
 
 
 def test_they_are_off_by_default():

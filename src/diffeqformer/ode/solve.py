@@ -143,7 +143,7 @@ def solve(
         carried, kept = observer.see(carried, seen)
         return (carry, carried, record.cache), kept
 
-    rows = None if constant else table, given, None if cache is None else jnp.arange(steps)
+    rows = None if constant else table, given, None if cache is None else jnp.arange(steps, dtype=jnp.int32)
     start = carry, None if observer is None else observer.start(x), cache
     (carry, carried, cache), kept = jax.lax.scan(way.wrap(body), start, rows, steps)
     return solution(carry, kept, carried, cache)
@@ -216,7 +216,7 @@ def split(
         return half
 
     def feed_forward(node: int) -> Half:
-        block, precision = at(0, node)
+        block, precision = at(node, node)
         key = None if keys is None else keys[node, 1]
 
         def half(x: Array) -> Array:

@@ -360,10 +360,14 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         a, m = self.attention_rows, self.feed_forward_rows
         attention = [self.attention[step * a + min(i, a - 1)] for i in range(len(self.method.attention_nodes))]
         feed_forward = [self.feed_forward[step * m + min(i, m - 1)] for i in range(len(self.method.feed_forward_nodes))]
-        outer = self.attention[step * a].norm if self.config.nested_norm else nn.Identity()
+        last, nested = len(attention) - 1, self.config.nested_norm
+        outer = [attention[min(i, last)].norm if nested else nn.Identity() for i in range(len(feed_forward))]
         return (
             [lambda x, block=block: block(x.to(dtype), next(slots), **seen).to(x.dtype) for block in attention],
-            [lambda x, block=block: block(outer(x.to(dtype))).to(x.dtype) for block in feed_forward],
+            [
+                lambda x, block=block, norm=norm: block(norm(x.to(dtype))).to(x.dtype)
+                for norm, block in zip(outer, feed_forward, strict=True)
+            ],
         )
 
     def _positions(self, x, attention_mask, before):
