@@ -219,7 +219,7 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
 
 def _require_values(words: Sequence[str], options: dict[str, Any]) -> None:
     """Refuse `--data` with nothing after it, which would stand for its absence."""
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
+    for word, after in zip(words, [*words[1:], "--"], strict=False):  # of no words none
         name = word.removeprefix("--").replace("_", "-")
         if word.startswith("--") and get_origin(options.get(name)) is tuple and "." not in name and after[:2] == "--":
             raise BadInput(f"{word} needs a value.")
