@@ -65,7 +65,7 @@ def own_section(part: Any, before: Any) -> OwnConfig:
 
 
 def own_parts(model: Transformer) -> dict[str, str]:
-    """The names of the user's own objects in a model, by part, such as `{"weights": "mine.Knots"}`."""
+    """The names of the user's own objects in a model, by part, such as `{"weights": "mine.Polynomial"}`."""
     sections = {name: getattr(model.config, name) for name in ("weights", "field", "scheme")}
     return {name: section.name for name, section in sections.items() if isinstance(section, OwnConfig)}
 
