@@ -63,7 +63,7 @@ HELP = "\n".join(
         "  VERB --help   arguments, example    --json   result for programs",
         "  --version     versions, devices     --debug  traceback on failure",
         "",
-        "Start with: diffeqformer quickstart --minutes 1",
+        "Start with: diffeqformer quickstart --minutes 2",
     ]
 )
 GAVE_UP = (
