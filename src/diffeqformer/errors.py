@@ -25,3 +25,9 @@ class Interrupted(DiffEqFormerError):
     """Ctrl-C or SIGTERM ended the work; it is saved, and a line has reported so."""
 
     exit_code = 130
+
+
+def reason(error: BaseException, most: int = 300) -> str:
+    """What an error of the system or a library says: one line of at most `most` characters, without its full stop."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())[:most].rstrip(".") or type(error).__name__

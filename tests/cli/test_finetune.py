@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diffeqformer.runs.opening import load_run
+from diffeqformer.store.files import read_sealed, write_sealed
 
 
 @pytest.fixture
@@ -48,6 +49,9 @@ def test_an_imported_model_needs_a_text(call, place, tmp_path):
     import shutil
 
     shutil.copytree(place.run("layer"), tmp_path / "imported")
-    (tmp_path / "imported" / "imported.json").write_text("{}")
+    for manifest in tmp_path.glob("imported/checkpoints/*/manifest.json"):
+        content = read_sealed(manifest)
+        content["metadata"]["origin"] = "imported"
+        write_sealed(manifest, content)
     called = call("finetune", tmp_path / "imported", *SHORT)
     assert called.status == 2 and "holds an imported model, which has no text of its own; name some" in called.err

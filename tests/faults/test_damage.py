@@ -31,7 +31,7 @@ from tests.faults.small_run import config as config_of
 NOT_READ_FROM_A_RUN = {
     ".lock": "holds the number of the process that wrote last, for one message",
     "report.html": "is written from results.json, and never read",
-    "imported.json": "says where a model came from; that it is there is all that is asked",
+    "imported.json": "says where a model came from; that it is imported stands in its manifest",
 }
 NOT_READ_BY_A_MODEL = {
     **NOT_READ_FROM_A_RUN,

@@ -33,7 +33,8 @@ config = from_dict(Config, json.load(sys.stdin))
 rows, window = config.trainer.batch_size, config.model.context + 1
 ids = np.zeros((rows, window), np.int32)
 with sharding.laid_out(sharding.mesh_of(config)):
-    state, update = sharding.placed(initial_state(config)), make_update(config)
+    state = sharding.placed(initial_state(config))
+    update = jax.jit(make_update(config), donate_argnums=0)
     batch = lambda: sharding.divided_batch(lambda a, z: ids[a:z], (1, rows, window)) if sharding.is_divided() else ids
     held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
     found = {"weights": held(state.model), "optimizer": held(state.optimizer)}

@@ -8,7 +8,7 @@ import yaml
 
 from diffeqformer.config.run import Config
 from diffeqformer.config.strict import StrictLoader, from_dict
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, reason
 from diffeqformer.store.regular import read_small
 
 MOST_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def read_yaml(path: str | Path) -> Config:
     except RecursionError:
         raise BadInput(f"config file {str(path)!r} is nested too deeply to be a config.") from None
     except Exception as error:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
-        what = " ".join(str(error).split())[:300].rstrip(".")
+        what = reason(error)
         raise BadInput(f"config file {str(path)!r} is not YAML: {what}.") from None
     config = from_dict(Config, {} if values is None else values)
     if "run" not in (values or {}):

@@ -22,7 +22,7 @@ from diffeqformer.data.files import (
     require_field,
     text_of,
 )
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, reason
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
 
@@ -277,8 +277,7 @@ def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        reason = " ".join(str(first).split()).rstrip(".") or type(first).__name__
-        raise BadInput(f"dataset {config.dataset!r} cannot be loaded: {reason}.") from error
+        raise BadInput(f"dataset {config.dataset!r} cannot be loaded: {reason(first)}.") from error
     if isinstance(loaded, datasets.Dataset):
         return loaded, None
     if "train" not in loaded:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.store.regular import open_to_read
 
 OF_DOCUMENTS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".raw")
@@ -168,7 +168,7 @@ class Reader:
                         text = decoder.decode(value, 0, f"row {number}, ") if isinstance(value, bytes) else value
                         yield text_of({self.text_field: text}, self.text_field, where)
         except (OSError, pa.ArrowException) as error:
-            raise BadInput(f"file {str(file.path)!r} cannot be read as a Parquet table: {_reason(error)}.") from error
+            raise BadInput(f"file {str(file.path)!r} cannot be read as a Parquet table: {reason(error)}.") from error
         _require_unchanged(file, os.stat(file.path))
         self._tell(decoder)
 
@@ -240,7 +240,7 @@ def _parse(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where} is not valid JSON: {_reason(error)}.") from None
+        raise BadInput(f"{where} is not valid JSON: {reason(error)}.") from None
 
 
 def _blocks(file: TextFile) -> Iterator[bytes]:
@@ -257,7 +257,7 @@ def _blocks(file: TextFile) -> Iterator[bytes]:
                 yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
             _require_unchanged(file, os.fstat(stream.fileno()))
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise BadInput(f"file {str(file.path)!r} cannot be read: {_reason(error)}.") from error
+        raise BadInput(f"file {str(file.path)!r} cannot be read: {reason(error)}.") from error
 
 
 def _bounded(blocks: Iterable[bytes], file: TextFile) -> Iterator[bytes]:
@@ -306,8 +306,3 @@ def _whole_lines(blocks: Iterable[bytes], where: str) -> Iterator[bytes]:
 def _require_unchanged(file: TextFile, stat: os.stat_result) -> None:
     if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
         raise RunFailed(f"file {str(file.path)!r} changed while it was read: run again when it is complete.")
-
-
-def _reason(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()).rstrip(".") or type(error).__name__

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, reason
 from diffeqformer.store.regular import read_small
 
 END_OF_TEXT = "<|endoftext|>"
@@ -63,7 +63,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     except Exception as error:  # the library raises bare exceptions of several kinds
         raise BadInput(
             f"tokenizer {str(spec)!r} is no file or folder here and cannot be fetched from the Hugging Face hub: "
-            f"{_reason(error)}."
+            f"{reason(error)}."
         ) from error
 
 
@@ -129,7 +129,7 @@ def _from_folder(folder: Path) -> Tokenizer:
             except BadInput as error:
                 raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {error}") from None
             except Exception as error:  # the library raises bare exceptions
-                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {_reason(error)}.") from error
+                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {reason(error)}.") from error
             tokenizer = _byte_level(model)
             tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
             return tokenizer
@@ -147,7 +147,7 @@ def _from_file(path: Path) -> Tokenizer:
     except BadInput as error:
         raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {error}") from None
     except Exception as error:  # the library raises bare exceptions
-        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {_reason(error)}.") from error
+        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {reason(error)}.") from error
 
 
 def _require_small_ids(content: bytes) -> None:
@@ -173,7 +173,3 @@ def _plain_text(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a document does not end it
     return tokenizer
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
@@ -71,7 +71,7 @@ class Tasks:
         try:
             loaded = self.manager.load([name])
         except Exception as error:  # each reader of data and each task has its own kinds
-            what = " ".join(str(error).split())[:200].rstrip(".")
+            what = reason(error, 200)
             raise BadInput(
                 f"task {name!r} cannot be loaded ({type(error).__name__}: {what}); unless its data is on this machine "
                 "already it comes from the Hugging Face hub, and docs/harness.md shows how to use files of your own."

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
 from diffeqformer.runs.arrays import kinds, read_arrays, write_arrays
 from diffeqformer.runs.distributed import ReportedElsewhere, by_main, is_loss
 from diffeqformer.store.digests import file_digest
@@ -164,9 +164,9 @@ class Checkpoints:
                     if damage and not say:
                         raise RunFailed(f"{damage}; --checkpoint sound reads the one at update {step} instead.")
                     return step, metadata, damage
-                except Damaged as reason:
+                except Damaged as error:
                     if self._lies(step):
-                        damage = f"checkpoint at update {step} is damaged ({reason})"
+                        damage = f"checkpoint at update {step} is damaged ({error})"
             if damage:
                 raise RunFailed(f"{damage}, and no other in {str(self.folder)!r} is sound.")
             return None
@@ -261,10 +261,6 @@ def _digest_of_new(path: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    if os.strerror(errno.ENOSPC) in text:
-        return os.strerror(errno.ENOSPC)
-    return text[:200] or type(error).__name__
+    """What went wrong, on one line; libraries wrap a full disk in words of their own."""
+    full = os.strerror(errno.ENOSPC)
+    return full if full in str(error) else reason(error, 200)

@@ -81,7 +81,7 @@ def finetune_config(
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
-        model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else LoRAConfig()),
+        model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else None),
         data=replace(data or base.config.data, tokenizer=str(Path(folder).expanduser() / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES[method] + embeddings),
         trainer=trainer or usual_trainer,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from diffeqformer.config import Config, dump_yaml, to_dict
-from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.errors import BadInput, Damaged, reason
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import METRICS, RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
@@ -229,7 +229,7 @@ class RunLog:
                 return call(*arguments)
         except Exception as error:  # each has its own kinds, those of networks and disks included
             self.trackers.pop(name, None)
-            what = " ".join(str(error).split())[:200].rstrip(".")
+            what = reason(error, 200)
             self.progress.say(
                 f"{KINDS[name].name} failed ({type(error).__name__}: {what}); the run goes on without it, and "
                 f"{METRICS} has every number."
