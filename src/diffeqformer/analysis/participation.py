@@ -1,0 +1,144 @@
+"""What each step of depth does: the prediction after it, how far it moves the state, and how weights change over depth.
+
+A model whose loss is flat over the number of steps may use all of them, or none but the first: only a look after every
+step tells. The prediction after a step is the logit lens: the final norm and the head on the state as it is there
+(nostalgebraist 2020).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.ode.lora import linear_maps
+from diffeqformer.ode.solve import Step
+from diffeqformer.progress import Progress, Silent
+
+NEAR = 0.05
+"""Nats: a prediction whose loss is within this of the last one's is called settled."""
+
+
+@dataclass(frozen=True)
+class Participation:
+    """What each of L steps does; entry 0 of what has L + 1 entries is depth 0, before the first step."""
+
+    times: Float[np.ndarray, " state"]
+    """The L + 1 edges of the grid."""
+    loss: Float[np.ndarray, " state"]
+    """Nats per token of the prediction there."""
+    kl: Float[np.ndarray, " state"]
+    """KL divergence of the last prediction from the one there, nats per token."""
+    length: Float[np.ndarray, " state"]
+    """Root mean square of the state."""
+    attention: Float[np.ndarray, " step"]
+    """Root mean square of what attention alone adds in a step, mean over its evaluations."""
+    feed_forward: Float[np.ndarray, " step"]
+    """The same of the feed-forward half."""
+    energy: dict[str, float]
+    """Of each matrix, the share of its squared length over the steps that is not that of its mean over depth: 0 for
+    constant weights, near 1 for a table of independent layers."""
+    rank: dict[str, float]
+    """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (L,
+    entries) matrix, from 1 to L (Roy & Vetterli 2007)."""
+
+    @property
+    def settled(self) -> int:
+        """The first step after which no prediction's loss is further than `NEAR` from the last one's."""
+        far = np.flatnonzero(np.abs(self.loss - self.loss[-1]) > NEAR)
+        return int(far[-1]) + 1 if far.size else 0
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, by name."""
+        names = ("times", "loss", "kl", "length", "attention", "feed_forward")
+        own = {name: getattr(self, name) for name in names}
+        weights = {"energy": self.energy, "rank": self.rank}
+        return own | {f"{kind}_{name}": np.asarray(x) for kind, of in weights.items() for name, x in of.items()}
+
+
+def participation(
+    model: Transformer,
+    texts: Int[np.ndarray, "text position"],
+    *,
+    steps: Steps | None = None,
+    progress: Progress | None = None,
+) -> Participation:
+    """Read a model after every step.
+
+    **Arguments:** `texts`, tokens, of which each predicts the next; `steps` of depth, those trained if not given (also
+    for a model with a tolerance, which is run on the fixed grid); `progress`.
+
+    **Returns:** a `Participation`; all means are over texts and positions.
+    """
+    grid = model.grid(steps)
+    sums: Any = None
+    with (progress or Silent()).stage("Reading every step", len(texts)) as stage:
+        for text in texts:
+            found = jax.tree.map(lambda x: np.asarray(x, np.float64), _of_text(model, jnp.asarray(text)[None], grid))
+            sums = found if sums is None else jax.tree.map(np.add, sums, found)
+            stage.advance(1)
+    loss, kl, squares, moved = jax.tree.map(lambda x: x / len(texts), sums)
+    energy, rank = _over_depth(model.weights.table(grid, model.scheme.nodes))
+    return Participation(grid.edges, loss, kl, np.sqrt(squares), *np.sqrt(moved), energy, rank)
+
+
+class _Reading:
+    """The observer that keeps the state after each step, and the mean squares of what each half adds to it."""
+
+    def __init__(self, field: Any) -> None:
+        self._field = field
+
+    def start(self, x: Array) -> None:
+        """Nothing is carried."""
+
+    def see(self, carried: None, step: Step) -> tuple[None, Any]:
+        """Evaluate each half again where the scheme did: the compiler makes one evaluation of the two."""
+        square = lambda y: jnp.square(step.dt * y.astype(step.state.dtype)).mean()
+        mean = lambda parts: jnp.stack(parts).mean(0)
+        attention = mean([square(self._field.attention(at.weights, at.state)[0]) for at in step.attention])
+        feed_forward = mean([square(self._field.feed_forward(at.weights, at.state)) for at in step.feed_forward])
+        return None, (step.state, jnp.stack([attention, feed_forward]))
+
+
+@eqx.filter_jit
+def _of_text(model: Transformer, ids: Array, grid: Grid) -> tuple[Array, Array, Array, Array]:
+    x = model.embed(ids[:, :-1])
+    states, moved = model.flow(x, steps=grid, observer=_Reading(model.field)).kept
+    states = jnp.concatenate([x[None].astype(states.dtype), states])
+    log_p = lambda x: jax.nn.log_softmax(_logits(model, x), axis=-1)
+    last = log_p(states[-1])
+
+    def read(x: Array) -> tuple[Array, Array]:  # one depth's logits at a time
+        here = log_p(x)
+        loss = -jnp.take_along_axis(here, ids[:, 1:, None], axis=-1).mean()
+        return loss, (jnp.exp(last) * (last - here)).sum(-1).mean()
+
+    loss, kl = jax.lax.map(read, states)
+    return loss, kl, jnp.square(states).mean((1, 2, 3)), moved.T
+
+
+def _logits(model: Transformer, x: Array) -> Array:
+    logits = model.unembed(model.normalise(x))
+    return logits.astype(wide(logits.dtype))
+
+
+def _over_depth(table: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Energy about the mean and effective rank over depth of each matrix of a (step, node) table."""
+    energy, rank = {}, {}
+    for name, unit in linear_maps(table).items():
+        rows = np.asarray(unit.weight, np.float64)
+        rows = rows.reshape(rows.shape[0] * rows.shape[1], -1)
+        gram = rows @ rows.T
+        whole, mean = np.trace(gram), gram.mean() * len(gram)
+        energy[name] = float(1 - mean / whole) if whole else 0.0
+        share = np.clip(np.linalg.eigvalsh(gram), 0, None)
+        share = share[share > 0] / share.sum()
+        rank[name] = float(np.exp(-(share * np.log(share)).sum())) if share.size else 0.0
+    return energy, rank

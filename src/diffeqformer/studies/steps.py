@@ -1,0 +1,127 @@
+"""`diffeqformer analyze steps`: what each step of depth does, for any model."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.studies import inputs
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.participation import Participation
+
+WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "output"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What each step does: the loss of the prediction after it, how far it moves the state, how weights change.
+
+    Example: diffeqformer analyze steps runs/quickstart/elastic --steps 12
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Depth steps; the trained number if not given."""
+    texts: int = 64
+    """Stretches of the validation split, evenly spread over it, each as long as the context."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Newest checkpoint, or the one of lowest validation loss."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Where the files go; RUN/analysis/steps if not given."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Read the run's model after every step.
+
+    **Raises:** `BadInput` for fewer than one text, or more than there are.
+    """
+    if arguments.texts < 1:
+        raise BadInput(f"--texts is {arguments.texts}, but must be at least 1.")
+    from diffeqformer.analysis.participation import participation
+    from diffeqformer.runs.opening import load_run
+
+    opened = load_run(arguments.run, arguments.checkpoint, progress)
+    folder = inputs.folder_for("steps", arguments.to, opened)
+    grid = opened.model.grid(arguments.steps)
+    length = opened.config.model.context + 1
+    texts = inputs.validation_windows(opened, arguments.texts, length, progress)
+    found = participation(opened.model, texts, steps=grid, progress=progress)
+    about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {arguments.texts} texts of {length - 1} tokens"
+    return result(found, f"{about}.", {"run": str(opened.folder), "update": opened.step}, folder)
+
+
+def result(found: "Participation", about: str, document: dict, folder: object = None) -> Result:
+    """Sentences, tables and figures of what each step does; `about` says what was read."""
+    from pathlib import Path
+
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies import steps_figures as draw
+
+    arrays = found.arrays()
+    caption = "The loss of the prediction after every step, and its KL divergence from the last one."
+    moves = "How far each step moves the state by attention and by the feed-forward block, and the state's length."
+    return Result(
+        "steps",
+        "What each step does",
+        (
+            headline(found),
+            about,
+            "The prediction after a step is the final norm and the head on the state there (the logit lens). Energy is "
+            "the share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
+            "constant weights. The effective rank over depth runs from 1, constant weights up to a factor, to the "
+            "number of steps.",
+        ),
+        (by_step(found), by_matrix(found)),
+        (
+            both_widths("steps-loss", caption, draw.loss_by_step, found),
+            both_widths("steps-movement", moves, draw.movement_by_step, found),
+        ),
+        arrays=arrays,
+        document={**document, **{name: value.tolist() for name, value in arrays.items()}, "settled": found.settled},
+        folder=Path() if folder is None else folder,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def headline(found: "Participation") -> str:
+    """After which step the prediction has settled, and how much weights change over depth."""
+    from diffeqformer.analysis.participation import NEAR
+
+    steps, settled = len(found.loss) - 1, found.settled
+    energy = sum(found.energy.values()) / len(found.energy)
+    if settled >= steps:
+        used = f"All {steps} steps change the prediction: its loss is {found.loss[-1]:.3f} nats after the last"
+        used += f" and {found.loss[-2]:.3f} after the one before" if steps > 1 else ""
+    else:
+        used = (
+            f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
+            f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
+        )
+    return f"{used}; {100 * energy:.0f} % of the weights' energy is change over depth."
+
+
+def by_step(found: "Participation") -> Table:
+    """One row per state."""
+    columns = ("step", "depth", "loss (nats per token)", "KL to the end", "state length", "attention", "feed-forward")
+    rows = [
+        (
+            str(i), f"{found.times[i]:.4g}", f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", f"{found.length[i]:.3g}",
+            *((f"{part[i - 1]:.3g}" for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
+        )
+        for i in range(len(found.loss))
+    ]  # fmt: skip
+    return Table("After every step", columns, tuple(rows))
+
+
+def by_matrix(found: "Participation") -> Table:
+    """One row per matrix of a block."""
+    rows = [
+        (WORDS.get(name, name.rpartition(".")[2]), f"{100 * found.energy[name]:.1f} %", f"{found.rank[name]:.2f}")
+        for name in found.energy
+    ]
+    return Table("Weights over depth", ("matrix", "energy about the mean", "effective rank"), tuple(rows))

@@ -1,0 +1,63 @@
+"""What each step does, against the model's own trajectory and against weights whose change over depth is known."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.analysis.participation import participation
+from diffeqformer.model.loss import next_token_loss
+from tests.models import KINDS, TINY, model_of, tokens
+from tests.tolerances import STATES
+
+TEXTS = np.asarray(tokens(3, 11))
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "time, long first step", "knots, normalised"])
+def test_predictions_after_every_step_are_those_of_the_trajectory(kind):
+    model = model_of(KINDS[kind])
+    found = participation(model, TEXTS)
+    states = model.trajectory(jnp.asarray(TEXTS[:, :-1]))
+    log_p = np.asarray(jax.nn.log_softmax(model.unembed(model.normalise(states)), axis=-1), np.float64)
+    at_target = np.take_along_axis(log_p, TEXTS[None, :, 1:, None], axis=-1)
+    np.testing.assert_allclose(found.loss, -at_target.mean((1, 2, 3)), atol=STATES)
+    kl = (np.exp(log_p[-1]) * (log_p[-1] - log_p)).sum(-1).mean((1, 2))
+    np.testing.assert_allclose(found.kl, kl, atol=STATES)
+    assert found.kl[-1] == 0 and (found.kl >= -STATES).all()
+    np.testing.assert_allclose(found.loss[-1], next_token_loss(model, jnp.asarray(TEXTS)), atol=STATES)
+    np.testing.assert_allclose(found.length, np.sqrt(np.square(states).mean((1, 2, 3))), rtol=STATES)
+    np.testing.assert_array_equal(found.times, model.grid().edges)
+
+
+def test_movements_of_lie_trotter_add_up_to_the_step():
+    """Of one text, `dt A(x)` and `dt M(y)` by hand."""
+    model, text = model_of(KINDS["vanilla"]), TEXTS[:1]
+    found = participation(model, text)
+    x = model.embed(jnp.asarray(text[:, :-1]))
+    for step in range(3):
+        row = jax.tree.map(lambda leaf, step=step: leaf[step], model.weights.layers)
+        attention = model.field.attention(row, x)[0]
+        feed_forward = model.field.feed_forward(row, x + attention)
+        rms = [float(jnp.sqrt(jnp.square(part).mean())) for part in (attention, feed_forward)]
+        np.testing.assert_allclose([found.attention[step], found.feed_forward[step]], rms, rtol=STATES)
+        x = x + attention + feed_forward
+
+
+def test_constant_weights_have_no_energy_about_their_mean_and_rank_one():
+    found = participation(model_of(KINDS["shared"]), TEXTS, steps=5)
+    table = participation(model_of(KINDS["vanilla"]), TEXTS)
+    for name in ("attention.output", "feed_forward.up"):
+        assert found.energy[name] == pytest.approx(0, abs=1e-12) and found.rank[name] == pytest.approx(1, abs=1e-9)
+        # Three independent rows of 256 numbers and more: their mean has a third of their energy, to 1 / sqrt(256).
+        assert table.energy[name] == pytest.approx(2 / 3, abs=0.07) and table.rank[name] == pytest.approx(3, abs=0.1)
+
+
+def test_a_model_whose_later_steps_do_nothing_is_found_out():
+    model = model_of(KINDS["vanilla"])
+    silent = jax.tree.map(lambda leaf: leaf.at[1:].set(0.0), model.weights.layers)
+    found = participation(model.replace(weights=dataclasses.replace(model.weights, layers=silent)), TEXTS)
+    assert found.settled == 1 and (found.attention[1:] == 0).all() and (found.feed_forward[1:] == 0).all()
+    np.testing.assert_allclose(found.loss[1:], found.loss[-1], atol=1e-12)
+    assert participation(model_of(dataclasses.replace(TINY, horizon=6.0)), TEXTS).settled == 3

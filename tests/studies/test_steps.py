@@ -1,0 +1,65 @@
+"""The page of what each step does: figures show the arrays from depth 0 on, sentences say what they show."""
+
+import numpy as np
+import pytest
+
+from diffeqformer.analysis.participation import Participation
+from diffeqformer.studies.steps import by_matrix, by_step, headline, result
+from diffeqformer.studies.steps_figures import loss_by_step, movement_by_step
+from tests.studies.pictures import WIDTHS, hexed, legend, points
+
+FLAT = Participation(
+    np.array([0, 0.7, 0.85, 1.0]),
+    np.array([7.6, 2.70, 2.66, 2.68]),
+    np.array([5.0, 0.1, 0.02, 0.0]),
+    np.array([0.1, 1.1, 1.2, 1.25]),
+    np.array([0.9, 0.08, 0.07]),
+    np.array([0.5, 0.06, 0.05]),
+    {"attention.query_key_value": 0.02, "attention.output": 0.04},
+    {"attention.query_key_value": 1.1, "attention.output": 1.3},
+)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_losses_are_drawn_from_before_the_first_step(width):
+    first, second = loss_by_step(FLAT, width=width).axes
+    for axis, values in ((first, FLAT.loss), (second, FLAT.kl)):
+        (line,) = axis.lines
+        np.testing.assert_allclose(points(line), np.stack([np.arange(4), values], 1))
+        assert axis.get_xlabel() == "steps taken" and axis.get_ylim()[0] == 0
+    assert first.get_ylabel() == "loss (nats per token)" and second.get_ylabel().startswith("KL to the last")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_movements_are_named_by_what_moves(width):
+    figure = movement_by_step(FLAT, width=width)
+    (axis,) = figure.axes
+    named = legend(figure)
+    wanted = {"attention": FLAT.attention, "feed-forward": FLAT.feed_forward, "state": FLAT.length[1:]}
+    drawn = {hexed(line): points(line) for line in axis.lines}
+    for name, values in wanted.items():
+        np.testing.assert_allclose(drawn[named[name]], np.stack([[1, 2, 3], values], 1))
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("step", "root mean square")
+
+
+def test_a_model_of_one_step_is_told_as_such():
+    assert headline(FLAT) == (
+        "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
+        "further than 0.05 from it; 3 % of the weights' energy is change over depth."
+    )
+    deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
+        getattr(FLAT, name) for name in ("kl", "length", "attention", "feed_forward", "energy", "rank")
+    ))  # fmt: skip
+    assert headline(deep).startswith(
+        "All 3 steps change the prediction: its loss is 3.000 nats after the last and 3.500"
+    )
+
+
+def test_tables_and_document_hold_the_numbers():
+    table = by_step(FLAT)
+    assert table.rows[0] == ("0", "0", "7.600", "5.000", "0.1", "–", "–")
+    assert table.rows[1] == ("1", "0.7", "2.700", "0.100", "1.1", "0.9", "0.5")
+    assert by_matrix(FLAT).rows[0] == ("query, key, value", "2.0 %", "1.10")
+    found = result(FLAT, "about", {"run": "r"})
+    assert found.document["settled"] == 1 and found.document["loss"] == FLAT.loss.tolist()
+    assert found.findings[0] == headline(FLAT) and "<svg" in found.page()
