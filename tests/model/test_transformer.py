@@ -146,15 +146,6 @@ def test_a_model_without_a_vocabulary_is_refused():
         build(dataclasses.replace(TINY, vocabulary=None), jax.random.key(0))
 
 
-def test_bfloat16_computes_in_bfloat16_and_gives_float32_logits():
-    model = model_of(dataclasses.replace(TINY, compute_dtype="bfloat16"))
-    assert model.trajectory(tokens()).dtype == jnp.bfloat16
-    assert model(tokens()).dtype == jnp.float32
-    exact = model_of(TINY)(tokens())
-    error = jnp.abs(model(tokens()) - exact).max() / jnp.abs(exact).max()
-    assert 0 < error < 0.05
-
-
 @pytest.mark.parametrize("which", ["embedding", "attention", "residual"])
 def test_each_dropout_acts_with_a_key_and_only_then(which):
     config = dataclasses.replace(TINY, dropout=dataclasses.replace(TINY.dropout, **{which: 0.5}))

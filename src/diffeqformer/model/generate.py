@@ -88,7 +88,7 @@ def _generate(
 
     if not rest:
         return token[:, None]
-    positions = length + jnp.arange(new_tokens - 1)
+    positions = length + jnp.arange(new_tokens - 1, dtype=jnp.int32)
     _, tokens = jax.lax.scan(one, (token, cache), (positions, jnp.stack(rest)))
     return jnp.concatenate([token[:, None], tokens.T], axis=1)
 
@@ -102,8 +102,8 @@ def choose(
 ) -> Int[Array, "*batch"]:
     """Draw a token for each row, after temperature, then top-k, then top-p; ties at the edge of a set are kept."""
     if temperature == 0:
-        return logits.argmax(-1)
-    return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1)
+        return logits.argmax(-1).astype(jnp.int32)
+    return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1).astype(jnp.int32)
 
 
 def probabilities(

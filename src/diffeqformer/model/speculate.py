@@ -103,22 +103,25 @@ def _speculate(
     distribution = lambda logits: logits if greedy else probabilities(logits, temperature, top_k, top_p)
 
     def draw(key: Array, weights: Float[Array, " vocabulary"]) -> Array:
-        return weights.argmax(-1) if greedy else jax.random.categorical(key, jnp.log(weights))
+        drawn = weights.argmax(-1) if greedy else jax.random.categorical(key, jnp.log(weights))
+        return drawn.astype(prompt.dtype)
 
     def verdict(key: Array, tokens: Array, q: Array, p: Array) -> tuple[Array, Float[Array, " vocabulary"]]:
-        """How many drafted tokens are accepted, and the weights of the token behind them."""
+        """How many drafted tokens are accepted, and the weights of the token after them."""
         if greedy:
-            accepted = jnp.cumprod((p[:draft_length].argmax(-1) == tokens).astype(jnp.int32)).sum()
+            accepted = jnp.cumprod((p[:draft_length].argmax(-1).astype(tokens.dtype) == tokens).astype(jnp.int32)).sum(
+                dtype=jnp.int32
+            )
             return accepted, p[accepted]
         at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
-        right = jax.random.uniform(key, (draft_length,)) * at(q) < at(p)
-        accepted = jnp.cumprod(right.astype(jnp.int32)).sum()
+        right = jax.random.uniform(key, (draft_length,), q.dtype) * at(q) < at(p)
+        accepted = jnp.cumprod(right.astype(jnp.int32)).sum(dtype=jnp.int32)
         missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
         missing = jnp.maximum(missing, 0.0)
         return accepted, jnp.where(missing.sum() > 0, missing, p[accepted])  # p = q but for rounding
 
     def drafted(now: _Round, key: Array) -> tuple[Array, Array, KeyValueCache]:
-        """A draft's tokens, their distributions, and the draft's cache behind it."""
+        """A draft's tokens, their distributions, and the draft's cache after it."""
         first, *others = jax.random.split(key, draft_length)
         last_two = jax.lax.dynamic_slice(now.tokens, (now.known - 2,), (2,))
         logits, cache = shallow.decode(last_two[None], now.draft, now.known - 2)
@@ -134,7 +137,7 @@ def _speculate(
 
         if not others:
             return token[None], weights[None], cache
-        positions = now.known + jnp.arange(draft_length - 1)
+        positions = now.known + jnp.arange(draft_length - 1, dtype=jnp.int32)
         (_, cache), (tokens, rest) = jax.lax.scan(one, (token, cache), (positions, jnp.stack(others)))
         return jnp.concatenate([token[None], tokens]), jnp.concatenate([weights[None], rest]), cache
 

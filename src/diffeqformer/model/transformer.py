@@ -136,25 +136,30 @@ class Transformer(eqx.Module):
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
     ) -> Float[Array, "batch position width"]:
-        """The state at depth 0, in the precision of computation; `start` is the position of the first token."""
+        """The state at depth 0; `start` is the position of the first token.
+
+        States have the precision of the parameters at any depth, whatever that of computation: in bfloat16 the sum of
+        many small steps would be off by as much as their number.
+        """
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
-        x = self.embedding(ids, jnp.arange(ids.shape[1]) + start)
+        x = self.embedding(ids, jnp.arange(ids.shape[1], dtype=jnp.int32) + start)
         if self.config.embedding_norm:
             x = unit_rms(x, self.config.norm_epsilon)
-        return constrain(x.astype(self._compute_dtype(x)), BATCH)
+        return constrain(x, BATCH)
 
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
-        """Logits of normalised states, accumulated in float32 or better."""
-        table = constrain(self.embedding.tokens if self.head is None else self.head, "tensor")
+        """Logits of normalised states: products in the precision of computation, sums in float32 or better."""
+        table, x = self.embedding.tokens if self.head is None else self.head, x.astype(self._compute_dtype)
+        table = constrain(table, "tensor")
         return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide(x.dtype))
 
     def decode(
         self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]
     ) -> tuple[Float[Array, "batch position vocabulary"], KeyValueCache]:
         """Logits of the tokens `ids` that follow `start` cached ones, and the cache with them in it."""
-        at = start + jnp.arange(ids.shape[1])
-        mask = jnp.arange(cache.keys.shape[-2])[None, :] <= at[:, None]
+        at = start + jnp.arange(ids.shape[1], dtype=jnp.int32)
+        mask = jnp.arange(cache.keys.shape[-2], dtype=jnp.int32)[None, :] <= at[:, None]
         solution = self.integrate(ids, cache=cache, window=Window(start, mask))
         assert solution.cache is not None
         return self.unembed(self.normalise(solution.state)), solution.cache
@@ -163,12 +168,13 @@ class Transformer(eqx.Module):
         """A key-value cache for `positions` positions: one slot per step and attention evaluation."""
         heads, head_width = self.field.key_value_heads
         shape = (self.config.steps, self.scheme.evaluations.attention, batch, heads, positions, head_width)
-        zeros = jnp.zeros(shape, self._compute_dtype(self.embedding.tokens))
+        zeros = jnp.zeros(shape, self._compute_dtype)
         return KeyValueCache(zeros, zeros)
 
-    def _compute_dtype(self, parameter: Array) -> Any:
-        narrow = self.config.compute_dtype == "bfloat16"
-        return jnp.bfloat16 if narrow else parameter.dtype
+    @property
+    def _compute_dtype(self) -> Any:
+        """Of activations inside the field and the head, and of the weights that they meet."""
+        return jnp.bfloat16 if self.config.compute_dtype == "bfloat16" else self.embedding.tokens.dtype
 
     def normalise(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
         """The final norm."""
@@ -214,6 +220,7 @@ class Transformer(eqx.Module):
         config, field = self.config, field or self.field
         if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
             chosen = {"grid": self.grid(), "horizon": config.interval, "first_step": config.first_step}
+            chosen["precision"] = self._compute_dtype
             return solve_adaptively(
                 field,
                 self.weights,
@@ -227,7 +234,9 @@ class Transformer(eqx.Module):
             )
         early_exit = steps if isinstance(steps, EarlyExit) else None
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
-        table = jax.tree.map(partial(jnp.asarray, dtype=x.dtype), self.weights.table(grid, self.scheme.nodes))
+        table = jax.tree.map(
+            partial(jnp.asarray, dtype=self._compute_dtype), self.weights.table(grid, self.scheme.nodes)
+        )
         if early_exit is not None:
             assert cache is None and observer is None
             settings = {"grid": grid, "threshold": early_exit.threshold, "horizon": config.interval}

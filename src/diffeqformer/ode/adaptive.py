@@ -49,6 +49,7 @@ def solve_adaptively(
     grid: Grid,
     horizon: float,
     adjoint: Adjoint,
+    precision: Any = None,
     first_step: float | None = None,
     key: Key[Array, ""] | None = None,
     keep_states: bool = False,
@@ -62,7 +63,8 @@ def solve_adaptively(
     for the error over all of them together: so an answer depends, within the tolerance, on the whole batch, and on
     later tokens. The state is float32 or better.
 
-    **Arguments:** as for `solve`; `grid`, whose steps are the first guess; `key` for dropout, with one mask for all
+    **Arguments:** as for `solve`; `grid`, whose steps are the first guess; `precision`, of the weights, and so of
+    the field, that of `x` if not given; `key` for dropout, with one mask for all
     times; `keep_states`, at the ends of the grid's steps.
 
     **Returns:** a `Solution`; the states that it `kept` are interpolated.
@@ -74,7 +76,7 @@ def solve_adaptively(
         row = jax.tree.map(lambda leaf: leaf.astype(precision), weights.at(t[None]))
         return horizon * split(field, EULER_START, row, keys).at(0, x)
 
-    precision, state, start = x.dtype, x.astype(wide(x.dtype)), first_step or 0.0
+    precision, state, start = precision or x.dtype, x.astype(wide(x.dtype)), first_step or 0.0
     if start:
         state = state + start * slope(jnp.asarray(start / 2, state.dtype), x, weights).astype(state.dtype)
     ends = jnp.asarray(grid.edges[1:], state.dtype)
@@ -92,7 +94,7 @@ def solve_adaptively(
             adjoint=_adjoint(adjoint),
             max_steps=tolerance.max_steps,
         )
-    ys = found.ys.astype(precision)  # pyright: ignore[reportOptionalMemberAccess]
+    ys = found.ys.astype(x.dtype)  # pyright: ignore[reportOptionalMemberAccess]
     own = evaluations_of(solver, found.stats["num_steps"])
     evaluations = Evaluations(*(number + int(start > 0) for number in own))
     return Solution(ys[-1], evaluations, ys[:-1] if keep_states else None)

@@ -104,12 +104,12 @@ class Recursive(Checkpointed):
             """Where the parts of equal length start, their length, and where the rest starts, and its length."""
             part = -(-length // self.checkpoints)
             whole = length // part
-            return first + part * jnp.arange(whole), part, first + part * whole, length - part * whole
+            return first + part * jnp.arange(whole, dtype=jnp.int32), part, first + part * whole, length - part * whole
 
         def advance(weights: tuple, carry: Any, first: Any, length: int) -> Any:
             table, given = weights
             one = lambda carry, now: (step(row_of_step(table, now), row_of_step(given, now), carry), None)
-            return jax.lax.scan(one, carry, first + jnp.arange(length))[0]
+            return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
 
         def forward(weights: tuple, carry: Any, first: Any, length: int) -> tuple[Any, tuple]:
             """What is carried out of `length` steps, and into each part of them and into the rest."""
@@ -164,7 +164,9 @@ class Reconstructing(Checkpointed):
         @jax.custom_vjp
         def run(table: BlockWeights, given: Any, carry: Any) -> Any:
             own = flow._replace(table=table, given=given)
-            return jax.lax.scan(lambda carry, now: (own.step_of(now, carry), None), carry, jnp.arange(flow.steps))[0]
+            return jax.lax.scan(
+                lambda carry, now: (own.step_of(now, carry), None), carry, jnp.arange(flow.steps, dtype=jnp.int32)
+            )[0]
 
         def forward(table: BlockWeights, given: Any, carry: Any) -> tuple[Any, tuple]:
             carry = run(table, given, carry)
@@ -183,7 +185,7 @@ class Reconstructing(Checkpointed):
                 return (carry, cotangent, _add_to_row(total, now, change)), None
 
             start = (carry, cotangent, jax.tree.map(jnp.zeros_like, table))
-            (_, cotangent, total), _ = jax.lax.scan(body, start, jnp.arange(flow.steps), reverse=True)
+            (_, cotangent, total), _ = jax.lax.scan(body, start, jnp.arange(flow.steps, dtype=jnp.int32), reverse=True)
             return total, None, cotangent
 
         run.defvjp(forward, backward)

@@ -121,7 +121,11 @@ class Grid:
         lengths from none to twice the usual.
         """
         edges, length = jnp.asarray(self.edges, jnp.float32), jnp.asarray(self.lengths, jnp.float32)
-        moved = jitter * (jax.random.uniform(key, (self.steps - 1,)) - 0.5) * jnp.minimum(length[:-1], length[1:])
+        moved = (
+            jitter
+            * (jax.random.uniform(key, (self.steps - 1,), jnp.float32) - 0.5)
+            * jnp.minimum(length[:-1], length[1:])
+        )
         return Grid(self.steps, edges.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved))
 
     def layer_at(self, time: Any) -> Any:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Key
 
 from diffeqformer.config import LoRAConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape
+from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 
 
@@ -64,8 +64,8 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
         if (name := _name(path)) not in chosen or not isinstance(unit, Linear):
             return unit
         *rows, inputs, outputs = unit.weight.shape
-        a = jax.random.uniform(keys[name], (*rows, inputs, rank), minval=-1, maxval=1) / inputs**0.5
-        b = jnp.zeros((*rows, rank, outputs))
+        a = jax.random.uniform(keys[name], (*rows, inputs, rank), jnp.float32, minval=-1, maxval=1) / inputs**0.5
+        b = zeros((*rows, rank, outputs))
         return AdaptedLinear(unit, Adapter(a, b, lora.alpha / rank, lora.dropout))
 
     return jax.tree_util.tree_map_with_path(adapted, layers, is_leaf=_is_map)

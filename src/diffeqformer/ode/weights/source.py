@@ -7,10 +7,9 @@ the weights that a scheme needs on a grid of steps. Anything with these two meth
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
-from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
 
@@ -53,9 +52,9 @@ def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> 
     def half(shapes: Any, keys: Any, rows: int) -> Any:
         def unit(shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
             if isinstance(shape, NormShape):
-                return Norm(jnp.ones((rows, shape.width)), jnp.zeros((rows, shape.width)) if shape.shift else None)
-            weight = shape.std * jax.random.normal(key, (rows, shape.inputs, shape.outputs))
-            return Linear(weight, jnp.zeros((rows, shape.outputs)) if shape.bias else None)
+                return Norm(ones((rows, shape.width)), zeros((rows, shape.width)) if shape.shift else None)
+            weight = shape.std * normal(key, (rows, shape.inputs, shape.outputs))
+            return Linear(weight, zeros((rows, shape.outputs)) if shape.bias else None)
 
         return jax.tree.map(unit, shapes, keys, is_leaf=is_shape)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape, normal, zeros
 from diffeqformer.sharding import is_divided
 
 
@@ -25,8 +25,8 @@ class TimeNetwork(eqx.Module):
         """
         k1, k2 = jax.random.split(key)
         features = grid_features.shape[-1]
-        first = Linear(jax.random.normal(k1, (features, d_emb)) / features**0.5, jnp.zeros(d_emb))
-        second = Linear(jax.random.normal(k2, (d_emb, d_emb)), jnp.zeros(d_emb))
+        first = Linear(normal(k1, (features, d_emb)) / features**0.5, zeros(d_emb))
+        second = Linear(normal(k2, (d_emb, d_emb)), zeros(d_emb))
         h = TimeNetwork(first, second)(grid_features)
         length = jnp.sqrt(jnp.square(h).sum(-1).mean())
         return TimeNetwork(first, Linear(second.weight / length, second.bias))
@@ -59,9 +59,9 @@ class TimeLinear(eqx.Module):
         """
         return TimeLinear(
             network,
-            shape.std * jax.random.normal(key, (shape.inputs, shape.outputs, d_emb)),
-            jnp.zeros((shape.inputs, shape.outputs)),
-            jnp.zeros((shape.outputs, d_emb)) if shape.bias else None,
+            shape.std * normal(key, (shape.inputs, shape.outputs, d_emb)),
+            zeros((shape.inputs, shape.outputs)),
+            zeros((shape.outputs, d_emb)) if shape.bias else None,
         )
 
     def of(self, h: Float[Array, "time d_emb"]) -> Linear:
@@ -88,7 +88,7 @@ class TimeNorm(eqx.Module):
     def init(shape: NormShape, network: TimeNetwork | None, d_emb: int) -> "TimeNorm":
         """G and S zero: at the start every norm is the plain one."""
         # Two arrays, not one twice: a training step donates its buffers, each once.
-        scale, shift = jnp.zeros((shape.width, d_emb)), jnp.zeros((shape.width, d_emb))
+        scale, shift = zeros((shape.width, d_emb)), zeros((shape.width, d_emb))
         return TimeNorm(network, scale, shift if shape.shift else None)
 
     def of(self, h: Float[Array, "time d_emb"]) -> Norm:
