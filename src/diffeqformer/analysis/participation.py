@@ -85,8 +85,9 @@ def participation(
             sums = found if sums is None else jax.tree.map(np.add, sums, found)
             stage.advance(1)
     loss, kl, squares, moved = jax.tree.map(lambda x: x / len(texts), sums)
+    attention, feed_forward = np.sqrt(moved)
     energy, rank = _over_depth(model.weights.table(grid, model.scheme.nodes))
-    return Participation(grid.edges, loss, kl, np.sqrt(squares), *np.sqrt(moved), energy, rank)
+    return Participation(grid.edges, loss, kl, np.sqrt(squares), attention, feed_forward, energy, rank)
 
 
 class _Reading:

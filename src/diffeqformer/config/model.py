@@ -230,7 +230,7 @@ class ModelConfig:
     """One point of the grid weights x field x scheme, and its sizes."""
 
     weights: WeightsConfig = TimeConfig()
-    """How block weights depend on depth: networks of `time` (or `time-shared-mlp`), `knots`, a table (`layer`), or none:
+    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a table (`layer`), or
     `shared`."""
     field: FieldConfig = GPTConfig()
     """What the block is: `gpt` or `llama`."""
