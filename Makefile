@@ -19,7 +19,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-full test-slow test-faults test-browser test-trackers wheel-check docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-torch test-full test-slow test-faults test-browser test-trackers wheel-check docs lint format lock clean
 .DELETE_ON_ERROR:
 
 # A target's line ends in `## what it does`, a test target's in `##| what it needs | what it tests`.
@@ -100,15 +100,20 @@ bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/
 
 # Compilation is most of the work. Without most optimisations, and without XLA's emitters of fused loops, it takes a
 # quarter of the time (the emitters alone are more than half of it). XLA aborts on a flag that it does not know, so a
-# later version is asked first. The other targets test what is shipped.
+# later version is asked first. The targets but these two test what is shipped.
 QUICK_FLAG := --xla_cpu_use_fusion_emitters=false
 KNOWN_FLAG = XLA_FLAGS=$(QUICK_FLAG) JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
-test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
-	@flag=; $(KNOWN_FLAG) && flag=$(QUICK_FLAG); \
-	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flag"; $(PYTEST) $(ARGS)
+QUICKLY = flag=; $(KNOWN_FLAG) && flag=$(QUICK_FLAG); \
+	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flag"; $(PYTEST)
 
-test-full: install-torch ##| torch, lm-eval (installed) | the same as shipped, and comparisons with torch, Transformers, lm-eval
+test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
+	@$(QUICKLY) $(ARGS)
+
+test-torch: install-torch ##| torch, lm-eval (installed) | comparisons with torch, Transformers, PEFT and lm-eval alone
+	@$(QUICKLY) -m "(torch or harness) and not slow" $(ARGS)
+
+test-full: install-torch ##| torch, lm-eval (installed) | the tests of these two, compiled as what is shipped
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
 test-slow: install-torch ##| torch, lm-eval (installed) | the long tests alone

@@ -38,14 +38,10 @@ class OneStep(NamedTuple):
     """How often a step evaluates A; each evaluation has a slot of its own in the key-value cache."""
     advance: Callable
 
-    def start(self, x):
-        return x
+    start = state = lambda self, x: x
 
     def step(self, a, m, x, dt):
         return self.advance(a, m, x, dt)
-
-    def state(self, x):
-        return x
 
 
 class Reversible:
@@ -133,9 +129,8 @@ class DiffEqFormerConfig(PreTrainedConfig):
         reversible_base: str = "euler", reversible_coupling: float = 0.99,
         vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
         num_attention_heads: int = 4, num_key_value_heads: int = 4, max_position_embeddings: int = 128,
-        norm_epsilon: float = 1e-5,
+        norm_epsilon: float = 1e-5, rope_theta: float = 10000.0,
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
-        rope_theta: float = 10000.0,
         norm_shift: bool = False,  # RMSNorms of blocks have a shift, too
         final_norm_epsilon: float | None = None,  # if not norm_epsilon
         embedding_norm: bool = False,  # the state at depth 0 has unit root mean square
@@ -143,25 +138,18 @@ class DiffEqFormerConfig(PreTrainedConfig):
         embedding_dropout: float = 0.0, attention_dropout: float = 0.0, residual_dropout: float = 0.0,
         initializer_range: float = 0.02, use_cache: bool = True, tie_word_embeddings: bool = True, **kwargs,
     ):  # fmt: skip
-        self.family, self.scheme, self.horizon, self.steps, self.first_step = family, scheme, horizon, steps, first_step
-        self.layer_rows, self.nested_norm, self.rope_theta = layer_rows, nested_norm, rope_theta
-        self.norm_shift, self.final_norm_epsilon, self.embedding_norm = norm_shift, final_norm_epsilon, embedding_norm
-        self.reversible_base, self.reversible_coupling = reversible_base, reversible_coupling
-        self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
-        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
-        self.norm_epsilon, self.initializer_range, self.use_cache = norm_epsilon, initializer_range, use_cache
-        self.embedding_dropout, self.residual_dropout = embedding_dropout, residual_dropout
-        self.attention_dropout = attention_dropout
+        for name, value in {**locals()}.items():
+            if name not in ("self", "kwargs", "__class__", "tie_word_embeddings"):
+                setattr(self, name, value)
         # What Transformers takes for the number of key-value caches: one for each evaluation of A.
         kwargs["num_hidden_layers"] = steps * self.method().attention_evaluations
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
     def method(self):
         """The scheme that the config names."""
-        if self.scheme == "reversible":
-            return Reversible(SCHEMES[self.reversible_base], self.reversible_coupling)
-        return SCHEMES[self.scheme]
+        reversible = self.scheme == "reversible"
+        base = SCHEMES[self.reversible_base if reversible else self.scheme]
+        return Reversible(base, self.reversible_coupling) if reversible else base
 
     def step_length(self, step):
         """The length of step number `step`, counted from 0, in the state's own clock."""
@@ -181,16 +169,10 @@ class ShiftedRMSNorm(nn.RMSNorm):
         return super().forward(x) + self.bias
 
 
-def norm_of(config) -> nn.Module:
-    rms_norm = ShiftedRMSNorm if config.norm_shift else nn.RMSNorm
+def norm_of(config, final=False) -> nn.Module:
+    rms_norm = ShiftedRMSNorm if config.norm_shift and not final else nn.RMSNorm
     norm = nn.LayerNorm if config.family == "gpt" else rms_norm
-    return norm(config.hidden_size, eps=config.norm_epsilon)
-
-
-def final_norm_of(config) -> nn.Module:
-    norm = nn.LayerNorm if config.family == "gpt" else nn.RMSNorm
-    own = config.final_norm_epsilon
-    return norm(config.hidden_size, eps=config.norm_epsilon if own is None else own)
+    return norm(config.hidden_size, eps=(final and config.final_norm_epsilon) or config.norm_epsilon)
 
 
 class Embedding(nn.Module):
@@ -275,11 +257,8 @@ class FeedForward(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(self, x):
-        x = self.norm(x)
-        if self.gate is None:
-            inner = nn.functional.gelu(self.up(x), approximate="tanh")
-        else:
-            inner = nn.functional.silu(self.gate(x)) * self.up(x)
+        y, gate, f = self.norm(x), self.gate, nn.functional
+        inner = f.gelu(self.up(y), approximate="tanh") if gate is None else f.silu(gate(y)) * self.up(y)
         return self.dropout(self.down(inner))
 
 
@@ -288,22 +267,20 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = DiffEqFormerConfig
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Attention", "FeedForward"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _no_split_modules, _skip_keys_device_placement = ["Attention", "FeedForward"], ["past_key_values"]
     _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
     _tied_weights_keys = {"head.weight": "embedding.tokens.weight"}
 
     def __init__(self, config: DiffEqFormerConfig):
         super().__init__(config)
         self.method = config.method()
-        by_node = config.layer_rows == "node"
-        self.attention_rows = len(self.method.attention_nodes) if by_node else 1  # per step
-        self.feed_forward_rows = len(self.method.feed_forward_nodes) if by_node else 1
+        nodes = self.method.attention_nodes, self.method.feed_forward_nodes  # rows of weights, per step:
+        self.attention_rows, self.feed_forward_rows = (len(n) if config.layer_rows == "node" else 1 for n in nodes)
         self.embedding = Embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.attention = nn.ModuleList(Attention(config) for _ in range(config.steps * self.attention_rows))
         self.feed_forward = nn.ModuleList(FeedForward(config) for _ in range(config.steps * self.feed_forward_rows))
-        self.final_norm = final_norm_of(config)
+        self.final_norm = norm_of(config, final=True)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -360,14 +337,10 @@ class DiffEqFormerForCausalLM(PreTrainedModel, GenerationMixin):
         a, m = self.attention_rows, self.feed_forward_rows
         attention = [self.attention[step * a + min(i, a - 1)] for i in range(len(self.method.attention_nodes))]
         feed_forward = [self.feed_forward[step * m + min(i, m - 1)] for i in range(len(self.method.feed_forward_nodes))]
-        last, nested = len(attention) - 1, self.config.nested_norm
-        outer = [attention[min(i, last)].norm if nested else nn.Identity() for i in range(len(feed_forward))]
+        first = lambda i, x: attention[min(i, len(attention) - 1)].norm(x) if self.config.nested_norm else x
         return (
             [lambda x, block=block: block(x.to(dtype), next(slots), **seen).to(x.dtype) for block in attention],
-            [
-                lambda x, block=block, norm=norm: block(norm(x.to(dtype))).to(x.dtype)
-                for norm, block in zip(outer, feed_forward, strict=True)
-            ],
+            [lambda x, i=i, block=b: block(first(i, x.to(dtype))).to(x.dtype) for i, b in enumerate(feed_forward)],
         )
 
     def _positions(self, x, attention_mask, before):
