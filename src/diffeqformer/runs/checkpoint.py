@@ -162,7 +162,8 @@ class Checkpoints:
                 try:
                     metadata = self._verified(step, like)
                     if damage and not say:
-                        raise RunFailed(f"{damage}; --checkpoint sound reads the one at update {step} instead.")
+                        older = f"eval, sample and export read the one at update {step} with --checkpoint sound"
+                        raise RunFailed(f"{damage}; {older}.")
                     return step, metadata, damage
                 except Damaged as error:
                     if self._lies(step):
