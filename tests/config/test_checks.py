@@ -93,7 +93,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": {"kind": "time", "rows": "node"}}, "unknown key 'model.weights.rows'"),
     ({"weights": {"kind": "shared", "d_emb": 4}}, "unknown key 'model.weights.d_emb': known keys: kind."),
     ({"weights": {"kind": "layer", "frequencies": 4}}, "unknown key 'model.weights.frequencies'"),
-    ({"weights": "tme"}, "model.weights is 'tme', but must be one of 'time', 'time-shared-mlp', 'layer', 'shared'."),
+    (
+        {"weights": "tme"},
+        "model.weights is 'tme', but must be one of 'time', 'time-shared-mlp', 'knots', 'layer', 'shared'.",
+    ),
     ({"weights": 3}, "model.weights is 3, but must be a table of settings or one of 'time', "),
     ({"scheme": {"kind": "euler", "base": "heun"}}, "unknown key 'model.scheme.base'"),
     ({"gradient": {"kind": "plain", "checkpoints": 8}}, "unknown key 'model.gradient.checkpoints'"),
