@@ -201,7 +201,7 @@ def small_world(texts, tmp_path_factory):
 
 @pytest.fixture
 def place(small_world, tmp_path, monkeypatch):
-    """A copy of the small world, for one page; the quickstart trains all its models there, however little time it has."""
+    """A copy of the small world, for one page, where the quickstart trains all its models in any time."""
     shutil.copytree(small_world, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(compare, "plan", lambda costs, *_, **__: [20] * len(costs))
     monkeypatch.chdir(tmp_path)
