@@ -144,7 +144,7 @@ def render(
     _check(name, figures, maps)
     return from_template(
         "page.html", scripted=bool(maps or animations), name=name, title=title, findings=findings,
-        figures=[_figure(one) for one in figures], animations=[(one.caption, _animation(one)) for one in animations],
+        figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],
         arrays=[(k, "×".join(map(str, v.shape)) or "scalar", str(v.dtype)) for k, v in (arrays or {}).items()],
     )  # fmt: skip
@@ -186,7 +186,8 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     return raw.getvalue()
 
 
-def _figure(one: Figure) -> dict[str, Any]:
+def drawn(one: Figure) -> dict[str, Any]:
+    """A figure as a template takes it."""
     return {
         "name": one.name,
         "caption": one.caption,

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from diffeqformer.report import run_figures, run_text, text
-from diffeqformer.report.figures import finite_points, svg
-from diffeqformer.report.page import Figure, both_widths, from_template
+from diffeqformer.report.figures import finite_points
+from diffeqformer.report.page import Figure, both_widths, drawn, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
@@ -53,16 +51,16 @@ def run_report(results: dict[str, Any]) -> RunReport:
     models = results["models"]
     curves, depth = _curves(models), _depth(models, results)
     main, best = _main_table(models)
-    drawn = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
+    depths = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
     by_depth = [(i, *_depth_table(m)) for i, m in enumerate(models) if m["depth"]]
     every, differing = _settings(models)
     sections = {
         "created": _date(results["created"]),
         "main": main,
         "best": best,
-        "curves": [(one, _picture(one)) for one in curves],
-        "drawn": drawn,
-        "depth": depth and (depth, _picture(depth)),
+        "curves": list(map(drawn, curves)),
+        "drawn": depths,
+        "depth": depth and drawn(depth),
         "by_depth": by_depth,
         "samples": [(i, m["name"], m["sample"], _pairs(m["sample"])) for i, m in enumerate(models) if m["sample"]],
         "corpus": _corpus(results["corpus"]),
@@ -75,7 +73,7 @@ def run_report(results: dict[str, Any]) -> RunReport:
     }
     return RunReport(
         name="report", title=results["title"], findings=(run_text.headline(models), run_text.comparison(models)),
-        tables=(main, *(table for _, table in drawn), *(table for _, table, _ in by_depth)),
+        tables=(main, *(table for _, table in depths), *(table for _, table, _ in by_depth)),
         figures=(*curves, *([depth] if depth else [])), document=results, sections=sections,
     )  # fmt: skip
 
@@ -133,8 +131,8 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
     """Losses against updates; against compute, too, where models made unequal numbers of updates."""
     trains = [finite_points(m["curve"]["train"]) for m in models]
     everything = [p for m in models for kind in ("train", "validation") for p in m["curve"][kind]]
-    drawn = finite_points(everything)
-    if not drawn:
+    shown = finite_points(everything)
+    if not shown:
         return []
     notes = []
     if any(trains):
@@ -145,7 +143,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
         some = {n for m in models if (n := m["config"].get("trainer", {}).get("evaluate_batches"))}
         way = f", estimated during training on {text.join(sorted(map(str, some)))} batches" if some else ""
         notes.append(f"Points: validation loss{way}.")
-    if missing := len(everything) - len(drawn):
+    if missing := len(everything) - len(shown):
         notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")
     figures = [both_widths("loss", " ".join(notes), run_figures.loss_curves, models)]
     if run_text.unequal(models):
@@ -176,11 +174,6 @@ def _depth(models: Sequence[Model], results: dict[str, Any]) -> Figure | None:
     if (guess := run_figures.uniform_loss(models, vocabulary)) is not None:
         said.append(f"Dotted: guessing every token uniformly, {text.nats(guess)} nats.")
     return both_widths("depth", " ".join(said), run_figures.depth_curve, models, vocabulary)
-
-
-def _picture(one: Figure) -> dict[str, Markup]:
-    both = {"wide": one.figure, "narrow": one.narrow or one.figure}
-    return {name: Markup(svg(figure, f"{one.name}-{name}", one.caption)) for name, figure in both.items()}
 
 
 def _drawn_table(model: Model) -> Table | None:
