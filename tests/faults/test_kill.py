@@ -41,8 +41,10 @@ class Place:
     def __init__(self, folder: Path, processes: int = 1):
         self.folder, self.text = folder, write_text(folder / "text.txt")
         self.children: list[int] = []
+        flags = os.environ.get("XLA_FLAGS", "").split()  # the same here as there, but for the number of devices
         environment = {
-            **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+            **os.environ,
+            "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
