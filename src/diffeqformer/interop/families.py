@@ -199,6 +199,12 @@ _OWN_BLOCK = {
     for name in names
 }
 
+_ENDS = ("weight", "bias")
+_GPT2_BLOCK = {
+    "attention.norm": "ln_1", "attention.query_key_value": "attn.c_attn", "attention.output": "attn.c_proj",
+    "feed_forward.norm": "ln_2", "feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj",
+}  # fmt: skip
+
 FAMILIES = {
     "gpt2": Family(
         settings=GPT2Settings,
@@ -214,18 +220,9 @@ FAMILIES = {
         },
         block="h.{}.",
         inside={
-            "attention.norm.scale": ("ln_1.weight",),
-            "attention.norm.shift": ("ln_1.bias",),
-            "attention.query_key_value.weight": ("attn.c_attn.weight",),
-            "attention.query_key_value.bias": ("attn.c_attn.bias",),
-            "attention.output.weight": ("attn.c_proj.weight",),
-            "attention.output.bias": ("attn.c_proj.bias",),
-            "feed_forward.norm.scale": ("ln_2.weight",),
-            "feed_forward.norm.shift": ("ln_2.bias",),
-            "feed_forward.up.weight": ("mlp.c_fc.weight",),
-            "feed_forward.up.bias": ("mlp.c_fc.bias",),
-            "feed_forward.down.weight": ("mlp.c_proj.weight",),
-            "feed_forward.down.bias": ("mlp.c_proj.bias",),
+            f"{ours}.{end}": (f"{theirs}.{name}",)
+            for ours, theirs in _GPT2_BLOCK.items()
+            for end, name in zip(("scale", "shift") if "norm" in ours else _ENDS, _ENDS, strict=True)
         },
         outputs_first=False,
         buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
@@ -235,20 +232,14 @@ FAMILIES = {
         fixed={"field.kind": "llama", **VANILLA},
         architecture="LlamaForCausalLM",
         prefix="model.",
-        outside={
-            "embedding.tokens": "embed_tokens.weight",
-            "final_norm.scale": "norm.weight",
-            HEAD: "lm_head.weight",
-        },
+        outside={"embedding.tokens": "embed_tokens.weight", "final_norm.scale": "norm.weight", HEAD: "lm_head.weight"},
         block="layers.{}.",
         inside={
             "attention.norm.scale": ("input_layernorm.weight",),
             "attention.query_key_value.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
             "attention.output.weight": ("self_attn.o_proj.weight",),
             "feed_forward.norm.scale": ("post_attention_layernorm.weight",),
-            "feed_forward.up.weight": ("mlp.up_proj.weight",),
-            "feed_forward.down.weight": ("mlp.down_proj.weight",),
-            "feed_forward.gate.weight": ("mlp.gate_proj.weight",),
+            **{f"feed_forward.{part}.weight": (f"mlp.{part}_proj.weight",) for part in ("up", "down", "gate")},
         },
         outputs_first=True,
         buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
