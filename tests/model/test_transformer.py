@@ -7,6 +7,7 @@ import pytest
 
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
+from diffeqformer.model.generate import generate
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES
@@ -117,6 +118,17 @@ def test_gradients_against_finite_differences_in_float64(config):
 def test_one_row_of_ids_works_as_a_batch_does():
     model, ids = model_of(TINY), tokens()
     np.testing.assert_allclose(model(ids[0]), model(ids)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 40, 4_000_000])
+def test_token_ids_that_do_not_exist_are_refused(wrong):
+    """JAX would take the nearest one that does."""
+    model, ids = model_of(TINY), tokens(1, 3).at[0, 1].set(wrong)
+    sentence = rf"token id {wrong} does not exist: the model's vocabulary has 40 entries, 0 to 39\."
+    with pytest.raises(BadInput, match=sentence):
+        model(ids)
+    with pytest.raises(BadInput, match=sentence):
+        generate(model, ids, 2, key=jax.random.key(0))
 
 
 def test_too_long_a_text_and_too_few_steps_are_refused():

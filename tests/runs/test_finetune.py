@@ -2,13 +2,23 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
-from diffeqformer.config import Config, DataConfig, LoRAConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import (
+    Config,
+    DataConfig,
+    DepthConfig,
+    LoRAConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TimeConfig,
+    TrainerConfig,
+)
 from diffeqformer.data.loader import evaluation_batches
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
@@ -129,6 +139,13 @@ def test_the_optimiser_holds_moments_of_what_is_trained_only(bases, tmp_path, se
     assert count(trained) == wanted and count(trained) + count(frozen) == count(state.model)
     scalars = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim == 0]
     assert count(state.optimizer) - len(scalars) == 2 * wanted
+
+
+def test_continuous_fine_tuning_keeps_the_depths_that_the_base_was_trained_at(bases, tmp_path):
+    base = load_run(bases / "continuous")
+    drawn = replace(base, config=replace(base.config, depth=DepthConfig((2, 4), jitter=0.5)))
+    kept = {m: finetune_config(drawn, str(tmp_path), steps=3, method=m).depth for m in ("continuous", "full", "lora")}
+    assert kept == {"continuous": drawn.config.depth, "full": DepthConfig(), "lora": DepthConfig()}
 
 
 def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(bases, tmp_path):

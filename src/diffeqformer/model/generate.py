@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Key
 
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import require_tokens
 
 
 def generate(
@@ -43,9 +44,10 @@ def require_sampling(
 ) -> None:
     """Check what text is asked for; computes nothing.
 
-    **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
+    **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
+    require_tokens(prompt, vocabulary)
     if prompt.shape[1] < 1:
         raise BadInput("the prompt is empty, but must have at least one token.")
     if new_tokens < 1:

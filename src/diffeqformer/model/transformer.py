@@ -16,7 +16,7 @@ from diffeqformer.config import LayerConfig, ModelConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
-from diffeqformer.nn.embedding import Embedding
+from diffeqformer.nn.embedding import Embedding, require_tokens
 from diffeqformer.nn.linear import Norm, normalise, unit_rms, wide
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
@@ -143,6 +143,7 @@ class Transformer(eqx.Module):
         """
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
+        require_tokens(ids, self.embedding.tokens.shape[0])
         x = self.embedding(ids, jnp.arange(ids.shape[1], dtype=jnp.int32) + start)
         if self.config.embedding_norm:
             x = unit_rms(x, self.config.norm_epsilon)

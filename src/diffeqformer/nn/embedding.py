@@ -2,9 +2,26 @@
 
 import equinox as eqx
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Float, Int
 
+from diffeqformer.errors import BadInput
 from diffeqformer.sharding import constrain
+
+
+def require_tokens(ids: Int[Array, "*batch position"], vocabulary: int) -> None:
+    """Check ids that are known, which indexing would take for others: JAX clips them. Traced ones are not checked.
+
+    **Raises:** `BadInput` for an id that is not in the vocabulary.
+    """
+    if isinstance(ids, Tracer) or not ids.size:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary:
+        raise BadInput(
+            f"token id {low if low < 0 else high} does not exist: the model's vocabulary has {vocabulary} entries, "
+            f"0 to {vocabulary - 1}."
+        )
 
 
 class Embedding(eqx.Module):

@@ -8,6 +8,7 @@ from diffeqformer.config import (
     BaseConfig,
     Config,
     DataConfig,
+    DepthConfig,
     LoRAConfig,
     OptimizerConfig,
     Role,
@@ -63,7 +64,7 @@ def finetune_config(
     """The config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
 
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
-    `continuous` keeps the functions of depth and trains those.
+    `continuous` keeps the functions of depth and trains those, at the depths that the base drew its updates from.
 
     **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
     if not given; `lora`, read by that method only; `train_embeddings`, which the paper
@@ -82,6 +83,7 @@ def finetune_config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
         model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else None),
+        depth=DepthConfig() if layers else base.config.depth,
         data=replace(data or base.config.data, tokenizer=str(Path(folder).expanduser() / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES[method] + embeddings),
         trainer=trainer or usual_trainer,
