@@ -341,9 +341,7 @@ def _require_head_dim(settings: LlamaSettings) -> None:
 
 def _require_own_class(m: ModelConfig) -> None:
     if isinstance(m.field, OwnConfig):
-        raise BadInput(
-            f"model.field is your own, {m.field.name}, but a model can be exported only if it is gpt or llama."
-        )
+        raise BadInput(f"model.field is your own, {m.field.name}, but only models of gpt or llama can be exported.")
     setting, name, known = "model.scheme", m.scheme.kind, (*_SCHEMES, "reversible")
     if isinstance(m.scheme, ReversibleConfig):
         setting, name, known = "model.scheme.base", m.scheme.base, _SCHEMES
