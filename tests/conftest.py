@@ -11,6 +11,7 @@ import gc
 
 import jax
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import install_import_hook
 
 install_import_hook("diffeqformer", "beartype.beartype")
@@ -21,19 +22,29 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(50_000, 20, 100)  # tracing makes many objects that live; looking through them took 5% of the time
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory):
-    """Equal computations are compiled once per worker, whichever test, command or subprocess asks for them.
+@pytest.fixture(scope="session")
+def compiled_folder(tmp_path_factory):
+    """Every worker has a folder of its own: JAX writes entries in place, and another could read half of one."""
+    return tmp_path_factory.mktemp("compiled")
 
-    Every worker has a folder of its own: JAX writes entries in place, and another could read half of one.
+
+@pytest.fixture(scope="module")
+def compile_once(compiled_folder):
+    """Equal computations of commands and runs are compiled once per worker, whichever test or subprocess asks for them.
+
+    Only of modules that ask for it: writing an entry of a large program once crashed in XLA.
     """
     settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": str(compiled_folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
+    before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))  # for subprocesses
             jax.config.update(name, value)
+        reset_cache()
         yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()

@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return self.folder / "runs" / kind
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def compiled(compile_once):
     """These tests train, again and again, the same small models."""
 

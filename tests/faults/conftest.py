@@ -18,7 +18,7 @@ class Lines(Silent):
         self.lines.append(line)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def compiled(compile_once):
     """These tests open and train, again and again, the same small models."""
 

@@ -8,7 +8,7 @@ from diffeqformer.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from tests.runs.tiny_run import write_text
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def compiled(compile_once):
     """These tests train, again and again, the same small models."""
 
