@@ -144,7 +144,7 @@ class Transformer(eqx.Module):
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
         require_tokens(ids, self.embedding.tokens.shape[0])
-        x = self.embedding(ids, jnp.arange(ids.shape[1], dtype=jnp.int32) + start)
+        x = self.embedding(ids, jnp.arange(ids.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32))
         if self.config.embedding_norm:
             x = unit_rms(x, self.config.norm_epsilon)
         return constrain(x, BATCH)
@@ -159,7 +159,7 @@ class Transformer(eqx.Module):
         self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]
     ) -> tuple[Float[Array, "batch position vocabulary"], KeyValueCache]:
         """Logits of the tokens `ids` that follow `start` cached ones, and the cache with them in it."""
-        at = start + jnp.arange(ids.shape[1], dtype=jnp.int32)
+        at = jnp.asarray(start, jnp.int32) + jnp.arange(ids.shape[1], dtype=jnp.int32)
         mask = jnp.arange(cache.keys.shape[-2], dtype=jnp.int32)[None, :] <= at[:, None]
         solution = self.integrate(ids, cache=cache, window=Window(start, mask))
         assert solution.cache is not None

@@ -192,7 +192,7 @@ class TransformerField:
         parts = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
         query, keys, values = (constrain(part, BATCH, None, "tensor") for part in parts)
         if self.rope_theta is not None:
-            positions = jnp.arange(x.shape[1], dtype=jnp.int32) + start
+            positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
             query, keys = (rotate(part, positions, self.rope_theta) for part in (query, keys))
         return query, keys, values
 
