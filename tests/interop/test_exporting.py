@@ -357,7 +357,7 @@ REFUSED = {
     "edges, stock": (with_model(weights="layer", scheme="lie-trotter", horizon="steps", edges=(0.0, 0.2, 0.4, 1.0)), {},
         "the model's steps are unequal, as no"),
     "field": (lambda _: dataclasses.replace(run_of("diffeqformer"), model=with_own_field()), {},
-        "model.field is your own, diffeqformer.ode.field.TransformerField, but only models of gpt or llama can be exported."),
+        "model.field is your own, diffeqformer.ode.field.TransformerField, but only models of gpt or llama can be"),
     "dtype": (lambda run: run, {"dtype": "int8"}, "dtype is 'int8', but must be one of float32, bfloat16, float16"),
     "shards": (lambda run: run, {"shard_bytes": 0}, "is 0 bytes, but must be at least 1"),
     "adapter": (lambda run: run, {"adapter": True}, "'runs/tiny' has no low-rank adapters"),

@@ -142,7 +142,7 @@ def test_too_long_a_text_and_too_few_steps_are_refused():
 @pytest.mark.parametrize("steps", [2.5, 6.0, True, -1])
 def test_a_depth_that_is_not_a_positive_whole_number_is_refused(steps):
     with pytest.raises(BadInput, match=rf"steps is {steps}, but must be a whole number of at least 1"):
-        model_of(TINY).grid(steps)
+        Grid.of(steps)
 
 
 def test_weights_of_every_source_can_be_asked_for_inside_a_jit():
