@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -137,8 +138,9 @@ def test_a_second_ctrl_c_ends_at_once(config, monkeypatch):
     class Impatient(Loader):
         def __getitem__(self, k: int):
             if k == 6:
-                signal.raise_signal(signal.SIGINT)  # from outside two may become one
-                signal.raise_signal(signal.SIGINT)  # from outside two may become one
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)  # batches are read in a thread of their own: until the main one has seen it, two are one
+                os.kill(os.getpid(), signal.SIGINT)
             return super().__getitem__(k)
 
     monkeypatch.setattr(trainer, "Loader", Impatient)
