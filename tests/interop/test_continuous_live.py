@@ -14,7 +14,13 @@ from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.runs.arrays import by_path
 from tests.interop.runs import CONTINUOUS, run_of
-from tests.interop.test_exporting_live import greedy, load, own_module_cache, theirs  # noqa: F401
+from tests.interop.test_exporting_live import (
+    gradients_without_and_with_checkpoints,
+    greedy,
+    load,
+    own_module_cache,  # noqa: F401
+    theirs,
+)
 from tests.models import TINY, logits, tokens
 from tests.tolerances import GRADIENT, STATES
 
@@ -148,14 +154,7 @@ def test_trained_there_and_imported_back(folder, tmp_path):
 @pytest.mark.parametrize("kind", ["time, gpt", "knots, llama"])
 def test_checkpointing_changes_no_gradient(kind, tmp_path):
     export(run_of(kind), tmp_path / "made")
-    ids, found = long(tokens()), []
-    for checkpointed in (False, True):
-        model = load(tmp_path / "made").train()
-        if checkpointed:
-            model.activation_checkpointing_enable()
-        model(ids, labels=ids).loss.backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*gradients_without_and_with_checkpoints(tmp_path / "made"), strict=True):
         assert (one - other).norm() <= GRADIENT * one.norm()
 
 

@@ -42,6 +42,20 @@ def theirs(model, ids, **settings) -> np.ndarray:
         return model(torch.from_numpy(np.array(ids)).long(), **settings).logits.numpy()
 
 
+def gradients_without_and_with_checkpoints(folder) -> tuple[list, list]:
+    """The parameters' gradients of a model that is loaded from `folder`, twice."""
+    import torch
+
+    ids, found = torch.from_numpy(np.array(tokens())).long(), ([], [])
+    for checkpointed, gradients in enumerate(found):
+        model = load(folder).train()
+        if checkpointed:
+            model.activation_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        gradients.extend(parameter.grad for parameter in model.parameters())
+    return found
+
+
 def greedy(model, ids, number: int, **settings) -> np.ndarray:
     """New tokens by the model's own `generate`, end-of-text being a token like any other."""
     import torch
@@ -176,14 +190,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind, tmp_path):
     import torch
 
     export(run_of(kind), tmp_path / "made")
-    ids, found = torch.from_numpy(np.array(tokens())).long(), []
-    for checkpointed in (False, True):
-        model = load(tmp_path / "made").train()
-        if checkpointed:
-            model.activation_checkpointing_enable()
-        model(ids, labels=ids).loss.backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(*gradients_without_and_with_checkpoints(tmp_path / "made"))
 
 
 # ----- PEFT

@@ -1,6 +1,5 @@
 """`diffeqformer eval RUN [--steps 6,12,24] [--scheme NAME] [--tolerance RTOL] [--data ...] [--tasks ...]`"""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -71,6 +70,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
         return evaluate_and_print(arguments, steps[0] if steps else None, as_json)
     from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.evaluation.accuracy import accuracy_of
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
@@ -104,7 +104,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         rows.append({**row, **asdict(found), **measured(found)})
     if opened.config.data.puzzle and not arguments.data:
         for depth, row in zip(depths, rows, strict=True):
-            row["accuracy"] = _accuracy(opened.config.data.puzzle, model, tokens, depth)
+            row["accuracy"] = dict(enumerate(accuracy_of(opened.config.data.puzzle, model, tokens, depth), 1))
     if as_json:
         return print_json({**opened.which, "evaluations": rows})
     print_table(
@@ -117,15 +117,6 @@ def run(words: Sequence[str], as_json: bool) -> None:
         cells = lambda row: [number(part and 100 * part, 1) for part in row["accuracy"].values()]
         right = [[_cells(row)[0], *cells(row)] for row in rows]
         print_table("\nright answers, %, by difficulty", columns, right)
-
-
-def _accuracy(puzzle: Any, model: Any, tokens: Any, steps: Any) -> dict[int, float | None]:
-    """The fraction of right answers by difficulty; `None` for one that no answer has."""
-    from diffeqformer.evaluation.accuracy import accuracy
-
-    problems = tokens.reshape(-1, puzzle.context)
-    found = accuracy(model, problems, puzzle.build().difficulty(problems), steps=steps)
-    return {k: None if math.isnan(part) else float(part) for k, part in enumerate(found, 1)}
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """How many answers of a puzzle a model gets right, by how difficult they are."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Integer
 
+from diffeqformer.config import PuzzleConfig
 from diffeqformer.ode.early_exit import EarlyExit
 
 _guesses = eqx.filter_jit(lambda model, ids, steps: model(ids, steps=steps).argmax(axis=-1))
@@ -40,6 +42,18 @@ def accuracy(
         return np.bincount(of[right], minlength=len(total) + 1)[1:] / total
 
 
-def reach(accuracies: Sequence[float], right: float = 0.9) -> int:
+def accuracy_of(
+    puzzle: PuzzleConfig,
+    model: Callable[..., Array],
+    tokens: Integer[np.ndarray, " token"],
+    steps: int | EarlyExit | None = None,
+) -> list[float | None]:
+    """`accuracy` on the problems that `tokens` hold; `None` where no answer has a difficulty."""
+    problems = np.asarray(tokens).reshape(-1, puzzle.context)
+    found = accuracy(model, problems, puzzle.build().difficulty(problems), steps=steps)
+    return [None if math.isnan(part) else float(part) for part in found]
+
+
+def reach(accuracies: Sequence[float | None], right: float = 0.9) -> int:
     """The largest k up to which at least the fraction `right` of all answers is right."""
-    return int(np.cumprod(np.asarray(accuracies) >= right).sum())
+    return int(np.cumprod(np.asarray(accuracies, float) >= right).sum())

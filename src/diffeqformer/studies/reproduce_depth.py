@@ -143,9 +143,7 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[dic
 
     **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
     """
-    import numpy as np
-
-    from diffeqformer.evaluation.accuracy import accuracy
+    from diffeqformer.evaluation.accuracy import accuracy_of
     from diffeqformer.runs.compare import at_depths_of
 
     m, puzzle = result.config.model, result.config.data.puzzle
@@ -153,11 +151,8 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[dic
     depths = [m.steps] if alone else [steps for steps in READ if steps <= most]
     rows: list[dict[str, Any]] = [dict(row) for row in at_depths_of(result, depths, progress)]
     if puzzle:
-        problems = np.asarray(result.tokens.validation).reshape(-1, puzzle.context)
-        difficulty = puzzle.build().difficulty(problems)
         for row in rows:
-            found = accuracy(result.model, problems, difficulty, steps=row["steps"])
-            row["accuracy"] = [float(part) for part in found]
+            row["accuracy"] = accuracy_of(puzzle, result.model, result.tokens.validation, row["steps"])
     return rows
 
 

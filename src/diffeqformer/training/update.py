@@ -112,8 +112,8 @@ def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
     # networks, comes once per update (unless they are a table anyway, or steps are adaptive or unequal).
     jitter, adaptive = config.depth.jitter, config.model.tolerance
     first_stays = config.model.first_step is not None
-    once = parts > 1 and config.model.weights.kind != "layer" and not adaptive and not jitter
-    once = once and config.depth.together == "one"
+    alone = config.depth.together == "one"
+    once = parts > 1 and alone and config.model.weights.kind != "layer" and not adaptive and not jitter
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
     def update(state: State, batch: Any, now: Array, steps: int | None) -> tuple[State, Measured]:
@@ -123,7 +123,7 @@ def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
-        depths = (steps,) if config.depth.together == "one" else together(config, steps)
+        depths = (steps,) if alone else together(config, steps)
         if jitter:
             grids = map(state.model.grid, depths)
             depths = tuple(grid.jittered(jitter, of_step(3), first_stays=first_stays) for grid in grids)

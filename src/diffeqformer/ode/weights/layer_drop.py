@@ -36,7 +36,8 @@ class LayerDropWeights(eqx.Module):
 
     def at(self, times: Any) -> BlockWeights:
         """The layers in force at `times`."""
-        rows = Grid(self.depth).layer_at(times)
+        xp, times = (jnp, times) if isinstance(times, Tracer) else (np, np.asarray(times, np.float64))
+        rows = xp.clip((times * self.depth).astype(int), 0, self.depth - 1)
         return jax.tree.map(lambda leaf: leaf[rows], self.layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
@@ -48,11 +49,7 @@ class LayerDropWeights(eqx.Module):
             raise BadInput(
                 f"steps is {grid.steps}, but this model leaves out some of {self.depth} layers: at most those."
             )
-        edges = grid.edges
-        xp = jnp if isinstance(edges, Tracer) else np
-        middles = (edges[:-1] + edges[1:]) / 2
-        rows = xp.clip((middles * self.depth).astype(int), 0, self.depth - 1)
-        return unstack(jax.tree.map(lambda leaf: leaf[rows], self.layers), grid.steps, 1)
+        return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
 
 
 def init_layer_drop(
