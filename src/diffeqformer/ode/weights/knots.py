@@ -43,6 +43,8 @@ def cardinal_basis(
     xp = jnp if traced else np
     t = times.astype(wide(times.dtype)) if traced else np.asarray(times, np.float64)
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
+    if not traced:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
+        place_in_knots = np.round(place_in_knots, 9)
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]
@@ -88,7 +90,7 @@ class KnotWeights(eqx.Module):
 
     def _interpolated(self, rows: Any, times: Any) -> Any:
         weights = cardinal_basis(times, self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype)
-        mixed = lambda leaf: jnp.tensordot(weights, leaf, 1)
+        mixed = lambda leaf: jnp.tensordot(weights, leaf, 1, precision="highest")  # not in TensorFloat-32
         return constrain_weights(jax.tree.map(mixed, rows))
 
 
