@@ -110,12 +110,13 @@ def test_a_failed_import_leaves_nothing(call, published, tmp_path, monkeypatch):
 KILLED = """
 import sys, time
 from diffeqformer.interop import importing
-class Slow(importing.Checkpoints):
+from diffeqformer.runs import folder
+class Slow(folder.Checkpoints):
     def save(self, *arguments):
         super().save(*arguments)
         print("saved", flush=True)
         time.sleep(60)
-importing.Checkpoints = Slow
+folder.Checkpoints = Slow
 importing.import_huggingface(*sys.argv[1:])
 """
 

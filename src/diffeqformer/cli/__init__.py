@@ -21,6 +21,7 @@ STORY = {
         "quickstart": "train DiffEqFormer and its baselines, and write a report",
         "train": "train, or resume, the run of a config: CONFIG [--key value ...]",
         "finetune": "adapt a run to other text, at any depth: RUN --data FILES",
+        "lift": "a table of layers becomes a function of depth: RUN --to RUN",
     },
     "Use": {
         "eval": "loss and perplexity at any depth; published tasks: RUN",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from diffeqformer.config import Config, DataConfig, OptimizerConfig, dump_yaml
+from diffeqformer.config import Config, DataConfig, OptimizerConfig
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import Published, open_huggingface
@@ -13,9 +13,7 @@ from diffeqformer.interop.peft import load_adapter
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
-from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import Run
-from diffeqformer.store.files import write_whole
 from diffeqformer.store.folders import becoming, require_free, require_space
 from diffeqformer.store.paths import path_of
 
@@ -49,10 +47,8 @@ def import_huggingface(
         with progress.stage("Writing the run", 1) as stage:
             origin = {"folder": str(published.folder), "model_type": published.model_type}
             origin |= {} if adapter is None else {"adapter": str(adapter)}
-            write_whole(aside / files.TOKENIZER, tokenizer.to_str(pretty=True))
-            write_whole(aside / files.IMPORTED, json.dumps(origin, indent=1) + "\n")
-            Checkpoints(aside / files.CHECKPOINTS).save(0, {"model": model}, files.remember(config, aside))
-            write_whole(aside / files.CONFIG, dump_yaml(config))
+            more = {files.IMPORTED: json.dumps(origin, indent=1) + "\n"}
+            files.write_model(aside, config, tokenizer, model, None, more)
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0, "imported")
 

@@ -11,10 +11,12 @@ What a run is stands in the manifest of each checkpoint (`origin_of`), not in wh
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
+
+from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
@@ -32,7 +34,7 @@ from diffeqformer.store.regular import require_no_links
 
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
 CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
-Origin = Literal["trained", "fine-tuned", "imported"]
+Origin = Literal["trained", "fine-tuned", "imported", "lifted"]
 
 MAY_CHANGE = frozenset(
     ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
@@ -84,8 +86,9 @@ class RunFolder:
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
                 raise BadInput(f"folder {str(self.path)!r} exists and is not a run; choose another folder with --run.")
             return
-        if remembered.get("origin") == "imported":
-            raise BadInput(f"run folder {str(self.path)!r} holds an imported model; choose another folder with --run.")
+        if (origin := remembered.get("origin")) in ("imported", "lifted"):
+            model = "an imported" if origin == "imported" else "a lifted"
+            raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with --run.")
         if path_of(self.config.data.tokenizer) == self.path / TOKENIZER:  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
@@ -180,6 +183,21 @@ def remember(config: Config, folder: Path) -> dict[str, Any]:
     files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
     origin = "imported" if files["text"] is None else "fine-tuned" if config.base.run else "trained"
     return {"origin": origin, "config": _numeric(config), **files}
+
+
+def write_model(
+    folder: Path, config: Config, tokenizer: Tokenizer, model: Transformer, text: str | None, more: Mapping[str, str]
+) -> None:
+    """Everything of a run whose model was not trained in it, at update 0; last its config, which makes it a run.
+
+    **Arguments:** `folder`, in which it becomes whole; `text`, the `text_of` it, `None` if it has none of its own, as
+    an imported model; `more`, other files by name, with what is in them.
+    """
+    for name, content in {TOKENIZER: tokenizer.to_str(pretty=True), **more}.items():
+        write_whole(folder / name, content)
+    own = {"origin": "imported" if text is None else "lifted", "text": text}
+    Checkpoints(folder / CHECKPOINTS).save(0, {"model": model}, {**remember(config, folder), **own})
+    write_whole(folder / CONFIG, dump_yaml(config))
 
 
 def origin_of(folder: Path) -> Origin | None:

@@ -1,0 +1,64 @@
+"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K] [--d-emb N]`"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from diffeqformer.cli.output import human, print_json, print_table
+from diffeqformer.cli.parse import parse
+from diffeqformer.config import Which
+from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Terminal
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Make a table of layers, such as an imported GPT-2 or Llama, a function of depth, without training.
+
+    The new run is the same model at its own number of steps, and runs at any other.
+
+    Example: diffeqformer lift runs/gpt2 --to runs/gpt2-lifted
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run, of a vanilla, an imported or a fine-tuned model."""
+    to: Annotated[str, tyro.conf.arg(metavar="RUN")]
+    """Folder of the new run, new or empty."""
+    weights: Literal["knots", "time"] = "knots"
+    """Interpolated between knots, or given by small networks of time."""
+    knots: Annotated[int | None, tyro.conf.arg(metavar="K")] = setting(None, least=1, most=MOST_STEPS)
+    """Number of knots, as many as layers if not given; fewer or more make the model smaller or larger, and another."""
+    d_emb: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
+    """Width of the time networks, at least the number of layers; twice that if not given."""
+    checkpoint: Which = "latest"
+    """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
+
+
+def run(words: Sequence[str], as_json: bool) -> None:
+    """Lift, and print how near the new model is to the old one."""
+    given = parse(Arguments, words, "diffeqformer lift")
+    for name, value, kind in (("knots", given.knots, "knots"), ("d-emb", given.d_emb, "time")):
+        if value is not None and given.weights != kind:
+            raise BadInput(f"--{name} is {value}, but only --weights {kind} reads it.")
+    from diffeqformer.config import to_dict
+    from diffeqformer.model.count import count
+    from diffeqformer.runs.lifting import lift_run
+    from diffeqformer.runs.opening import load_run
+
+    progress = Terminal()
+    opened = load_run(given.run, given.checkpoint, progress)
+    settings = {"knots": given.knots, "d_emb": given.d_emb, "checkpoint": given.checkpoint}
+    made, found = lift_run(opened, given.to, given.weights, **settings, progress=progress)
+    stored, m = count(made.model), made.config.model
+    if as_json:
+        sizes = {"parameters": stored, "model": to_dict(m)}
+        measured = {"condition": found.condition, "difference": found.difference}
+        return print_json({"run": str(made.folder), "base": opened.which, **sizes, **measured})
+    columns = ["weights", "parameters", "steps", "condition number", "largest difference of a logit"]
+    difference = f"{found.difference:.1e}" if found.difference else "0, to the bit"
+    print_table(
+        str(made.folder), columns, [[m.weights.kind, human(stored), str(m.steps), f"{found.condition:.3g}", difference]]
+    )

@@ -1,0 +1,134 @@
+"""Lifting: a table of layers becomes a function of depth whose populated model is the table.
+
+Ancestors: Queiruga et al. 2021, arXiv:2106.10820 (a basis over depth, projected to more or fewer functions without
+training); Chen et al. 2022, arXiv:2110.07143 (bert2BERT), Wang et al. 2023, arXiv:2309.16119 (LEMON): lossless growth.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from diffeqformer.config import KnotsConfig, LayerConfig, TimeConfig, validate_model
+from diffeqformer.errors import BadInput
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.weights import LayerWeights
+from diffeqformer.ode.weights.knots import PLACES
+from diffeqformer.ode.weights.lifting import fit_knots, fit_time
+
+EXACT = 1e-4
+"""What logits may differ by, of the largest (at least of 1)."""
+BANDS = (2.0, 3.0, 6.0)
+"""Highest frequencies to try, in radians per step: the lower, the smoother between the steps; 3 is about Nyquist's."""
+WELL_CONDITIONED = 1e3
+"""Condition number below which no wider band is tried."""
+PROBED = 32
+"""Random tokens whose logits are compared."""
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A model whose weights are functions of depth, and how near it comes to the table that it was made of."""
+
+    model: Transformer
+    condition: float
+    """Condition number of the linear system that gave its weights."""
+    difference: float
+    """The largest of a logit at the table's own depth, relative to the largest logit (at least to 1)."""
+
+
+def lift(
+    model: Transformer,
+    kind: Literal["knots", "time"] = "knots",
+    *,
+    knots: int | None = None,
+    d_emb: int | None = None,
+    key: Key[Array, ""],
+) -> Lifted:
+    """The model of a table of layers with weights that are functions of depth: it runs at any number of steps.
+
+    At its own depth it is the same model: with `knots` to the bit, with `time` to `EXACT`. Depth lasts as long as
+    before, so that at 2L steps each is half as long.
+
+    **Arguments:** `model`, a table of L layers, one row each, of a scheme that needs weights once per step, at its
+    middle or its end; `kind`, weights interpolated between knots, or time networks; `knots`, K: fewer or more than L
+    give a smaller or larger model, which is then not the same; `d_emb` of time networks, at least L, 2 L if not given;
+    `key` of time networks.
+
+    **Raises:** `BadInput` for a model that is no such table, or whose lifted model would not be the same.
+    """
+    weights = _table_of(model)
+    config, node = model.config, _node_of(model)
+    grid, layers = model.grid(), weights.layers
+    if kind == "knots":
+        if not grid.equal:
+            raise BadInput("this model's steps are of unequal lengths, but knots are equally spaced; 'time' fits it.")
+        place = next(place for place, fraction in PLACES.items() if fraction == node)
+        section = KnotsConfig(knots or grid.steps, place=place)  # pyright: ignore
+        validate_model(replace(config, weights=section))
+        fit = fit_knots(layers, grid.times((node,)), section)
+    else:
+        d_emb = 2 * grid.steps if d_emb is None else d_emb
+        if d_emb < grid.steps:
+            raise BadInput(
+                f"d_emb is {d_emb}, but must be at least {grid.steps}, the number of layers to pass through."
+            )
+        for band in BANDS:
+            section = TimeConfig(d_emb, max(32, grid.steps), highest_frequency=band * grid.steps)
+            validate_model(replace(config, weights=section))
+            fit = fit_time(layers, grid, node, section, model.field.shapes(), key)
+            if fit.condition <= WELL_CONDITIONED:
+                break
+    own = replace(config, weights=section, horizon=config.interval)
+    lifted = model.replace(weights=fit.weights, config=own)
+    found = Lifted(lifted, fit.condition, difference(model, lifted))
+    if found.difference > EXACT and not (kind == "knots" and section.knots != grid.steps):  # pyright: ignore
+        raise BadInput(
+            f"the lifted model would not be the same: logits differ by {found.difference:.1e} of the largest, but must "
+            f"by at most {EXACT:g} (condition number {found.condition:.1e}); a larger d_emb, or 'knots', is exact."
+        )
+    return found
+
+
+def difference(one: Transformer, other: Transformer) -> float:
+    """The largest difference of the logits of two models of one depth, relative to the largest logit (at least 1)."""
+    ids = jax.random.randint(jax.random.key(0), (1, min(PROBED, one.config.context)), 0, one.config.vocabulary or 0)
+    run = jax.jit(lambda model, ids: model(ids))
+    expected, found = run(one, ids), run(other.populate(one.config.steps), ids)
+    return float(jnp.abs(found - expected).max() / jnp.maximum(jnp.abs(expected).max(), 1.0))
+
+
+def _table_of(model: Transformer) -> LayerWeights:
+    """The weights of a model that can be lifted."""
+    config, weights = model.config, model.weights
+    if config.continuous:
+        raise BadInput(
+            f"this model's weights are functions of depth already ({config.weights.kind}): it runs at any number of "
+            "steps as it is."
+        )
+    if not isinstance(weights, LayerWeights) or not isinstance(config.weights, LayerConfig):
+        raise BadInput(f"model.weights is {config.weights.kind!r}, but only a table of layers ('layer') can be lifted.")
+    if config.lora is not None:
+        raise BadInput(
+            "this model has low-rank adapters beside its table; merge them first: `diffeqformer export` writes the "
+            "merged model, and `diffeqformer import` makes a run of it."
+        )
+    if weights.nodes is not None:
+        raise BadInput(
+            f"this model is a table with rows at the nodes {tuple(weights.nodes)} of each step, but only one with one "
+            "row per layer can be lifted."
+        )
+    return weights
+
+
+def _node_of(model: Transformer) -> float:
+    """Where in a step the scheme needs weights, as a fraction of the step."""
+    nodes = {*model.scheme.nodes.attention, *model.scheme.nodes.feed_forward}
+    if len(nodes) != 1 or not nodes <= {*PLACES.values()}:
+        raise BadInput(
+            f"model.scheme is {model.config.scheme.kind!r}, which needs weights at the fractions {sorted(nodes)} of a "
+            "step; only schemes that need them once, at its middle or its end, can be lifted, such as 'lie-trotter'."
+        )
+    return nodes.pop()

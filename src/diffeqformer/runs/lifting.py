@@ -1,0 +1,61 @@
+"""A run of a table of layers goes in, a run of the same model as a function of depth comes out, whole or not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import jax
+
+from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
+from diffeqformer.model.count import count
+from diffeqformer.model.lift import Lifted, lift
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.runs import folder as files
+from diffeqformer.runs.opening import Run
+from diffeqformer.runs.results import name_of_run
+from diffeqformer.store.folders import becoming, require_free, require_space
+from diffeqformer.store.paths import path_of
+
+
+def lift_run(
+    run: Run,
+    to: str | Path,
+    kind: Literal["knots", "time"] = "knots",
+    *,
+    knots: int | None = None,
+    d_emb: int | None = None,
+    checkpoint: Which = "latest",
+    progress: Progress | None = None,
+) -> tuple[Run, Lifted]:
+    """Make a run of the model of `run`, its weights functions of depth: `lift`, from folder to folder.
+
+    The text, and with it the validation split, stays that of `run`, if it has one.
+
+    **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or be empty; `kind`,
+    `knots` and `d_emb` as for `lift`; `checkpoint`, which of the run's this is.
+
+    **Returns:** the new run, at update 0, and what `lift` measured.
+
+    **Raises:** `BadInput` for a model that cannot be lifted, or a folder that cannot be written; nothing has been
+    written then.
+    """
+    progress, to = progress or Silent(), path_of(to)
+    require_free(to)
+    with progress.stage("Lifting", 1) as stage:
+        lifted = lift(run.model, kind, knots=knots, d_emb=d_emb, key=jax.random.key(run.config.trainer.seed))
+        stage.advance(1)
+    config = validate(
+        replace(
+            run.config,
+            run=str(to),
+            base=BaseConfig(str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1]),
+            model=lifted.model.config,
+            depth=DepthConfig(),
+            data=replace(run.config.data, tokenizer=str(to / files.TOKENIZER)),
+        )
+    )
+    with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
+        require_space(aside, 4 * count(lifted.model), "the run")
+        text = files.text_of(run.folder)
+        files.write_model(aside, config, run.tokenizer, lifted.model, text, {})
+    return Run(to, config, run.tokenizer, lifted.model, 0, "imported" if text is None else "lifted"), lifted

@@ -1,0 +1,100 @@
+"""`diffeqformer lift`: a run like any other, of the same model, which goes wherever runs go."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from diffeqformer.runs.opening import load_run
+from tests.interop.folders import CONFIGS, WORDS, golden, write
+from tests.tolerances import LOSS
+
+
+@pytest.fixture(scope="module")
+def lifted(place):
+    """The run `layer`, lifted by the command, and what that said."""
+    from diffeqformer.cli import main
+
+    to = place.folder / "lifted"
+    assert main(["lift", str(place.run("layer")), "--to", str(to)]) == 0
+    return to
+
+
+def losses(called) -> dict[int, float]:
+    assert called.status == 0, called.err
+    return {row["steps"]: row["loss"] for row in json.loads(called.out)["evaluations"]}
+
+
+def test_it_is_evaluated_on_the_runs_own_text_at_any_depth(call, place, lifted):
+    own = losses(call("eval", place.run("layer"), "--json"))
+    found = losses(call("eval", lifted, "--steps", "2,3", "--json"))
+    assert found[2] == pytest.approx(own[2], rel=LOSS) and np.isfinite(found[3])
+    sampled = call("sample", lifted, "--prompt", "the cat", "--tokens", 3, "--steps", 5)
+    assert sampled.status == 0 and sampled.out.startswith("the cat")
+    assert call("info", lifted).status == 0
+
+
+def test_exported_at_its_own_depth_it_is_the_stock_model_to_the_bit(call, place, lifted, tmp_path):
+    folders = {"original": (place.run("layer"),), "lifted": (lifted, "--steps", 2), "continuous": (lifted,)}
+    for name, words in folders.items():
+        assert call("export", *words, "--to", tmp_path / name).status == 0
+    files = {name: load_file(tmp_path / name / "model.safetensors") for name in folders}
+    assert json.loads((tmp_path / "lifted" / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    jax.tree.map(np.testing.assert_array_equal, files["lifted"], files["original"])
+    back = call("import", tmp_path / "continuous", "--to", tmp_path / "back", "--json")
+    assert json.loads(back.out)["model"]["weights"]["kind"] == "knots"
+
+
+def test_it_is_fine_tuned_as_a_function_of_depth(call, place, lifted, tmp_path):
+    short = ("--trainer.updates", 2, "--trainer.evaluate-every", 1, "--trainer.evaluate-batches", 0)
+    words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", *short)
+    called = call(*words, "--json")
+    assert called.status == 0, called.err
+    curve = json.loads(called.out)["models"][0]["curve"]["validation"]
+    assert curve[0][1] == pytest.approx(losses(call("eval", lifted, "--json"))[2], rel=LOSS)  # where it starts
+    assert load_run(tmp_path / "tuned").config.model.weights.kind == "knots"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_an_imported_model_stays_without_a_text(call, tmp_path, kind):
+    published = write(tmp_path / "published", CONFIGS[kind], golden(kind).tensors)
+    assert call("import", published, "--to", tmp_path / "run").status == 0
+    called = call("lift", tmp_path / "run", "--to", tmp_path / "lifted", "--weights", "time", "--d-emb", 8, "--json")
+    assert called.status == 0, called.err
+    found = json.loads(called.out)
+    assert found["difference"] <= 1e-4 and found["condition"] > 1 and found["model"]["weights"]["d_emb"] == 8
+    assert "which has no text of its own" in call("eval", tmp_path / "lifted").err
+    (tmp_path / "notes.txt").write_text(" ".join(WORDS * 10))
+    data = ("--data", tmp_path / "notes.txt", "--json")
+    own, of_it = (losses(call("eval", tmp_path / run, *data)) for run in ("run", "lifted"))
+    assert of_it[2] == pytest.approx(own[2], rel=10 * LOSS)
+
+
+def test_a_table_for_people(call, place, lifted, tmp_path):
+    called = call("lift", place.run("layer"), "--to", tmp_path / "run", "--knots", 2)
+    assert "0, to the bit" in called.out and "Lifting" in called.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("lifted",), "functions of depth already (knots): it runs at any number of steps as it is."),
+        (("layer", "--knots", 2, "--weights", "time"), "--knots is 2, but only --weights knots reads it."),
+        (("layer", "--d-emb", 8), "--d-emb is 8, but only --weights time reads it."),
+        (("layer", "--weights", "time", "--d-emb", 1), "d_emb is 1, but must be at least 2, the number of layers"),
+    ],
+)
+def test_mistakes_are_sentences_and_nothing_is_written(call, place, lifted, tmp_path, words, sentence):
+    run = lifted if words[0] == "lifted" else place.run("layer")
+    called = call("lift", run, *words[1:], "--to", tmp_path / "new" / "run")
+    assert called.status == 2 and sentence in called.err
+    assert not (tmp_path / "new").exists()
+    taken = call("lift", run, "--to", lifted)
+    assert taken.status == 2 and "exists and is not an empty folder" in taken.err
+
+
+def test_it_is_not_trained_in_its_own_folder(call, lifted):
+    called = call("train", lifted / "config.yaml")
+    assert called.status == 2 and "holds a lifted model; choose another folder with --run." in called.err

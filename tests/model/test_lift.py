@@ -1,0 +1,129 @@
+"""Lifting: the function of depth that is made of a table is that table at its own depth, and runs at any other."""
+
+import dataclasses
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from diffeqformer.config import KnotsConfig, LayerDropConfig, LoRAConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.model import lift as lifting
+from diffeqformer.model.lift import lift
+from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.tolerances import STATES, roundoff
+
+VANILLA, KEY = KINDS["vanilla"], jax.random.key(0)
+TABLES = {
+    "gpt": VANILLA,
+    "llama, grouped queries": KINDS["vanilla llama, grouped queries"],
+    "parallel blocks": KINDS["parallel blocks"],
+    "weights in the middle, as populated": replace(VANILLA, scheme="euler-middle", horizon=2.5),
+}
+BETWEEN_KNOTS = replace(TINY, weights=KnotsConfig(2, place="end"), scheme="lie-trotter", horizon=6.0)
+
+
+@pytest.mark.parametrize("config", TABLES.values(), ids=TABLES)
+def test_with_as_many_knots_as_layers_it_is_the_table_to_the_bit(config):
+    model, ids = model_of(config), tokens()
+    found = lift(model, key=KEY)
+    populated = found.model.populate(3)
+    assert found.difference == 0 and found.condition == 1 and found.model.config.weights.knots == 3
+    jax.tree.map(np.testing.assert_array_equal, populated.weights, model.weights)
+    np.testing.assert_array_equal(logits(populated, ids), logits(model, ids))
+    np.testing.assert_allclose(logits(found.model, ids), logits(model, ids), atol=STATES)
+    assert found.model.config.interval == model.config.interval  # at twice the steps each is half as long
+    deeper, shallower = (logits(found.model, ids, steps) for steps in (6, 2))
+    assert np.isfinite(deeper).all() and np.abs(deeper - logits(model, ids)).max() > 100 * STATES
+    assert np.isfinite(shallower).all()
+
+
+@pytest.mark.parametrize("config", [TABLES["gpt"], replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1))])
+def test_time_networks_pass_through_all_rows(config):
+    model = model_of(config)
+    found = lift(model, "time", key=KEY)
+    section = found.model.config.weights
+    assert (section.kind, section.d_emb, section.highest_frequency) == ("time", 6, 6.0)
+    assert 1 < found.condition < lifting.WELL_CONDITIONED and found.difference <= STATES
+    # Rows are sums of d_emb products, which the system enlarges.
+    close = {"rtol": 0, "atol": roundoff(np.float32, section.d_emb, scale=found.condition)}
+    populated = found.model.populate(model.grid())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), populated.weights, model.weights)
+    assert np.isfinite(logits(found.model, tokens(), 5)).all()
+
+
+def test_fewer_knots_are_the_least_squares_and_find_what_there_were():
+    knots = model_of(BETWEEN_KNOTS)
+    table = knots.populate(6)
+    found = lift(table, knots=2, key=KEY)
+    close = {"rtol": 0, "atol": roundoff(np.float32, 6)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found.model.weights, knots.weights)
+    assert found.difference <= STATES
+    # Of a table that no two knots make, they are the nearest: any change is further away.
+    other = model_of(replace(VANILLA, steps=6))
+    nearest = lift(other, knots=2, key=KEY)
+    assert nearest.difference > 100 * STATES  # smaller, and another model: it says so
+
+    def squares(weights):
+        rows = jax.tree.leaves(nearest.model.replace(weights=weights).populate(6).weights)
+        return sum(float(np.square(a - b).sum()) for a, b in zip(rows, jax.tree.leaves(other.weights), strict=True))
+
+    least = squares(nearest.model.weights)
+    for factor in (0.99, 1.01):
+        assert squares(jax.tree.map(lambda leaf, f=factor: f * leaf, nearest.model.weights)) > least
+
+
+def test_more_knots_are_the_same_function():
+    model, ids = model_of(VANILLA), tokens()
+    found = lift(model, knots=6, key=KEY)
+    assert found.model.weights.knots == 6 and found.difference <= STATES
+    plain = lift(model, key=KEY).model
+    np.testing.assert_allclose(logits(found.model, ids, 6), logits(plain, ids, 6), atol=STATES)
+
+
+def with_adapters(model):
+    section = LoRAConfig(2)
+    config = replace(model.config, weights=dataclasses.replace(model.config.weights, lora=section))
+    return model.replace(weights=model.weights.adapted(section, KEY), config=config)
+
+
+BAD = {
+    "continuous": (lambda: model_of(TINY), {}, "functions of depth already (time): it runs at any number of steps"),
+    "shared": (lambda: model_of(KINDS["shared"]), {}, "functions of depth already (shared)"),
+    "layers left out": (
+        lambda: model_of(replace(VANILLA, weights=LayerDropConfig())),
+        {}, "model.weights is 'layerdrop', but only a table of layers ('layer') can be lifted.",
+    ),
+    "rows of nodes": (
+        lambda: model_of(KINDS["macaron"]), {},
+        "rows at the nodes ((0.5,), (0.25, 0.75)) of each step, but only one with one row per layer can be lifted.",
+    ),
+    "several nodes": (
+        lambda: model_of(KINDS["ode transformer"]), {},
+        "model.scheme is 'rk4', which needs weights at the fractions [0.0, 0.5, 1.0] of a step; only schemes",
+    ),
+    "adapters": (lambda: with_adapters(model_of(VANILLA)), {}, "has low-rank adapters beside its table; merge them"),
+    "narrow": (
+        lambda: model_of(VANILLA), {"kind": "time", "d_emb": 2},
+        "d_emb is 2, but must be at least 3, the number of layers to pass through.",
+    ),
+    "unequal steps": (lambda: model_of(replace(VANILLA, first_step=0.5)), {}, "but knots are equally spaced; 'time'"),
+    "too many numbers": (
+        lambda: model_of(VANILLA), {"kind": "time", "d_emb": 2**50}, "model.weights.d_emb is",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "settings", "sentence"), BAD.values(), ids=BAD)
+def test_what_cannot_be_lifted_is_refused(make, settings, sentence):
+    with pytest.raises(BadInput) as refused:
+        lift(make(), **settings, key=KEY)
+    assert sentence in str(refused.value)
+
+
+def test_what_would_not_be_exact_is_refused(monkeypatch):
+    monkeypatch.setattr(lifting, "EXACT", 1e-12)
+    monkeypatch.setattr(lifting, "WELL_CONDITIONED", 1.0)  # so that wider bands are tried, too
+    with pytest.raises(BadInput, match=r"would not be the same: logits differ by \d\.\de-0\d of the largest, but must"):
+        lift(model_of(VANILLA), "time", key=KEY)
