@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jaxtyping import Float, Int
 
+from diffeqformer.analysis.reading import lens, walk
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import linear_maps
-from diffeqformer.ode.solve import Step
 from diffeqformer.progress import Progress, Silent
 
 NEAR = 0.05
@@ -94,7 +90,7 @@ def participation(
     sums: Any = None
     with (progress or Silent()).stage("Reading every step", len(texts)) as stage:
         for text in texts:
-            found = jax.tree.map(lambda x: np.asarray(x, np.float64), _of_text(model, jnp.asarray(text)[None], grid))
+            found = _of_text(model, text, grid)
             sums = found if sums is None else jax.tree.map(np.add, sums, found)
             stage.advance(1)
     loss, kl, squares, moved = jax.tree.map(lambda x: x / len(texts), sums)
@@ -103,44 +99,17 @@ def participation(
     return Participation(grid.edges, loss, kl, np.sqrt(squares), attention, feed_forward, energy, rank)
 
 
-class _Reading:
-    """The observer that keeps the state after each step, and the mean squares of what each half adds to it."""
-
-    def __init__(self, field: Any) -> None:
-        self._field = field
-
-    def start(self, x: Array) -> None:
-        """Nothing is carried."""
-
-    def see(self, carried: None, step: Step) -> tuple[None, Any]:
-        """Evaluate each half again where the scheme did: the compiler makes one evaluation of the two."""
-        square = lambda y: jnp.square(step.dt * y.astype(step.state.dtype)).mean()
-        mean = lambda parts: jnp.stack(parts).mean(0)
-        attention = mean([square(self._field.attention(at.weights, at.state)[0]) for at in step.attention])
-        feed_forward = mean([square(self._field.feed_forward(at.weights, at.state)) for at in step.feed_forward])
-        return None, (step.state, jnp.stack([attention, feed_forward]))
-
-
-@eqx.filter_jit
-def _of_text(model: Transformer, ids: Array, grid: Grid) -> tuple[Array, Array, Array, Array]:
-    x = model.embed(ids[:, :-1])
-    states, moved = model.flow(x, steps=grid, observer=_Reading(model.field)).kept
-    states = jnp.concatenate([x[None].astype(states.dtype), states])
-    log_p = lambda x: jax.nn.log_softmax(_logits(model, x), axis=-1)
-    last = log_p(states[-1])
-
-    def read(x: Array) -> tuple[Array, Array]:  # one depth's logits at a time
-        here = log_p(x)
-        loss = -jnp.take_along_axis(here, ids[:, 1:, None], axis=-1).mean()
-        return loss, (jnp.exp(last) * (last - here)).sum(-1).mean()
-
-    loss, kl = jax.lax.map(read, states)
-    return loss, kl, jnp.square(states).mean((1, 2, 3)), moved.T
-
-
-def _logits(model: Transformer, x: Array) -> Array:
-    logits = model.unembed(model.normalise(x))
-    return logits.astype(wide(logits.dtype))
+def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
+    """Loss, KL divergence and mean square of every state, and mean squares of every step's halves."""
+    taken = walk(model, text[:-1], steps=grid)
+    found = lens(taken, text[1:])
+    squares = np.stack([np.square(np.asarray(x, np.float64)).mean() for x in taken.states])
+    return (
+        -found.log_next.mean(-1, dtype=np.float64),
+        found.kl.mean(-1, dtype=np.float64),
+        squares,
+        taken.moved.mean(-1).T,
+    )
 
 
 def over_depth(table: Any) -> tuple[dict[str, float], dict[str, float]]:

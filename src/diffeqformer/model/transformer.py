@@ -136,6 +136,12 @@ class Transformer(eqx.Module):
             return Grid.of(self.config.edges or self.config.steps, self.config.first_step)
         return Grid.of(steps, self.config.first_step)
 
+    def table(self, grid: Grid) -> BlockWeights:
+        """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation."""
+        return jax.tree.map(
+            partial(jnp.asarray, dtype=self._compute_dtype), self.weights.table(grid, self.scheme.nodes)
+        )
+
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
     ) -> Float[Array, "batch position width"]:
@@ -238,9 +244,7 @@ class Transformer(eqx.Module):
             )
         early_exit = steps if isinstance(steps, EarlyExit) else None
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
-        table = jax.tree.map(
-            partial(jnp.asarray, dtype=self._compute_dtype), self.weights.table(grid, self.scheme.nodes)
-        )
+        table = self.table(grid)
         if early_exit is not None:
             assert cache is None and observer is None
             settings = {"grid": grid, "threshold": early_exit.threshold, "horizon": config.interval}

@@ -135,11 +135,11 @@ def solve(
 
     def body(now: Any, each: tuple) -> tuple[Any, Any]:
         (carry, carried, cache), (row, (step_keys, own), index) = now, each
-        row, record = with_nodes(first if constant else row), Record(cache, index)
-        carry = scheme.step(split(field, scheme, row, step_keys, record, window), carry, dt(own))
+        record = Record(cache, index)
+        row = with_nodes(first if constant else row)
+        carry, seen = take_step(field, scheme, row, carry, dt(own), step_keys, record, window)
         if observer is None:
             return (carry, None, record.cache), None
-        seen = Step(row, record.attention, record.feed_forward, scheme.state(carry), dt(own))
         carried, kept = observer.see(carried, seen)
         return (carry, carried, record.cache), kept
 
@@ -179,6 +179,22 @@ class Record:
     def after_attention(self, slot: Slot | None) -> None:
         """Take the slot back, written."""
         self.cache = None if slot is None else slot.cache
+
+
+def take_step(
+    field: Field,
+    scheme: Scheme,
+    row: BlockWeights,
+    carry: Any,
+    dt: Any,
+    keys: Key[Array, "node 2"] | None = None,
+    record: Record | None = None,
+    window: Window | None = None,
+) -> tuple[Any, Step]:
+    """What a scheme carries after one step of length `dt`, and the step as an observer sees it."""
+    record = record or Record()
+    carry = scheme.step(split(field, scheme, row, keys, record, window), carry, dt)
+    return carry, Step(row, record.attention, record.feed_forward, scheme.state(carry), dt)
 
 
 def split(

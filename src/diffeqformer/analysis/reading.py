@@ -1,0 +1,175 @@
+"""One text, read after every step: what would be predicted there, and what each half of the block adds at each token.
+
+The prediction after a step is the logit lens: the final norm and the head on the state as it is there (nostalgebraist
+2020). Steps are taken one by one with a function that is compiled once, so that no other number of them is compiled
+anew.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from diffeqformer.analysis.spectra import pairs_of, product_eigenvalues
+from diffeqformer.analysis.watch import weights_of_heads
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.field import BlockWeights, Field
+from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.ode.schemes import Scheme
+from diffeqformer.ode.solve import States, take_step
+from diffeqformer.ode.weights import LayerDropWeights, LayerWeights
+
+TOP = 10
+TOGETHER = 8
+"""Steps whose weights are generated at one time: tables of few shapes, so that few are compiled."""
+
+
+class Lens(NamedTuple):
+    """Predictions after L steps at T positions; the first axis has L + 1 entries, from depth 0."""
+
+    top: Int[np.ndarray, "state position"]
+    """The most likely next token."""
+    probability: Float[np.ndarray, "state position"]
+    """Its own."""
+    kl: Float[np.ndarray, "state position"]
+    """KL divergence of the last prediction from the one there, nats."""
+    log_next: Float[np.ndarray, "state position"]
+    """Log-probability of the token that is next."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A forward pass on one text, kept step by step."""
+
+    model: Transformer
+    grid: Grid
+    table: BlockWeights
+    """Weights of every step, as `Transformer.table`."""
+    carries: list[Any]
+    """What the scheme carries at the L + 1 edges of the grid; nothing where a tolerance chose the steps."""
+    states: list[Array]
+    """The state there, each (1, position, width)."""
+    moved: Float[np.ndarray, "step 2 position"]
+    """Mean square over the width of what attention and the feed-forward half each add in a step, mean over their
+    evaluations; no steps where a tolerance chose them."""
+
+    def row(self, step: int) -> BlockWeights:
+        """The weights of step `step`, 1 to L, on an axis of nodes."""
+        return _row(self.table, jnp.asarray(step - 1, jnp.int32))
+
+
+def runs_at_any_depth(model: Transformer) -> bool:
+    """Whether weights are a function of time, and not a table of layers."""
+    return not isinstance(model.weights, LayerWeights | LayerDropWeights)
+
+
+def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps | None = None) -> Walk:
+    """Take a model's steps on a text, one by one.
+
+    Without `steps`, a model whose tolerance chooses them is read at the edges of its grid, between which its solver
+    interpolates.
+
+    **Raises:** `BadInput` if the text is longer than the context or the model cannot run at `steps`.
+    """
+    grid, x = model.grid(steps), model.embed(jnp.asarray(ids)[None])
+    table = model.table(_padded(grid) if runs_at_any_depth(model) else grid)
+    if steps is None and model.config.tolerance is not None:
+        return Walk(model, grid, table, [], [x, *_adaptive_states(model, x)], np.zeros((0, 2, len(ids))))
+    found, moved = Walk(model, grid, table, [model.scheme.start(x)], [x], np.zeros((0, 2, len(ids)))), []
+    for step in range(1, grid.steps + 1):
+        carry, state, squares = _advance(model.field, model.scheme, found.row(step), *_before(found, step))
+        found.carries.append(carry)
+        found.states.append(state.astype(x.dtype))
+        moved.append(squares)
+    return dataclasses.replace(found, moved=np.stack(moved).astype(np.float64))
+
+
+def lens(taken: Walk, following: Int[np.ndarray, " position"]) -> Lens:
+    """The prediction after every step; `following` are the tokens that are next."""
+    end = _log_probabilities(taken.model, taken.states[-1])
+    each = [_compare(taken.model, state, end, jnp.asarray(following)) for state in taken.states]
+    return Lens(*(np.stack(part) for part in zip(*each, strict=True)))
+
+
+def most_likely(taken: Walk, step: int, position: int, number: int = TOP) -> tuple[np.ndarray, np.ndarray]:
+    """The most likely tokens after `step` steps at a position, the first one first, and their probabilities."""
+    p = np.exp(np.asarray(_log_probabilities(taken.model, taken.states[step][:, position : position + 1]))[0, 0])
+    ids = np.argsort(-p, kind="stable")[:number]
+    return ids, p[ids]
+
+
+def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head position"]:
+    """How much each head looks from `position` at every position in step `step`, 1 to L: mean over evaluations."""
+    own = taken.model.field, taken.model.scheme, taken.row(step), *_before(taken, step)
+    return np.asarray(_looks(*own, jnp.asarray(position)))
+
+
+def eigenvalues(taken: Walk, step: int) -> dict[str, np.ndarray]:
+    """Eigenvalues of QK and OV of every head with the weights of the last node of a step: complex (head, number)."""
+    row = jax.tree.map(lambda leaf: np.asarray(leaf[-1], np.float64), taken.row(step))
+    pairs = pairs_of(row, taken.model.config)
+    return {name: product_eigenvalues(*pairs[name]) for name in ("QK", "OV")}
+
+
+def _padded(grid: Grid) -> Grid:
+    """The grid with steps of no length after its last, to a multiple of `TOGETHER`."""
+    more = -grid.steps % TOGETHER
+    return Grid(grid.steps + more, (*grid.edges.tolist(), *[1.0] * more))
+
+
+@jax.jit
+def _row(table: BlockWeights, step: Array) -> BlockWeights:
+    at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
+    return jax.tree.map(at, table)
+
+
+def _before(taken: Walk, step: int) -> tuple[Any, Array]:
+    """What a step starts from, and its length in the state's clock."""
+    carry, config = taken.carries[step - 1], taken.model.config
+    length = config.interval * taken.grid.lengths[step - 1]
+    return carry, jnp.asarray(length, taken.model.scheme.state(carry).dtype)
+
+
+@eqx.filter_jit
+def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: Any, dt: Array) -> tuple[Any, Array, Array]:
+    """Each half is evaluated again where the scheme did: the compiler makes one evaluation of the two."""
+    carry, step = take_step(field, scheme, row, carry, dt)
+    square = lambda y: jnp.square(dt * y.astype(step.state.dtype)).mean((0, 2))
+    mean = lambda parts: jnp.stack(parts).mean(0)
+    attention = mean([square(field.attention(at.weights, at.state)[0]) for at in step.attention])
+    feed_forward = mean([square(field.feed_forward(at.weights, at.state)) for at in step.feed_forward])
+    return carry, step.state, jnp.stack([attention, feed_forward])
+
+
+@eqx.filter_jit
+def _looks(field: Any, scheme: Scheme, row: BlockWeights, carry: Any, dt: Array, position: Array) -> Array:
+    _, step = take_step(field, scheme, row, carry, dt)
+    return jnp.stack([weights_of_heads(field, at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
+
+
+@eqx.filter_jit
+def _adaptive_states(model: Transformer, x: Array) -> Array:
+    return model.flow(x, observer=States()).kept
+
+
+@eqx.filter_jit
+def _log_probabilities(
+    model: Transformer, x: Float[Array, "1 position width"]
+) -> Float[Array, "1 position vocabulary"]:
+    logits = model.unembed(model.normalise(x))
+    return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
+
+
+@eqx.filter_jit
+def _compare(model: Transformer, x: Array, end: Array, following: Array) -> tuple[Array, ...]:
+    here = _log_probabilities(model, x)[0]
+    top = here.argmax(-1)
+    at = lambda ids: jnp.take_along_axis(here, ids[:, None], axis=-1)[:, 0]
+    return top, jnp.exp(at(top)), (jnp.exp(end[0]) * (end[0] - here)).sum(-1), at(following)
