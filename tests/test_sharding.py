@@ -17,6 +17,7 @@ from diffeqformer.config import (
     LlamaConfig,
     MeshConfig,
     ModelConfig,
+    OptimizerConfig,
     TimeConfig,
     TrainerConfig,
     to_dict,
@@ -32,10 +33,10 @@ LLAMA = dataclasses.replace(TINY, field="llama", weights="layer", scheme="lie-tr
 EIGHT_DEVICES = AbstractMesh((2, 2, 2), sharding.AXES)
 
 
-def layouts(model: ModelConfig) -> dict[str, tuple]:
-    """How the last axes of each weight and moment of a model are cut."""
-    state = jax.eval_shape(lambda: initial_state(Config(model=model)))
-    paths = jax.tree_util.tree_flatten_with_path((state.model, state.optimizer))[0]
+def layouts(model: ModelConfig, optimizer: OptimizerConfig = OptimizerConfig()) -> dict[str, tuple]:
+    """How the last axes of each weight and moment of a model are cut, and of each average."""
+    state = jax.eval_shape(lambda: initial_state(Config(model=model, optimizer=optimizer)))
+    paths = jax.tree_util.tree_flatten_with_path((state.model, state.optimizer, state.average))[0]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     found = (tuple(sharding._layout(path, x.shape, EIGHT_DEVICES)) for path, x in paths)
     return dict(zip(names, found, strict=True))
@@ -63,6 +64,21 @@ def test_the_table_cuts_every_large_weight_and_its_moments():
     for name, cut in moments.items():
         weight = "0." + name.partition(".mu." if ".mu." in name else ".nu.")[2]
         assert cut == found[weight], name
+
+
+@pytest.mark.parametrize("rule", ["muon", "adafactor", "lion"])
+def test_other_rules_moments_and_averages_are_cut_as_their_weights(rule):
+    found = layouts(TINY, OptimizerConfig(rule=rule, average="ema", spike=3.0))
+    weights = {name[2:]: cut for name, cut in found.items() if name.startswith("0.")}
+    assert {name[2:]: cut for name, cut in found.items() if name.startswith("2.")} == weights
+    moments = {name: cut for name, cut in found.items() if name.startswith("1.")}
+    large = {name for name in moments if any(name.endswith(f".{weight}") for weight, cut in weights.items() if cut)}
+    factors = {name for name in large if ".v_row." in name or ".v_col." in name}
+    assert bool(factors) == (rule == "adafactor") and all(moments[name] == () for name in factors)
+    for name in large - factors:
+        whole = ".v." in name and rule == "adafactor"  # of a factored matrix a placeholder is left
+        weight = next(weight for weight in weights if name.endswith(f".{weight}"))
+        assert moments[name] == weights[weight] or whole, name
 
 
 def test_a_table_of_layers_is_cut_as_what_generates_it():

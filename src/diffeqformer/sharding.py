@@ -35,6 +35,8 @@ BATCH = ("data", "fsdp")
 
 RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
     # The end of a weight's path, and how its last axes are cut: the first layout whose axes can be divided.
+    # Adafactor's second moments: a vector for each matrix, whole on every device.
+    (r"v_(row|col)\..*", (P(),)),
     # vocabulary, width
     (r"embedding\.tokens|head", (P("tensor", "fsdp"), P(None, ("fsdp", "tensor")))),
     # position, width

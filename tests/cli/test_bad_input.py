@@ -293,8 +293,8 @@ def test_a_disk_that_fills_up_fails_in_one_sentence(call, place, tmp_path, monke
 def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, tmp_path, monkeypatch):
     original = loop.make_update
 
-    def make_update(config):
-        update = original(config)
+    def make_update(config, *own):
+        update = original(config, *own)
 
         def poisoned(state, ids, steps):
             state, measured = update(state, ids, steps)

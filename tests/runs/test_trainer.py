@@ -161,8 +161,8 @@ def poison(monkeypatch, at: int, value: float, gradient: bool = False) -> None:
     """Make the loss (or the gradient) of update number `at` equal `value`."""
     original = loop.make_update
 
-    def make_update(config):
-        update = original(config)
+    def make_update(config, *own):
+        update = original(config, *own)
 
         def poisoned(state, ids, steps):
             step = int(state.step)
@@ -199,8 +199,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(config, monk
 def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(config, monkeypatch):
     original = loop.make_update
 
-    def make_update(config):
-        update = original(config)
+    def make_update(config, *own):
+        update = original(config, *own)
 
         def overflow(state, ids, steps):
             state, measured = update(state, ids, steps)

@@ -4,10 +4,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from diffeqformer.config import OptimizerConfig
-from diffeqformer.training.optimizer import learning_rate, optimizer, roles
+from diffeqformer.config import EMAConfig, LastConfig, OptimizerConfig, TrapezoidalConfig
+from diffeqformer.training.optimizer import learning_rate, optimizer, roles, skip_spikes
 from tests.models import KINDS, TINY, model_of
 from tests.tolerances import SCHEDULE
 
@@ -67,3 +68,91 @@ def test_arrays_of_an_own_weight_source_are_matrices():
 
     found = roles(Model(jnp.zeros(2), {"mine": jnp.zeros((2, 3))}))
     assert found == Model("embedding", {"mine": "matrix"})
+
+
+@pytest.mark.parametrize(
+    ("shape", "at"),
+    [
+        ("linear", {10: 1.0, 55: 0.55, 100: 0.1}),
+        ("constant", {10: 1.0, 55: 1.0, 100: 1.0}),
+        (TrapezoidalConfig(decay_fraction=0.4), {10: 1.0, 60: 1.0, 80: 0.55, 100: 0.1}),
+    ],
+)
+def test_other_schedules_warm_up_too_and_are_what_they_are_called(shape, at):
+    schedule = learning_rate(dataclasses.replace(CONFIG, schedule=shape), 100)
+    for update, part in {0: 0.1, 5: 0.55, **at}.items():
+        assert float(schedule(update)) == pytest.approx(part * 1e-2, rel=SCHEDULE)
+    shortest = learning_rate(dataclasses.replace(CONFIG, schedule=shape), 1)
+    assert float(shortest(0)) == pytest.approx(1e-2, rel=SCHEDULE)
+
+
+def changes_of(config, model, count=1):
+    """The last of some changes by a gradient that stays, and the state after it."""
+    gradients = jax.tree.map(lambda x: jnp.sin(jnp.arange(1.0, x.size + 1)).reshape(x.shape), model)
+    rule = optimizer(config, 100, lambda count: 1e-2)
+    state = rule.init(model)
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(count):
+            changes, state = rule.update(gradients, state, model)
+    return changes, state
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor", "lion"])
+def test_a_rule_moves_the_parameters_of_its_roles_and_adamw_the_others(name):
+    model = model_of(KINDS["vanilla"])
+    plain = dataclasses.replace(CONFIG, rule_roles=("matrix",))
+    usual, _ = changes_of(plain, model)
+    changes, _ = changes_of(dataclasses.replace(plain, rule=name), model)
+    for change, adamw, role in zip(*map(jax.tree.leaves, (changes, usual, roles(model))), strict=True):
+        assert np.array_equal(change, adamw) == (role != "matrix")
+
+
+def test_muon_makes_orthogonal_steps_of_adamws_size_of_each_layers_matrix_and_of_each_slice_of_p():
+    config = OptimizerConfig(rule="muon", weight_decay=0.0, clip_norm=1e9)
+    layers, _ = changes_of(config, model_of(KINDS["vanilla"]))
+    weight = np.asarray(layers.weights.layers.feed_forward.up.weight)  # (layer, inputs, outputs)
+    time, _ = changes_of(config, model_of(TINY))
+    projection = np.moveaxis(time.weights.networks.feed_forward.up.projection, -1, 0)  # one slice for each part of h(t)
+    for matrices in (weight, projection):
+        assert matrices.shape[1:] == (16, 64)
+        sizes = np.linalg.svd(matrices, compute_uv=False)
+        lengths = 1e-2 * 0.2 * 64**0.5
+        # Newton and Schulz's five steps with Jordan's coefficients end between 0.68 and 1.13, if a value began above 0.
+        assert sizes.max() < 1.2 * lengths and np.median(sizes[:, 0]) > 0.6 * lengths
+        assert np.sqrt(np.square(matrices).mean()) < 0.25 * 1e-2
+
+
+def test_lion_is_the_sign_of_the_momentum_and_decays_by_role():
+    model = model_of(KINDS["vanilla"])
+    every = ("embedding", "matrix", "bias", "norm")
+    changes, _ = changes_of(dataclasses.replace(CONFIG, rule="lion", rule_roles=every), model)
+    sign = np.sign(np.sin(np.arange(1, 17)))
+    np.testing.assert_allclose(changes.final_norm.scale, -1e-2 * sign, rtol=1e-6)
+    tokens = np.asarray(model.embedding.tokens)
+    sign = np.sign(np.sin(np.arange(1, tokens.size + 1))).reshape(tokens.shape)
+    np.testing.assert_allclose(changes.embedding.tokens, -1e-2 * (sign + 0.5 * tokens), rtol=1e-5)
+
+
+def test_an_unusually_long_gradient_changes_nothing_and_the_guard_follows_if_it_stays():
+    model = {"w": jnp.ones(3)}
+    rule = skip_spikes(optax.sgd(1.0), 4.0)
+    state, skipped = rule.init(model), []
+    for update in range(60):
+        size = 1.0 if update < 30 else 10.0
+        changes, state = rule.update({"w": jnp.array([size, 0.0, 0.0])}, state, model)
+        skipped.append(bool(state.skipped))
+        assert float(-changes["w"][0]) == (0.0 if skipped[-1] else size)
+    assert not any(skipped[:30]) and skipped[30] and not skipped[59]
+    assert state.usual < 10.0
+
+
+@pytest.mark.parametrize(("average", "of"), [(LastConfig(3), [7, 8, 9]), (EMAConfig(0.99), range(10))])
+def test_averages_are_means_of_what_they_cover(average, of):
+    share, found = average.build(10), 0.0
+    for update in range(10):
+        found += float(share(jnp.int32(update))) * (update - found)
+    assert found == pytest.approx(np.mean(of), rel=1e-6)
+
+
+def test_a_long_moving_average_forgets():
+    assert float(EMAConfig(0.9).build(1000)(jnp.int32(500))) == pytest.approx(0.1, rel=1e-6)

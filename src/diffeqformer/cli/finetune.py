@@ -86,7 +86,7 @@ class Arguments:
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
-    given = parse(Arguments, words, PROG)
+    given = parse(Arguments, words, PROG, default=Arguments(tyro.MISSING))
     join(given.distributed)
     from diffeqformer.config import validate
     from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings

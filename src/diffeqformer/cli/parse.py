@@ -14,7 +14,6 @@ import tyro
 
 from diffeqformer.config import (
     Config,
-    DataConfig,
     LayerConfig,
     LoRAConfig,
     ModelConfig,
@@ -33,7 +32,6 @@ from diffeqformer.plain import clean, shown
 from diffeqformer.store.paths import path_of, require_writable
 
 T = TypeVar("T")
-P = TypeVar("P", ModelConfig, DataConfig)
 ABOUT = {
     "train": "Train the model of a config; the same command again continues a run that was stopped.",
     "info": "Parameters, operations a token and memory of a config or a run, beside its vanilla twin.",
@@ -67,8 +65,8 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     **Raises:** `BadInput` with what is wrong as one sentence.
     """
     options = options_of(cls)
-    if isinstance(default, ConfigArguments):
-        for name in ("model", "data"):  # which have choices
+    if hasattr(default, "settings"):
+        for name in ("model", "data", "optimizer"):  # which have choices
             part, words = chosen_sections(getattr(default.settings, name), words, f"{name}.")
             default = dataclasses.replace(default, settings=dataclasses.replace(default.settings, **{name: part}))
             _require_own(part, words, f"{name}.")
@@ -142,7 +140,7 @@ def _words_for(hint: Any) -> tuple[str, ...]:
     return (*(("None",) if sections and type(None) in get_args(hint) else ()), *kinds)
 
 
-def chosen_sections(part: P, words: Sequence[str], prefix: str) -> tuple[P, list[str]]:
+def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, list[str]]:
     """The model, or another part of a config, with the sections that words such as `--model.weights layer` choose, and
     the other words.
 
@@ -183,7 +181,7 @@ def chosen_sections(part: P, words: Sequence[str], prefix: str) -> tuple[P, list
     return part, left
 
 
-def _require_own(part: ModelConfig | DataConfig, words: Sequence[str], prefix: str) -> None:
+def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
     """Refuse settings of another kind than the one that is chosen."""
     for name, choices in choices_of(type(part)).items():
         chosen = getattr(part, name)

@@ -4,6 +4,14 @@ from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.config.checks import validate, validate_model
 from diffeqformer.config.files import MOST_BYTES, read_yaml, shipped_configs
 from diffeqformer.config.model import ModelConfig, with_steps
+from diffeqformer.config.optimizer import (
+    EMAConfig,
+    LastConfig,
+    OptimizerConfig,
+    Role,
+    ScheduleConfig,
+    TrapezoidalConfig,
+)
 from diffeqformer.config.puzzles import HopsConfig, PermutationsConfig, PHopConfig, PuzzleConfig
 from diffeqformer.config.run import (
     BaseConfig,
@@ -11,8 +19,6 @@ from diffeqformer.config.run import (
     DataConfig,
     DepthConfig,
     MeshConfig,
-    OptimizerConfig,
-    Role,
     TrainerConfig,
     Which,
 )
@@ -29,6 +35,7 @@ from diffeqformer.config.sections import (
     OwnConfig,
     RecursiveConfig,
     ReversibleConfig,
+    RotaryScalingConfig,
     SchemeConfig,
     SharedConfig,
     TimeConfig,
@@ -46,10 +53,12 @@ __all__ = [
     "DataConfig",
     "DepthConfig",
     "DropoutConfig",
+    "EMAConfig",
     "GPTConfig",
     "GradientConfig",
     "HopsConfig",
     "KnotsConfig",
+    "LastConfig",
     "LayerConfig",
     "LayerDropConfig",
     "LlamaConfig",
@@ -65,11 +74,14 @@ __all__ = [
     "RecursiveConfig",
     "ReversibleConfig",
     "Role",
+    "RotaryScalingConfig",
+    "ScheduleConfig",
     "SchemeConfig",
     "SharedConfig",
     "TimeConfig",
     "ToleranceConfig",
     "TrainerConfig",
+    "TrapezoidalConfig",
     "Which",
     "choices_of",
     "dump_yaml",

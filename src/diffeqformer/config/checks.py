@@ -8,6 +8,7 @@ from typing import Any
 
 from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds
 from diffeqformer.config.model import ModelConfig
+from diffeqformer.config.optimizer import LastConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig
 from diffeqformer.config.sections import (
     GradientConfig,
@@ -32,6 +33,8 @@ def validate(config: Config) -> Config:
     require_bounds(config)
     if not 0 <= o.final_fraction <= 1:
         raise BadInput(f"optimizer.final_fraction is {o.final_fraction}, but must be between 0 and 1.")
+    if isinstance(o.average, LastConfig) and o.average.updates > t.updates:
+        raise BadInput(f"optimizer.average.updates is {o.average.updates}, but there are {t.updates} trainer.updates.")
     if t.batch_size * config.model.context > INT32:
         raise BadInput(
             f"trainer.batch_size x model.context is {t.batch_size} x {config.model.context} tokens, but must be at "
@@ -139,12 +142,16 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             f"model.weights.lowest_frequency is {m.weights.lowest_frequency}, but must not exceed "
             f"model.weights.highest_frequency, which is {m.weights.fastest}."
         )
-    if m.width % m.heads:
+    if m.width % m.heads and m.head_width == m.width // m.heads:
         raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
     if isinstance(m.field, LlamaConfig):
-        if m.width // m.heads % 2:
+        if m.head_width % 2:
+            name = "model.field.head_width" if m.field.head_width else "model.width / model.heads"
+            raise BadInput(f"{name} is {m.head_width}, but must be even: rotary positions turn pairs.")
+        if (scaling := m.field.rope_scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
             raise BadInput(
-                f"model.width / model.heads is {m.width // m.heads}, but must be even: rotary positions turn pairs."
+                f"model.field.rope_scaling.low_freq_factor is {scaling.low_freq_factor}, but must be below "
+                f"high_freq_factor, which is {scaling.high_freq_factor}."
             )
         if m.heads % m.kv_heads:
             raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")

@@ -96,6 +96,12 @@ class ModelConfig:
         return own or self.heads
 
     @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        own = self.field.head_width if isinstance(self.field, LlamaConfig) else None
+        return own or self.width // self.heads
+
+    @property
     def final_norm_epsilon(self) -> float:
         """Epsilon of the final norm."""
         own = self.field.final_norm_epsilon if isinstance(self.field, LlamaConfig) else None

@@ -9,13 +9,13 @@ from typing import Literal
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
 from diffeqformer.config.model import ModelConfig
+from diffeqformer.config.optimizer import OptimizerConfig
 from diffeqformer.config.puzzles import PuzzleConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
 
 Which = Literal["latest", "best", "sound"]
 """A run's newest checkpoint, that of lowest validation loss, or the newest that is not damaged."""
-Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,6 @@ class DataConfig:
     """Refuse undecodable bytes instead of replacing them."""
     cache: str = "~/.cache/diffeqformer"
     """Folder of packed tokens, shared by all runs."""
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW with linear warm-up, cosine decay and clipping; nothing is left to a library's default."""
-
-    learning_rate: float = setting(1e-3, positive=True)
-    b1: float = setting(0.9, fraction=True)
-    b2: float = setting(0.95, fraction=True)
-    epsilon: float = setting(1e-8, positive=True)
-    weight_decay: float = setting(0.1, not_negative=True)
-    decay_roles: tuple[Role, ...] = ("embedding", "matrix")
-    """Roles of the parameters that decay; `time` (all of a time-dependent weight) is best left out."""
-    train_roles: tuple[Role, ...] = ("embedding", "matrix", "bias", "norm", "time", "adapter")
-    """Roles of the parameters that are trained; the others stay as they are, without gradient or moments."""
-    warmup_fraction: float = setting(0.01, fraction=True)
-    final_fraction: float = 0.1
-    """Learning rate at the end, as a fraction of the peak."""
-    clip_norm: float = setting(1.0, positive=True)
 
 
 @dataclass(frozen=True)

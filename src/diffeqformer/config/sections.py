@@ -141,8 +141,21 @@ class GPTConfig(Section):
 
 
 @dataclass(frozen=True)
+class RotaryScalingConfig:
+    """Llama 3's rotary embedding: slow frequencies divided by a factor, so that texts can be longer than trained."""
+
+    factor: float = setting(8.0, positive=True)
+    low_freq_factor: float = setting(1.0, positive=True)
+    """Frequencies that turn fewer times over the original context are divided by `factor`."""
+    high_freq_factor: float = setting(4.0, positive=True)
+    """Those that turn more often stay; between the two they are mixed."""
+    original_context: int = setting(8192, least=1, most=INT32)
+    """Tokens of context before it was stretched."""
+
+
+@dataclass(frozen=True)
 class LlamaConfig(Section):
-    """Llama's block: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases."""
+    """Llama's block: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases; with those of Qwen if asked for."""
 
     builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
 
@@ -151,8 +164,16 @@ class LlamaConfig(Section):
     """Heads of keys and values, each shared by heads / kv_heads queries; `model.heads` if not given."""
     nested_norm: bool = False
     """Feed-forward blocks normalise the already normalised attention input, as the authors' Llama does."""
+    head_width: int | None = setting(None, least=2, most=SIZES)
+    """Width of a head; `model.width` / `model.heads` if not given."""
+    biases: bool = False
+    """Query, key and value have biases, as in Qwen 2."""
+    head_norms: bool = False
+    """RMSNorms of each head's query and key, as in Qwen 3."""
     rope_theta: float = setting(10000.0, positive=True)
     """Base of the rotary embedding's wavelengths."""
+    rope_scaling: RotaryScalingConfig | None = None
+    """How its frequencies are changed for longer texts, as in Llama 3; `None` if they are not."""
     norm_shift: bool = False
     """The blocks' RMSNorms add a shift, as those of the authors' Llama do, which depend on time."""
     final_norm_epsilon: float | None = setting(None, positive=True)

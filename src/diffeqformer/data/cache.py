@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.corpus import Part, TokenPart, open_corpus
+from diffeqformer.data.corpus import Corpus, Part, TokenPart, open_corpus
 from diffeqformer.data.files import Reader, find_files
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
@@ -56,7 +56,10 @@ class TokenCache:
 
 
 def prepare(
-    config: DataConfig, progress: Progress, accept: Callable[[TokenCache], object] = lambda tokens: None
+    config: DataConfig,
+    progress: Progress,
+    accept: Callable[[TokenCache], object] = lambda tokens: None,
+    corpus: Corpus | None = None,
 ) -> TokenCache:
     """Open the packed tokens of a corpus; pack them first if no sound cache has the same fingerprint.
 
@@ -64,13 +67,13 @@ def prepare(
 
     **Arguments:** `config`, the corpus, its split, the tokenizer and the folder of caches; `progress`, where stages
     and lines are shown; `accept`, called with the tokens before they are kept or returned: what it raises leaves
-    nothing behind.
+    nothing behind; `corpus`, text of your own in place of `data.source`.
 
     **Returns:** the tokens, memory-mapped.
 
     **Raises:** `BadInput` for a corpus or tokenizer that cannot be used; `RunFailed` if the disk is full.
     """
-    corpus = open_corpus(config, progress)
+    corpus = corpus or open_corpus(config, progress)
     tokenizer = corpus.tokenizer if config.tokenizer == "train" else load_tokenizer(config.tokenizer)
     if tokenizer and corpus.tokenizer and tokenizer.get_vocab() != corpus.tokenizer.get_vocab():
         raise BadInput(f"data.tokenizer is {config.tokenizer!r}, but a {corpus.name} has its own: leave it 'train'.")

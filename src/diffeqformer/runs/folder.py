@@ -92,7 +92,8 @@ class RunFolder:
         if path_of(self.config.data.tokenizer) == self.path / TOKENIZER:  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
-        theirs = remembered.get("config") or _numeric(read_yaml(self.path / CONFIG))
+        # A setting that is newer than the run had its default.
+        theirs = _numeric(Config()) | (remembered.get("config") or _numeric(read_yaml(self.path / CONFIG)))
         for name, value in _numeric(self.config).items():
             if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
                 continue
@@ -222,6 +223,21 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
         )
     more = ", ".join(f"{part} {here[part]}" for part in here if part not in theirs)
     raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
+
+
+def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
+    """Check that training goes on with the user's own parts that it began with, `Recipe.own`.
+
+    **Raises:** `BadInput` naming those that differ.
+    """
+    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    theirs = remembered.get("recipe", {})
+    if remembered and theirs != own:
+        words = lambda parts: ", ".join(f"{part} {name}" for part, name in parts.items()) or "none"
+        raise BadInput(
+            f"run folder {str(folder)!r} was trained with these parts of a recipe: {words(theirs)}; here there are: "
+            f"{words(own)}. Give `train` the same `recipe`, or choose another folder."
+        )
 
 
 def text_of(folder: Path) -> str | None:

@@ -16,10 +16,11 @@ from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder
 from diffeqformer.runs.meter import Meter
-from diffeqformer.runs.resume import ResumeState
+from diffeqformer.runs.resume import ResumeState, items_of
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
+from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe
 from diffeqformer.training.update import Measured, State, all_finite
 
 MISSED, LOST = 1e-3, 1e-2
@@ -38,7 +39,7 @@ class Recorder:
     """The observer of a run's training loop, to be used in a `with` block around it.
 
     **Arguments:** `folder`, of the run, held; `tokens`; `log`, where measurements go; `resumed`, what the run continues
-    from; `step`, updates done; `progress`.
+    from; `step`, updates done; `progress`; `recipe`, whose callbacks are called.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Recorder:
         resumed: ResumeState,
         step: int,
         progress: Progress,
+        recipe: Recipe = NO_RECIPE,
     ):
         self.folder, self.config, self.settings = folder, folder.config, folder.config.trainer
         self.tokens, self.log, self.resumed, self.progress = tokens, log, resumed, progress
@@ -61,7 +63,10 @@ class Recorder:
         self.warned = False
         self.files = folder.remember()
         self.saved_at = time.perf_counter()
-        self.stopped = False
+        self.stopped, self.why = False, ""
+        self.recipe, self.logged = recipe, []
+        for callback, memory in zip(recipe.callbacks, resumed.callbacks, strict=False):
+            callback.remember(memory)
 
     def __enter__(self) -> "Recorder":
         with ExitStack() as stack:
@@ -75,7 +80,7 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.exit.__exit__(kind, error, trace)
         if self.stopped and error is None:
-            where = f"stopped at update {self.step} of {self.settings.updates}"
+            where = f"stopped at update {self.step} of {self.settings.updates}{self.why and f' ({self.why})'}"
             self.progress.say(f"{where}; saved; run the same command again to go on.")
             raise Interrupted(f"{where}.")
 
@@ -88,6 +93,8 @@ class Recorder:
         self.writer.require_sound()
         if steps not in self.meter.compiled:
             self.collect()  # so that compiling is not taken for the time of the update before
+        for callback in self.recipe.callbacks:
+            callback.before_update(self.step)
 
     def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
         """Log, evaluate and save if it is time to; returns whether to stop.
@@ -96,6 +103,7 @@ class Recorder:
         """
         self.meter.add(steps, measured)
         self.step += 1
+        self._call("after_update", state, measured)
         if steps not in self.meter.compiled:
             self.collect()
             self.meter.compiled.add(steps)
@@ -105,7 +113,7 @@ class Recorder:
             self.collect()
         metric = self.evaluate(state) if self._every(self.settings.evaluate_every) else None
         late = is_main() and 0 < self.settings.checkpoint_minutes <= (time.perf_counter() - self.saved_at) / 60
-        self.stopped, late = self.agreement.any(self.asked_to_stop(), late)
+        self.stopped, late = self.agreement.any(self.asked_to_stop() or bool(self.why), late)
         best = metric is not None and metric < self.resumed.best and self.settings.keep_best > 0
         if self.stopped or late or best or self._every(self.settings.checkpoint_every):
             self._save(state, metric)
@@ -115,9 +123,11 @@ class Recorder:
         return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
 
     def collect(self) -> None:
-        """Fetch what the updates measured, refuse what is not finite, log the rest."""
+        """Fetch what the updates measured, refuse what is not finite, log the rest, and what callbacks log of them."""
         if not self.meter.measured:
-            return
+            if self.logged:
+                self.log.write(self.logged)
+            return self.logged.clear()
         records, timing, timed = self.meter.fetch(self.step)
         for number, record in enumerate(records):
             for name, what in (("loss", "loss"), ("gradient_norm", "gradient's norm")):
@@ -125,7 +135,12 @@ class Recorder:
                     self.log.write(records[:number])
                     raise self._failure(f"the {what} became {record[name]} at update {record['step']}")
             self._require_reconstructed(record, records[:number])
-        self.log.write([*records, timing])
+            if record.get("skipped"):
+                norm = f"{record['gradient_norm']:.3g}"
+                self.progress.say(f"Update {record['step']} changed nothing: its gradient, of norm {norm}, is a spike.")
+        # By update, wherever the run is stopped: a resumed one has the same lines.
+        self.log.write([*sorted([*records, *self.logged], key=lambda record: record["step"]), timing])
+        self.logged.clear()
         last = records[-1]
         self.note["loss"] = f"loss {last['loss']:.3f}" + (f" at {last['steps']} steps" if "steps" in last else "")
         if timed:
@@ -154,13 +169,22 @@ class Recorder:
         """
         self.collect()
         batches = validation_batches(self.config, self.tokens).spread(self.settings.evaluate_batches)
-        loss = evaluate(state.model, batches, block=self.settings.loss_block).loss
+        loss = evaluate(state.result, batches, block=self.settings.loss_block).loss
         if not math.isfinite(loss):
             raise self._failure(f"the validation loss became {loss} at update {self.step}")
         self.log.write([{"kind": "validation", "step": self.step, "loss": loss}])
         self.note["validation"] = f"validation {loss:.3f}"
+        self._call("evaluated", state, loss)
         self.meter.restart()
         return loss
+
+    def _call(self, name: str, state: State, *measured: Any) -> None:
+        """Call all callbacks; take what they log, and the first reason to stop."""
+        if self.recipe.callbacks:
+            now = Now(self.config, self.step, state, self.logged, self.why)
+            for callback in self.recipe.callbacks:
+                getattr(callback, name)(now, *measured)
+            self.why = now.why
 
     def _save(self, state: State, metric: float | None) -> None:
         if self.saved == self.step:
@@ -170,9 +194,12 @@ class Recorder:
             raise self._failure(f"the model's weights are no longer finite at update {self.step}")
         self.meter.restart()
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
-        items = {"model": state.model, "optimizer": state.optimizer}
-        metadata = self.resumed.metadata(self.log.digest) | self.files | {"own": own_parts(state.model)}
-        self.writer.save(self.step, items, metadata, metric)
+        self.resumed.callbacks = [callback.memory() for callback in self.recipe.callbacks]
+        metadata = self.resumed.metadata(self.log.digest) | self.files
+        metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own}
+        self.writer.save(self.step, items_of(state, self.config), metadata, metric)
+        for callback in self.recipe.callbacks:
+            callback.saved(self.step)
         self.saved, self.saved_at = self.step, time.perf_counter()
         self.meter.restart()
 

@@ -1,19 +1,22 @@
 """Where a run continues: the newest sound checkpoint, and what it remembers besides the training state."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import equinox as eqx
 import jax
 
+from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress
 from diffeqformer.runs.distributed import by_main
-from diffeqformer.runs.folder import RunFolder, require_own_parts
+from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_recipe
 from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
 from diffeqformer.training.optimizer import roles, split_trained
+from diffeqformer.training.recipe import Recipe
 from diffeqformer.training.update import Build, State, initial_state
 
 
@@ -38,32 +41,36 @@ class ResumeState:
     """Lowest loss of the evaluations so far."""
     metrics: str | None = None
     """Digest of the lines of metrics."""
+    callbacks: list[Any] = field(default_factory=list)
+    """What each remembers."""
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> "ResumeState":
         """From a checkpoint's metadata."""
-        best = metadata["best"]
-        return cls(Clock(**metadata["clock"]), math.inf if best is None else best, metadata.get("metrics"))
+        best = math.inf if metadata["best"] is None else metadata["best"]
+        return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), metadata.get("callbacks", []))
 
     def metadata(self, metrics: str | None) -> dict[str, Any]:
         """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
         best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
-        return {"clock": asdict(self.clock), "best": best, "metrics": metrics}
+        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, "callbacks": self.callbacks}
 
 
 class Beginning:
     """The state that a run starts from, of which only the shapes are there until `state` is called.
 
     **Arguments:** `folder`, of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes,
-    if any; `build`, as for `train`.
+    if any; `build` and `recipe`, as for `train`.
 
-    **Raises:** `BadInput` if the optimiser would train nothing, or `build` makes other parts than the run has.
+    **Raises:** `BadInput` if the optimiser would train nothing, or `build` or `recipe` has other parts than the run.
     """
 
-    def __init__(self, folder: RunFolder, base: Transformer | None, build: Build):
-        self.folder, self.base, self.build = folder, base, build
+    def __init__(self, folder: RunFolder, base: Transformer | None, build: Build, recipe: Recipe):
+        self.folder = folder
         config = folder.config
-        self.like: State = with_shardings(jax.eval_shape(lambda: initial_state(config, base, build)))
+        self.fresh = lambda: initial_state(config, base, build, recipe.rule)
+        require_same_recipe(folder.path, recipe.own)
+        self.like: State = with_shardings(jax.eval_shape(self.fresh))
         require_own_parts(folder.path, self.like.model)
         if not jax.tree.leaves(split_trained(self.like.model, config.optimizer)[0]):
             asked, there = config.optimizer.train_roles, sorted(set(jax.tree.leaves(roles(self.like.model))))
@@ -83,12 +90,21 @@ class Beginning:
         **Raises:** `RunFailed` if no checkpoint is sound; `Damaged` if the metrics are not those of the checkpoint.
         """
         checkpoints = self.folder.checkpoints
-        like = {"model": self.like.model, "optimizer": self.like.optimizer}
+        like = items_of(self.like, self.folder.config)
         restored = checkpoints.latest(like, progress.say)
         if restored is None:
-            return placed(initial_state(self.folder.config, self.base, self.build)), ResumeState(Clock())
+            return placed(self.fresh()), ResumeState(Clock())
         by_main(lambda: checkpoints.clean(after=restored.step))
         resumed = ResumeState.of(restored.metadata)
         by_main(lambda: require_lines(self.folder.metrics, restored.step, resumed.metrics))
-        state = State(restored.items["model"], restored.items["optimizer"], jax.numpy.int32(restored.step))
-        return placed(state), resumed
+        model, average = restored.items["model"], None
+        if "trained" in restored.items:
+            average, frozen = split_trained(model, self.folder.config.optimizer)
+            model = eqx.combine(restored.items["trained"], frozen)
+        return placed(State(model, restored.items["optimizer"], jax.numpy.int32(restored.step), average)), resumed
+
+
+def items_of(state: State, config: Config) -> dict[str, Any]:
+    """What a checkpoint holds: the model that is used, and, where its parameters are averages, those being trained."""
+    items = {"model": state.result, "optimizer": state.optimizer}
+    return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}

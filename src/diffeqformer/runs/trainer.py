@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
@@ -35,6 +36,7 @@ from diffeqformer.runs.resume import Beginning, Clock
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
+from diffeqformer.training.recipe import NO_RECIPE, Batches, Recipe
 from diffeqformer.training.update import Build
 
 
@@ -51,7 +53,13 @@ class TrainResult:
     """The model's part of `results.json`: evaluation, curve, speed, parameters."""
 
 
-def train(config: Config, progress: Progress, base: Run | None = None, build: Build | None = None) -> TrainResult:
+def train(
+    config: Config,
+    progress: Progress,
+    base: Run | None = None,
+    build: Build | None = None,
+    recipe: Recipe = NO_RECIPE,
+) -> TrainResult:
     """Train the model of `config` on its text, in its run folder; continue what is there.
 
     Nothing is written into the run folder until config, folder and text have been found sound.
@@ -59,14 +67,14 @@ def train(config: Config, progress: Progress, base: Run | None = None, build: Bu
     **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already, which is needed until
     the run has a checkpoint of its own; `build`, `(model config, key) -> model` for a model with weights, a field or a
     scheme of your own, `diffeqformer.model.build.build` if not given. It is not recorded in the folder: give the same
-    one to continue the run, and to `load_run`.
+    one to continue the run, and to `load_run`; `recipe`, other parts of your own, which `load_run` needs not.
 
     On several devices the model is sharded over `config.mesh`; of several processes (`distributed.join`) each makes the
     same call, and the main process alone writes and reports to `progress`.
 
     **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
     being finite, the disk is full, no checkpoint is sound or another process is lost; `Interrupted` after Ctrl-C or
-    SIGTERM, saved.
+    SIGTERM, or when a callback stops it, saved.
     """
     config, progress = validate(config), progress if is_main() else Silent()
     mesh = mesh_of(config)
@@ -75,23 +83,24 @@ def train(config: Config, progress: Progress, base: Run | None = None, build: Bu
         progress.say(f"{left} of {len(jax.devices())} devices are not used; --mesh.data -1 takes all.")
     try:
         with laid_out(mesh):
-            return _train(config, progress, base, build or usual_build)
+            return _train(config, progress, base, build or usual_build, recipe)
     except Exception as error:
         if not is_loss(error):
             raise
         raise lost(error) from error
 
 
-def _train(config: Config, progress: Progress, base: Run | None, build: Build) -> TrainResult:
+def _train(config: Config, progress: Progress, base: Run | None, build: Build, recipe: Recipe) -> TrainResult:
     folder = RunFolder(config)
     by_main(folder.require_own)
     by_main(lambda: require_trackers(config))
     if config.base.run and base is None and not folder.checkpoints.steps():
         base = open_base(config.base, progress, build)
-    tokens = main_first(lambda: prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base)))
+    accept = lambda tokens: fitting(config, tokens, base, recipe)
+    tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)
-    folder.config, loader = fitting(config, tokens, base)
-    beginning = Beginning(folder, placed(base.model) if base else None, build)
+    folder.config, batches = fitting(config, tokens, base, recipe)
+    beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
     with folder.held(tokens, beginning.bytes):
         state, resumed = beginning.state(progress)
         step = int(state.step)
@@ -99,21 +108,24 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build) -
         if entry is None:
             try:
                 with RunLog(folder, step, progress) if is_main() else NoLog() as log:
-                    with Recorder(folder, tokens, log, resumed, step, progress) as recorder:
+                    with Recorder(folder, tokens, log, resumed, step, progress, recipe) as recorder:
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
-                        state = train_loop(folder.config, state, _batches(folder.config, loader), recorder)
-                    entry = _evaluated(folder, tokens, state.model, resumed.clock, progress)
+                        batch = _batches(folder.config, batches)
+                        state = train_loop(folder.config, state, batch, recorder, recipe.rule, recipe.schedule)
+                    entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
             except OSError as error:
                 raise RunFailed(
                     f"run folder {str(folder.path)!r} could not be written ({error.strerror}); "
                     f"{folder.checkpoints.last_good()}."
                 ) from error
-        return TrainResult(folder.path, folder.config, state.model, tokens, entry)
+        return TrainResult(folder.path, folder.config, state.result, tokens, entry)
 
 
-def fitting(config: Config, tokens: TokenCache, base: Run | None) -> tuple[Config, Loader]:
+def fitting(
+    config: Config, tokens: TokenCache, base: Run | None, recipe: Recipe = NO_RECIPE
+) -> tuple[Config, Loader | Batches]:
     """The config with the vocabulary's size, and the batches, if text, model and base fit together.
 
     **Raises:** `BadInput` if they do not.
@@ -123,15 +135,19 @@ def fitting(config: Config, tokens: TokenCache, base: Run | None) -> tuple[Confi
     if vocabulary is not None and entries > vocabulary:
         raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
     context, t = config.model.context, config.trainer
-    loader = Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask)
     validation_batches(config, tokens)
-    return replace(config, model=replace(config.model, vocabulary=vocabulary or entries)), loader
+    config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
+    if recipe.batches is not None:
+        return config, recipe.batches(config, tokens)
+    return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask)
 
 
-def _batches(config: Config, loader: Loader) -> Callable[[int], Any]:
+def _batches(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:
     """Batch number k; of several processes each reads the rows of its own devices."""
     if not is_divided():
         return loader.__getitem__
+    if not isinstance(loader, Loader):
+        return lambda k: jax.tree.map(partial(_divided, config), loader[k])
     parts, context = config.trainer.accumulation, config.model.context
     rows = (parts, config.trainer.batch_size // parts)
     divided = lambda k, read, length: divided_batch(partial(read, k), (*rows, length))
@@ -141,6 +157,12 @@ def _batches(config: Config, loader: Loader) -> Callable[[int], Any]:
         return (ids, divided(k, loader.mask_rows, context)) if loader.masks else ids
 
     return batch
+
+
+def _divided(config: Config, whole: np.ndarray) -> Any:
+    """A batch that each process has whole, in parts over the devices."""
+    parts = config.trainer.accumulation
+    return divided_batch(lambda start, stop: whole[start:stop], (parts, len(whole) // parts, whole.shape[1]))
 
 
 def _finished(folder: RunFolder, step: int, progress: Progress) -> dict[str, Any] | None:

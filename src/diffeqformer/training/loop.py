@@ -10,6 +10,7 @@ import jax
 
 from diffeqformer.config import Config
 from diffeqformer.training.depths import depth_of_update
+from diffeqformer.training.optimizer import Rule, Schedule
 from diffeqformer.training.update import Measured, State, make_update
 
 
@@ -26,15 +27,22 @@ class Observer(Protocol):
         ...
 
 
-def train_loop(config: Config, state: State, batch: Callable[[int], Any], observer: Observer) -> State:
+def train_loop(
+    config: Config,
+    state: State,
+    batch: Callable[[int], Any],
+    observer: Observer,
+    rule: Rule | None = None,
+    schedule: Schedule | None = None,
+) -> State:
     """Update `state` until `trainer.updates` are done, or the observer ends it.
 
     **Arguments:** `config`, with the vocabulary's size; `state`, whose memory is reused; `batch`, of update number k,
-    from 0, as `make_update` takes it; `observer`.
+    from 0, as `make_update` takes it; `observer`; `rule` and `schedule`, in place of the config's own.
 
     **Returns:** the last state.
     """
-    update, depth_of = make_update(config), depth_of_update(config)
+    update, depth_of = make_update(config, rule, schedule), depth_of_update(config)
     for k in range(int(state.step), config.trainer.updates):
         steps = depth_of(k)
         observer.before_update(steps)

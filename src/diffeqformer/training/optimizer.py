@@ -1,27 +1,50 @@
-"""AdamW with warm-up, cosine decay, clipping, and weight decay by a parameter's role."""
+"""Rules of Optax by a parameter's role, schedules with warm-up, clipping, decay by role, and a guard against spikes."""
 
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from operator import and_
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import optax
+import optax.contrib
+from jax import Array
 
-from diffeqformer.config import OptimizerConfig, Role
+from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNorm
 
+Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
+"""The learning rate of each update, of the settings and the number of updates."""
+Rule = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
+"""What makes changes of gradients, of the settings and the learning rate."""
+
 
 def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
-    """Linear warm-up over `warmup_fraction` of the updates, then a cosine down to `final_fraction` of the peak."""
+    """Linear warm-up over `warmup_fraction` of the updates, then the `schedule` down to `final_fraction` of the peak.
+
+    A line is a trapezoid that falls from the end of warm-up on, and a constant one that never falls.
+    """
     warmup = min(max(1, round(config.warmup_fraction * updates)), updates)
-    return optax.warmup_cosine_decay_schedule(
-        init_value=config.learning_rate / warmup,  # the first update counts
-        peak_value=config.learning_rate,
-        warmup_steps=warmup,
-        decay_steps=max(updates, warmup + 1),
-        end_value=config.final_fraction * config.learning_rate,
-    )
+    peak, end, shape = config.learning_rate, config.final_fraction * config.learning_rate, config.schedule
+    if shape.kind == "cosine":
+        return optax.warmup_cosine_decay_schedule(
+            init_value=peak / warmup,  # the first update counts
+            peak_value=peak,
+            warmup_steps=warmup,
+            decay_steps=max(updates, warmup + 1),
+            end_value=end,
+        )
+    fraction = shape.decay_fraction if isinstance(shape, TrapezoidalConfig) else float(shape.kind == "linear")
+    falling = min(round(fraction * updates), updates - warmup)
+    parts = [
+        optax.linear_schedule(peak / warmup, peak, warmup),
+        optax.constant_schedule(peak),
+        optax.linear_schedule(peak, end, max(falling, 1)),
+    ]
+    return optax.join_schedules(parts, [warmup, updates - falling])
 
 
 def roles(model: Any) -> Any:
@@ -73,21 +96,121 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def optimizer(
-    config: OptimizerConfig, updates: int, rate: optax.Schedule | None = None
+    config: OptimizerConfig, updates: int, rate: optax.Schedule | None = None, rule: Rule | None = None
 ) -> optax.GradientTransformation:
-    """Clip the global norm, then AdamW on the schedule of `learning_rate`, or on `rate`; decay only `decay_roles`.
+    """`rule`, or the config's, on the schedule of `learning_rate`, or on `rate`; behind the guard against spikes."""
+    inner = (rule or usual_rule)(config, rate or learning_rate(config, updates))
+    return inner if config.spike is None else skip_spikes(inner, config.spike)
+
+
+def usual_rule(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Clip the global norm, then `rule` for the parameters of `rule_roles` and AdamW for all others; decay only
+    `decay_roles`.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
     """
-    decays = lambda tree: jax.tree.map(lambda role: role in config.decay_roles, roles(tree))
-    return optax.chain(
-        clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            rate or learning_rate(config, updates),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.epsilon,
-            weight_decay=config.weight_decay,
-            mask=decays,
-        ),
+    clip = clip_by_global_norm(config.clip_norm)
+    if config.rule == "adamw":
+        return optax.chain(clip, _adamw(config, rate, _of_roles(config.decay_roles)))
+    chosen, decays = _of_roles(config.rule_roles), _of_roles(config.decay_roles)
+
+    def labels(tree: Any) -> Any:
+        taken = chosen(tree) if config.rule != "muon" else jax.tree.map(and_, chosen(tree), _matrices(tree))
+        label = lambda taken, decays: f"{config.rule if taken else 'adamw'}{'' if decays else ', no decay'}"
+        return jax.tree.map(label, taken, decays(tree))
+
+    plain = replace(config, weight_decay=0.0)  # roles are not seen in the parts that a rule is given
+    rules = {name: RULES[name] for name in ("adamw", config.rule)}
+    parts: dict[Hashable, Any] = {name: rule(config, rate) for name, rule in rules.items()}
+    parts |= {f"{name}, no decay": rule(plain, rate) for name, rule in rules.items()}
+    return optax.chain(clip, optax.partition(parts, labels))
+
+
+def _of_roles(chosen: tuple[Role, ...]) -> Callable[[Any], Any]:
+    return lambda tree: jax.tree.map(lambda role: role in chosen, roles(tree))
+
+
+def _matrices(tree: Any) -> Any:
+    """Which parameters are matrices, each alone or stacked: no vectors, and no projections to vectors."""
+    of = lambda path, _: getattr(path[-1], "name", "") in MATRICES
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+MATRICES = ("weight", "projection", "constant", "a", "b")
+"""Last names of the parameters that are one: of linear maps, of time-dependent ones (P, C), of adapters."""
+
+
+def _axes(tree: Any) -> Any:
+    """Which axes of a matrix are its inputs and its outputs; it is stacked along the others, P along its last."""
+
+    def of(path: Any, x: Any) -> optax.contrib.MuonDimensionNumbers:
+        first = 0 if getattr(path[-1], "name", "") == "projection" else x.ndim - 2
+        return optax.contrib.MuonDimensionNumbers(first, first + 1)
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def _adamw(config: OptimizerConfig, rate: optax.Schedule, mask: Any = None) -> optax.GradientTransformation:
+    b1, b2, decay = config.b1, config.b2, config.weight_decay
+    return optax.adamw(rate, b1=b1, b2=b2, eps=config.epsilon, weight_decay=decay, mask=mask)
+
+
+def _muon(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Jordan et al. 2024; steps of AdamW's size: Liu et al. 2025, arXiv:2502.16982."""
+    decay = config.weight_decay
+    return optax.contrib.muon(
+        rate, beta=0.95, weight_decay=decay, consistent_rms=0.2, muon_weight_dimension_numbers=_axes
     )
+
+
+def _adafactor(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Shazeer & Stern 2018, arXiv:1804.04235, at the given rate; decay is multiplied by it, as AdamW's."""
+    decay = (lambda count: config.weight_decay * rate(count)) if config.weight_decay else None
+    return optax.adafactor(rate, multiply_by_parameter_scale=False, weight_decay_rate=decay)
+
+
+def _lion(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Chen et al. 2023, arXiv:2302.06675."""
+    return optax.lion(rate, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay)
+
+
+RULES: dict[str, Rule] = {"adamw": _adamw, "muon": _muon, "adafactor": _adafactor, "lion": _lion}
+
+
+class Guard(NamedTuple):
+    """State of `skip_spikes`."""
+
+    inner: Any
+    usual: Array
+    """Running mean of the gradient's norm, over some `HORIZON` updates."""
+    updates: Array
+    skipped: Array
+    """Whether the last update was."""
+
+
+HORIZON, WARMING = 100, 20
+"""Updates that the usual norm is a mean of, and that are needed before one can be unusual."""
+
+
+def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
+    """`inner`, but no change at all where the gradient is more than `factor` times longer than usual.
+
+    A spike counts as `factor` times the usual, so that the guard follows if all gradients become longer. Source: the
+    skipped updates of OLMo 2 (2025, arXiv:2501.00656, section 3), there by standard deviations.
+    """
+
+    def init(params: Any) -> Guard:
+        zero = jax.numpy.zeros((), jax.numpy.int32)
+        return Guard(inner.init(params), jax.numpy.zeros(()), zero, zero > 0)
+
+    def update(gradients: Any, state: Guard, params: Any = None) -> tuple[Any, Guard]:
+        norm, limit = optax.tree.norm(gradients), factor * state.usual
+        skipped = (norm > limit) & (state.updates >= WARMING)
+        changes, after = inner.update(gradients, state.inner, params)
+        keep = lambda old, new: jax.tree.map(lambda a, b: jax.numpy.where(skipped, a, b), old, new)
+        share = jax.numpy.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(norm.dtype))
+        usual = state.usual + share * (jax.numpy.where(skipped, limit, norm) - state.usual)
+        changes = jax.tree.map(lambda x: jax.numpy.where(skipped, 0.0, x), changes)
+        return changes, Guard(keep(state.inner, after), usual, state.updates + 1, skipped)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]

@@ -19,7 +19,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training.depths import together
-from diffeqformer.training.optimizer import learning_rate, optimizer, split_trained
+from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate, optimizer, split_trained
 
 Build = Callable[[ModelConfig, Array], Transformer]
 """What makes a new model of a config and a key."""
@@ -34,6 +34,16 @@ class State(NamedTuple):
     optimizer: Any
     step: Array
     """Updates done, int32."""
+    average: Any = None
+    """Of the trained parameters, if `optimizer.average` asks for one."""
+
+    @property
+    def result(self) -> Transformer:
+        """The model that is evaluated, kept and used: with the averages in their parameters' place, if there are any.
+
+        Not to be called inside compiled functions that return it beside `model`: they share what is not averaged.
+        """
+        return self.model if self.average is None else eqx.combine(self.average, self.model)
 
 
 class Measured(NamedTuple):
@@ -46,22 +56,27 @@ class Measured(NamedTuple):
     learning_rate: Array
     reconstruction_error: Array | None = None
     """Of the state at depth 0, relative, where the backward pass reconstructs states; a mean over a batch's parts."""
+    skipped: Array | None = None
+    """Whether it changed nothing, where `optimizer.spike` guards."""
 
 
-def initial_state(config: Config, base: Transformer | None = None, build: Build = usual_build) -> State:
+def initial_state(
+    config: Config, base: Transformer | None = None, build: Build = usual_build, rule: Rule | None = None
+) -> State:
     """The state before the first update; `config.model.vocabulary` must be set.
 
     The model is `build`'s; with a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The
-    optimiser's state is that of the trained parameters. All randomness comes from one root key, `key(trainer.seed)`:
-    the model's from `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1), step)`, the drawn depths' from
-    `fold_in(root, 2)`, the times' between their steps from `fold_in(fold_in(root, 3), step)`.
+    optimiser's state is that of the trained parameters, by `rule` if not by the config's. All randomness comes from
+    one root key, `key(trainer.seed)`: the model's from `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1),
+    step)`, the drawn depths' from `fold_in(root, 2)`, the times' between their steps from `fold_in(fold_in(root, 3),
+    step)`.
     """
     program = _initial if build is usual_build else _initial.__wrapped__  # a user's own may depend on anything
-    return program(config.model, config.optimizer, build)(jax.random.key(config.trainer.seed), base)
+    return program(config.model, config.optimizer, build, rule)(jax.random.key(config.trainer.seed), base)
 
 
 @lru_cache(maxsize=8)
-def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build) -> Callable[..., State]:
+def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule: Rule | None) -> Callable[..., State]:
     """The first state by the root key and the base: one compilation instead of one for every small operation."""
 
     @jax.jit
@@ -69,13 +84,19 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build) -> Ca
         key = jax.random.fold_in(root, 0)
         model = build(config, key) if base is None else adapt(base, config, key)
         trained, _ = split_trained(model, settings)
-        return constrain_weights(State(model, optimizer(settings, 1).init(trained), jnp.zeros((), jnp.int32)))
+        average = None if settings.average is None else jax.tree.map(jnp.copy, trained)  # a buffer is donated once
+        moments = optimizer(settings, 1, rule=rule).init(trained)
+        return constrain_weights(State(model, moments, jnp.zeros((), jnp.int32), average))
 
     return initial
 
 
-def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
+def make_update(
+    config: Config, rule: Rule | None = None, schedule: Schedule | None = None
+) -> Callable[..., tuple[State, Measured]]:
     """The compiled update `(state, batch, steps) -> (state, measured)`; the memory of the state passed in is reused.
+
+    `rule` and `schedule` stand in place of the config's own.
 
     `batch` is ids, int32 (trainer.batch_size, context + 1), or the pair of these and of a mask, (trainer.batch_size,
     context), true for the targets that the loss is a mean over; or has the parts below on a leading axis already.
@@ -86,20 +107,23 @@ def make_update(config: Config) -> Callable[..., tuple[State, Measured]]:
     """
     t = config.trainer
     own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
-    program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own))
-    rate = jax.jit(learning_rate(config.optimizer, t.updates))
+    program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
+    rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
+    share = average.build(t.updates) if average else lambda step: None
+    both = jax.jit(lambda step: (rate(step), share(step)))
 
     def update(state: State, batch: Any, steps: int | None = None) -> tuple[State, Measured]:
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
-            now = rate(state.step)
+            now = both(state.step)
         return program(state, batch, now, steps)
 
     return update
 
 
 @lru_cache(maxsize=8)
-def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
-    """The update `(state, batch, learning rate, steps) -> (state, measured)`, to be compiled once for each depth."""
+def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Measured]]:
+    """The update `(state, batch, now, steps) -> (state, measured)`, to be compiled once for each depth; `now` is the
+    learning rate and what it adds to the average, if there is one."""
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
@@ -116,7 +140,7 @@ def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
     once = parts > 1 and alone and config.model.weights.kind != "layer" and not adaptive and not jitter
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
-    def update(state: State, batch: Any, now: Array, steps: int | None) -> tuple[State, Measured]:
+    def update(state: State, batch: Any, now: tuple[Array, Array | None], steps: int | None) -> tuple[State, Measured]:
         ids, mask = batch if isinstance(batch, tuple) else (batch, None)
         batch = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
         count = None if mask is None else jnp.maximum(mask.sum(), 1) / parts  # the parts may have more or fewer targets
@@ -140,11 +164,17 @@ def _program(config: Config) -> Callable[..., tuple[State, Measured]]:
         loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), batch, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
-            now = jnp.asarray(now, jnp.float32)
-            rule = optimizer(config.optimizer, 1, lambda count: now)
-            changes, moments = rule.update(gradients, state.optimizer, trained)
-        new = State(whole(optax.apply_updates(trained, changes)), moments, state.step + 1)
-        return constrain_weights(new), Measured(loss, optax.tree.norm(gradients), now, error)  # pyright: ignore
+            rate = jnp.asarray(now[0], jnp.float32)
+            changes, moments = optimizer(config.optimizer, 1, lambda count: rate, rule).update(
+                gradients, state.optimizer, trained
+            )
+        trained, average = optax.apply_updates(trained, changes), state.average
+        if now[1] is not None:
+            average = optax.incremental_update(trained, average, jnp.asarray(now[1], jnp.float32))
+        skipped = moments.skipped if isinstance(moments, Guard) else None
+        new = State(whole(trained), moments, state.step + 1, average)
+        measured = Measured(loss, optax.tree.norm(gradients), rate, error, skipped)  # pyright: ignore
+        return constrain_weights(new), measured
 
     return update
 

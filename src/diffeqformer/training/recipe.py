@@ -1,0 +1,103 @@
+"""A user's own parts of training, as objects: each stands in place of the library's, none needs a fork."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from diffeqformer.config import Config
+from diffeqformer.data.cache import TokenCache
+from diffeqformer.data.corpus import Corpus
+from diffeqformer.errors import BadInput
+from diffeqformer.training.optimizer import Rule, Schedule
+from diffeqformer.training.update import Measured, State
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A stream of training batches, each a function of its number: so a resumed run reads what it would have read."""
+
+    def __getitem__(self, k: int) -> Any:
+        """Ids, int32 (trainer.batch_size, context + 1); or the pair of these and of which targets count, booleans
+        (trainer.batch_size, context). Of several processes each asks for the whole batch."""
+        ...
+
+
+@dataclass
+class Now:
+    """Where training is, as callbacks see it, and what they may do."""
+
+    config: Config
+    step: int
+    """Updates done."""
+    state: State
+    """Its memory is the next update's: copy what is to be kept."""
+    logged: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+
+    def log(self, **numbers: float | int) -> None:
+        """Write numbers into `metrics.jsonl`, and to the trackers.
+
+        **Raises:** `BadInput` for one that is not finite, which JSON does not have.
+        """
+        for name, number in numbers.items():
+            if not math.isfinite(number):
+                raise BadInput(f"a callback logs {name} {number} at update {self.step}, but numbers must be finite.")
+        record = {name: float(number) for name, number in numbers.items()}
+        self.logged.append({"kind": "own", "step": self.step, **record})
+
+    def stop(self, why: str) -> None:
+        """Save and end here; `train` raises `Interrupted` with the reason, and the same call goes on."""
+        self.why = self.why or why
+
+
+class Callback:
+    """What is called around updates; a subclass has the methods that it needs. Every process calls its own."""
+
+    def before_update(self, step: int) -> None:
+        """`step` updates are done, and one comes."""
+
+    def after_update(self, now: Now, measured: Measured) -> None:
+        """An update is on its way: a number of `measured` that is read is waited for."""
+
+    def evaluated(self, now: Now, loss: float) -> None:
+        """An evaluation gave `loss`, in nats per token."""
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of update `step` is being written."""
+
+    def memory(self) -> Any:
+        """What a checkpoint keeps of this callback, as JSON; `None` if it remembers nothing."""
+        return None
+
+    def remember(self, memory: Any) -> None:
+        """Take back what `memory` gave, before the run goes on."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Your own parts of training; what is not given is the library's, by the config.
+
+    A checkpoint names the rule, the schedule and the batches that it was trained with, but cannot make them: give the
+    same to go on. `load_run` needs none.
+    """
+
+    rule: Rule | None = None
+    """`(settings, learning rate) -> GradientTransformation`, such as any of Optax's."""
+    schedule: Schedule | None = None
+    """`(settings, updates) -> learning rate` of each update."""
+    batches: Callable[[Config, TokenCache], Batches] | None = None
+    """Your own stream, of the config and the tokens."""
+    corpus: Corpus | None = None
+    """Text from elsewhere than `data.source` knows."""
+    callbacks: tuple[Callback, ...] = ()
+
+    @property
+    def own(self) -> dict[str, str]:
+        """What checkpoints name: the parts that numbers depend on."""
+        parts = {"rule": self.rule, "schedule": self.schedule, "batches": self.batches}
+        return {name: getattr(part, "__qualname__", type(part).__name__) for name, part in parts.items() if part}
+
+
+NO_RECIPE = Recipe()
+"""All parts are the library's."""

@@ -1,0 +1,200 @@
+"""Ideas of one's own in a run: optimisers, schedules, averages, callbacks, batches, text; each resumes to the bit."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+
+from diffeqformer.config import EMAConfig, LastConfig
+from diffeqformer.data.corpus import Corpus, Part
+from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.progress import Silent
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.metrics import read_metrics
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.trainer import train
+from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.training.recipe import Callback, Recipe
+from tests.runs.test_trainer import Lines, lasting, same_model
+from tests.runs.tiny_run import changed
+
+
+class StopAt(Callback):
+    """Stops as soon as so many updates are done."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def after_update(self, now, measured):
+        if now.step == self.step:
+            now.stop("that is enough")
+
+
+def whole_and_resumed(config, tmp_path, recipe=None, at: int = 6):
+    """A run that was never stopped, and one that was stopped once and went on."""
+    make = recipe or Recipe
+    whole = train(changed(config, run=str(tmp_path / "whole")), Silent(), recipe=make())
+    stopping = make()
+    with pytest.raises(Interrupted, match=rf"stopped at update {at} of 12 \(that is enough\)"):
+        train(config, Silent(), recipe=Recipe(
+            stopping.rule, stopping.schedule, stopping.batches, stopping.corpus, (*stopping.callbacks, StopAt(at))
+        ))  # fmt: skip
+    resumed = train(config, Silent(), recipe=make())
+    assert lasting(config.run) == lasting(tmp_path / "whole")
+    assert same_model(resumed.model, whole.model)
+    return whole
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rule": "muon", "schedule": "trapezoidal", "average": EMAConfig(0.8)},
+        {"rule": "adafactor", "schedule": "linear", "average": LastConfig(4), "spike": 1.5},
+    ],
+)
+def test_rules_averages_and_the_guard_resume_to_the_bit(config, tmp_path, settings):
+    config = changed(config, **{f"optimizer__{name}": value for name, value in settings.items()})
+    whole = whole_and_resumed(config, tmp_path, at=9)
+    items = {path.name for path in (Path(config.run) / "checkpoints/12").iterdir()}
+    assert items == {"manifest.json", "model", "optimizer", "trained"}
+    assert same_model(load_run(config.run).model, whole.model)
+    records = [record for record in lasting(config.run) if record["kind"] == "update"]
+    assert all(("skipped" in record) == ("spike" in settings) for record in records)
+
+
+def test_what_is_evaluated_and_kept_is_the_average(config, tmp_path):
+    plain = train(changed(config, run=str(tmp_path / "plain")), Silent())
+    averaged = train(changed(config, optimizer__average=EMAConfig(0.9)), Silent())
+    losses = lambda folder: [record["loss"] for record in lasting(folder) if record["kind"] == "update"]
+    assert losses(config.run) == losses(tmp_path / "plain")  # it is not what is trained
+    assert averaged.entry["validation"]["loss"] != plain.entry["validation"]["loss"]
+    last = {name: Checkpoints(tmp_path / name / "checkpoints") for name in ("run", "plain")}
+    assert last["run"].steps()[-1] == last["plain"].steps()[-1] == 12
+    assert same_model(load_run(config.run).model, averaged.model) and not same_model(averaged.model, plain.model)
+
+
+class OneOdd:
+    """The same batch again and again, but for one."""
+
+    def __init__(self, config, tokens):
+        self.shape = (config.trainer.batch_size, config.model.context + 1)
+
+    def __getitem__(self, k):
+        return np.full(self.shape, 70 if k == 9 else 5, np.int32)
+
+
+def test_a_spike_is_reported_and_changes_nothing(config, monkeypatch):
+    monkeypatch.setattr("diffeqformer.training.optimizer.WARMING", 3)
+    said = Lines()
+    train(changed(config, optimizer__spike=1.2, optimizer__learning_rate=0.1), said, recipe=Recipe(batches=OneOdd))
+    assert [r["step"] for r in lasting(config.run) if r.get("skipped")] == [10]
+    (told,) = (line for line in said.lines if "changed nothing" in line)
+    assert told.startswith("Update 10 changed nothing: its gradient, of norm ")
+
+
+class Watch(Callback):
+    """Sees and logs everything, and remembers how often it was asked."""
+
+    def __init__(self):
+        self.calls, self.seen = 0, []
+
+    def before_update(self, step):
+        self.seen.append(("before", step))
+
+    def after_update(self, now, measured):
+        self.calls += 1
+        now.log(calls=self.calls, double=2 * float(measured.loss))
+
+    def evaluated(self, now, loss):
+        self.seen.append(("evaluated", now.step))
+        now.log(perplexity=math.exp(loss))
+
+    def saved(self, step):
+        self.seen.append(("saved", step))
+
+    def memory(self):
+        return self.calls
+
+    def remember(self, memory):
+        self.calls = memory
+
+
+def test_callbacks_are_called_log_and_remember_over_a_stop(config, tmp_path):
+    made = []
+
+    def recipe():
+        made.append(Watch())
+        return Recipe(callbacks=(made[-1],))
+
+    whole_and_resumed(config, tmp_path, recipe)
+    own = [record for record in read_metrics(Path(config.run) / "metrics.jsonl") if record["kind"] == "own"]
+    losses = {r["step"]: r["loss"] for r in lasting(config.run) if r["kind"] == "update"}
+    assert [r["calls"] for r in own if "calls" in r] == [*range(1, 13)]
+    assert all(r["double"] == 2 * losses[r["step"]] for r in own if "double" in r)
+    assert [r["step"] for r in own if "perplexity" in r] == [5, 10, 12]
+    seen = made[0].seen
+    assert [step for what, step in seen if what == "before"] == [*range(12)]
+    assert [step for what, step in seen if what == "evaluated"] == [5, 10, 12]
+    assert {step for what, step in seen if what == "saved"} >= {4, 8, 12}
+
+
+def test_a_callback_that_logs_no_number_is_named(config):
+    class Bad(Callback):
+        def evaluated(self, now, loss):
+            now.log(quotient=math.inf)
+
+    with pytest.raises(BadInput, match="a callback logs quotient inf at update 5, but numbers must be finite"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Bad(),)))
+
+
+def sgd(settings, rate):
+    return optax.chain(optax.clip(0.5), optax.sgd(rate, momentum=settings.b1))
+
+
+def falling(settings, updates):
+    return lambda step: settings.learning_rate * (1 - step / updates)
+
+
+class Counting:
+    """Batches that count upwards from their own number."""
+
+    def __init__(self, config, tokens):
+        self.shape, self.vocabulary = (config.trainer.batch_size, config.model.context + 1), config.model.vocabulary
+
+    def __getitem__(self, k):
+        rows, columns = np.indices(self.shape)
+        return ((k + rows + columns) % self.vocabulary).astype(np.int32)
+
+
+def test_rule_schedule_and_batches_of_ones_own_resume_and_are_not_forgotten(config, tmp_path):
+    recipe = Recipe(rule=sgd, schedule=falling, batches=Counting)
+    whole_and_resumed(config, tmp_path, lambda: recipe)
+    rates = [r["learning_rate"] for r in lasting(config.run) if r["kind"] == "update"]
+    np.testing.assert_allclose(rates, [1e-2 * (1 - k / 12) for k in range(12)], rtol=1e-6)
+    load_run(config.run)  # needs none of them
+    with pytest.raises(BadInput, match="parts of a recipe: rule sgd, schedule falling, batches Counting; here.* none"):
+        train(config, Silent())
+
+
+def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(config):
+    short = changed(config, trainer__updates=4)
+    entry = train(short, Silent()).entry
+    for manifest in Path(config.run).glob("checkpoints/*/manifest.json"):
+        content = read_sealed(manifest)
+        del content["metadata"]["config"]["optimizer.rule"], content["metadata"]["callbacks"]
+        write_sealed(manifest, content)
+    assert train(short, Silent()).entry == entry
+    with pytest.raises(BadInput, match="optimizer.rule is 'adamw' there, but 'lion' here"):
+        train(changed(short, optimizer__rule="lion"), Silent())
+
+
+def test_text_of_ones_own(config):
+    lines = [f"line {number} of a corpus" for number in range(200)]
+    part = lambda chosen: Part(len(chosen), None, lambda: ((line,) for line in chosen))
+    corpus = Corpus("mine", "1", lambda: (part(lines[:180]), part(lines[180:])))
+    result = train(config, Silent(), recipe=Recipe(corpus=corpus))
+    assert result.tokens.statistics["name"] == "mine" and result.tokens.statistics["train_documents"] == 180
+    with pytest.raises(BadInput, match="has changed since the run began"):
+        train(config, Silent())
