@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.spectra import pairs_of, product_eigenvalues
 from diffeqformer.analysis.watch import weights_of_heads
+from diffeqformer.config import ModelConfig
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, Field
@@ -113,8 +114,12 @@ def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head posi
 
 def eigenvalues(taken: Walk, step: int) -> dict[str, np.ndarray]:
     """Eigenvalues of QK and OV of every head with the weights of the last node of a step: complex (head, number)."""
-    row = jax.tree.map(lambda leaf: np.asarray(leaf[-1], np.float64), taken.row(step))
-    pairs = pairs_of(row, taken.model.config)
+    return eigenvalues_of(jax.tree.map(lambda leaf: np.asarray(leaf[-1]), taken.row(step)), taken.model.config)
+
+
+def eigenvalues_of(rows: BlockWeights, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Eigenvalues of QK and OV of every head with some weights: complex (..., head, number)."""
+    pairs = pairs_of(rows, config)
     return {name: product_eigenvalues(*pairs[name]) for name in ("QK", "OV")}
 
 

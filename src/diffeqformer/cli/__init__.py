@@ -28,6 +28,7 @@ STORY = {
         "sample": "continue a prompt: RUN --prompt TEXT",
     },
     "Understand": {
+        "explore": "turn the dial called depth, in a page: RUN [RUN2]",
         "analyze": f"look inside: {', '.join(ANALYSES)}",
         "report": "two runs side by side: compare RUN_A RUN_B",
         "info": "parameters, FLOPs and memory: CONFIG or RUN",

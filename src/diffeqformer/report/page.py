@@ -38,7 +38,6 @@ ENVIRONMENT = Environment(
     finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
 )
 
-_SCRIPT = (resources("diffeqformer.report") / "templates" / "page.js").read_text(encoding="utf-8")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_FRAMES = 67
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -143,22 +142,25 @@ def render(
     """
     _check(name, figures, maps)
     return from_template(
-        "page.html", scripted=bool(maps or animations), name=name, title=title, findings=findings,
+        "page.html", scripts=("colours.js", "page.js") if maps or animations else (),
+        name=name, title=title, findings=findings,
         figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],
         arrays=[(k, "×".join(map(str, v.shape)) or "scalar", str(v.dtype)) for k, v in (arrays or {}).items()],
     )  # fmt: skip
 
 
-def from_template(template: str, *, scripted: bool = False, **values: Any) -> str:
+def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
     """A template of this package as text: `page.html`, or one that extends it.
 
-    **Arguments:** `scripted`, whether the page's own script is in it.
+    **Arguments:** `scripts`, files of this package that become the page's one script.
     """
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    folder = resources("diffeqformer.report") / "templates"
+    script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return ENVIRONMENT.get_template(template).render(
-        script=Markup(_SCRIPT) if scripted else None,
-        script_source=f"'sha256-{digest}'" if scripted else "'none'",
+        script=Markup(script) if scripts else None,
+        script_source=f"'sha256-{digest}'" if scripts else "'none'",
         **values,
     )
 

@@ -50,15 +50,17 @@ def cardinal_basis(
     b = (place_in_knots - left.astype(t.dtype))[:, None]
     unit = xp.asarray(np.eye(knots), t.dtype)
     rows = (1 - b) * unit[left] + b * unit[right]
-    if basis == "cubic" and knots > 2:
-        bend = xp.asarray(_second_derivatives(knots), t.dtype)
-        a = 1 - b
+    if len(second := bends(basis, knots)):
+        bend, a = xp.asarray(second, t.dtype), 1 - b
         rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
     return jnp.asarray(rows, dtype)
 
 
-def _second_derivatives(knots: int) -> np.ndarray:
-    """Second derivatives of the natural spline at its knots, in units of their distance: a linear map of the values."""
+def bends(basis: str, knots: int) -> np.ndarray:
+    """Second derivatives of the natural spline at its knots, in units of their distance: a linear map of the values,
+    (knot, knot); empty for a basis without."""
+    if basis != "cubic" or knots <= 2:
+        return np.zeros((0, knots))
     inner = np.arange(1, knots - 1)
     system, values = np.eye(knots), np.zeros((knots, knots))
     system[inner, inner - 1], system[inner, inner], system[inner, inner + 1] = 1, 4, 1

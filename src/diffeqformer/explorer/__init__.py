@@ -1,0 +1,1 @@
+"""A page on which depth is a dial: served here, or one file that runs the model by itself."""

@@ -1,0 +1,208 @@
+"""A small model as a page can hold it: its arrays, and what a browser needs to know to run them.
+
+Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how c is computed. For `time` weights c
+is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; a table of layers takes one row, `shared` has one.
+"""
+
+import base64
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffeqformer.analysis.reading import eigenvalues_of, runs_at_any_depth
+from diffeqformer.errors import BadInput
+from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import Linear
+from diffeqformer.ode.field import Block, BlockWeights, TransformerField
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
+from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
+from diffeqformer.ode.weights import KnotWeights, LayerWeights, SharedWeights, TimeWeights
+from diffeqformer.ode.weights.knots import PLACES, bends
+from diffeqformer.ode.weights.time_features import frequencies
+from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
+from diffeqformer.runs.opening import Run
+from diffeqformer.studies.inputs import pieces_of
+
+MOST_PARAMETERS = 40_000_000
+"""That a page holds: 107 MB."""
+WHOLE_PARAMETERS = 2_000_000
+"""Up to which they are in single precision: half of it moves a prediction that hangs in the balance by a percent."""
+DIAL = 24
+"""Steps up to which eigenvalues are those of the steps' own times; beyond, of the nearest."""
+SHARED = "shared"
+
+
+class Arrays:
+    """Arrays one after the other."""
+
+    def __init__(self, kind: str) -> None:
+        self.places: dict[str, list] = {}
+        self._kind = kind
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def add(self, name: str, values: Any, kind: str = "") -> None:
+        """Append one, of the usual precision unless another is named."""
+        kind = kind or self._kind
+        content = np.ascontiguousarray(values, kind).tobytes()
+        content += b"\0" * (-len(content) % 4)
+        self.places[name] = [kind, self._length, list(np.shape(values))]
+        self._parts.append(content)
+        self._length += len(content)
+
+    def base64(self) -> str:
+        """All of them."""
+        return base64.b64encode(b"".join(self._parts)).decode()
+
+
+def portable(run: Run) -> tuple[dict[str, Any], str]:
+    """What the page needs to know of a run's model, and its arrays.
+
+    **Raises:** `BadInput` for a model, a scheme or a tokenizer that the page cannot run.
+    """
+    model = run.model.merge()
+    size = sum(leaf.size for leaf in jax.tree.leaves(model))
+    if size > MOST_PARAMETERS:
+        raise _refusal(run, f"has {size:,} parameters, but a page holds at most {MOST_PARAMETERS:,}")
+    field = model.field
+    if not isinstance(field, TransformerField):
+        raise _refusal(run, "has a field of its own, which a browser cannot run")
+    names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if runs_at_any_depth(model) else ())]
+    schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
+    if names[0] not in schemes:
+        raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {', '.join(SCHEMES_OFFERED)}")
+    arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
+    arrays.add("embedding", model.embedding.tokens)
+    for name, values in (
+        ("positions", model.embedding.positions), ("head", model.head),
+        ("final.scale", model.final_norm.scale), ("final.shift", model.final_norm.shift),
+    ):  # fmt: skip
+        if values is not None:
+            arrays.add(name, values)
+    weights = _weights(model, arrays)
+    if weights is None:
+        raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
+    times = _eigenvalues(model, arrays)
+    known = ("width", "heads", "hidden", "gated", "norm_epsilon", "rope_theta", "nested_norm")
+    about = about_run(run)
+    about |= {"schemes": list(schemes), "tolerances": []}
+    return {
+        **about,
+        "model": {
+            **{name: getattr(field, name) for name in known},
+            "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
+            "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
+            "edges": config.edges, "schemes": schemes, "weights": weights, "eigenvalueTimes": times,
+            "arrays": arrays.places,
+        },
+        "tokenizer": _tokenizer(run),
+        "pieces": pieces_of(run, np.arange(model.embedding.tokens.shape[0])),
+    }, arrays.base64()  # fmt: skip
+
+
+def _refusal(run: Run, what: str) -> BadInput:
+    return BadInput(f"run folder {str(run.folder)!r} {what}; explore it without --to.")
+
+
+def _scheme(scheme: Scheme) -> dict[str, Any] | None:
+    """A scheme as the page takes it; `None` for one that it does not know."""
+    if isinstance(scheme, RungeKutta):
+        rows, stages = scheme.a, scheme.stages
+        return {"kind": "runge-kutta", "a": rows[:stages], "b": scheme.b[:stages], "c": scheme.c[:stages]}
+    if isinstance(scheme, LieTrotter):
+        return {"kind": "lie-trotter", "node": scheme.nodes.attention[0], "layers": isinstance(scheme, Residual)}
+    kinds = {Macaron: "macaron", Strang: "strang"}
+    return {"kind": kinds[type(scheme)]} if type(scheme) in kinds else None
+
+
+def _weights(model: Transformer, arrays: Arrays) -> dict[str, Any] | None:
+    """How the coefficients of rows are computed, the rows being added to the arrays; `None` if a page cannot."""
+    weights = model.weights
+    if isinstance(weights, TimeWeights):
+        _time_rows(weights, arrays)
+        shared = weights.shared is not None
+        return {"kind": "time", "shared": shared, "frequencies": frequencies(weights.time).tolist()}
+    rows: BlockWeights
+    if isinstance(weights, KnotWeights):
+        rows, about = weights.rows, {"kind": "knots", "place": PLACES[weights.place]}
+        about |= {"knots": weights.knots, "bends": bends(weights.basis, weights.knots).tolist()}
+    elif isinstance(weights, LayerWeights):
+        nodes = weights.nodes or Nodes.same(1.0)
+        about = {"kind": "layer", "nodes": {"attention": nodes.attention, "feed_forward": nodes.feed_forward}}
+        rows = weights.layers
+    elif isinstance(weights, SharedWeights):
+        rows, about = weights.row, {"kind": "shared"}
+    else:
+        return None
+    for name, unit in _units(rows):
+        leaves = {"weight": unit.weight, "bias": unit.bias} if isinstance(unit, Linear) else vars(unit)
+        for leaf, values in leaves.items():
+            if values is not None:
+                arrays.add(f"{name}.{leaf}", values)
+    return about
+
+
+def _units(block: Block) -> list[tuple[str, Any]]:
+    halves = {"attention": ("norm", "query_key_value", "output"), "feed_forward": ("norm", "up", "down", "gate")}
+    named = ((f"{half}.{name}", getattr(getattr(block, half), name)) for half, own in halves.items() for name in own)
+    return [(name, unit) for name, unit in named if unit is not None]
+
+
+def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
+    """For each map and norm the rows `(constant, projection)` of its arrays, and its network if it has its own."""
+
+    def network(name: str, own: TimeNetwork) -> None:
+        for part, linear in (("first", own.first), ("second", own.second)):
+            arrays.add(f"{name}.{part}.weight", linear.weight, "<f4")
+            arrays.add(f"{name}.{part}.bias", linear.bias, "<f4")
+
+    def rows(name: str, constant: Any, projection: Any) -> None:
+        if projection is not None:
+            last = np.moveaxis(np.asarray(projection), -1, 0)
+            arrays.add(name, np.concatenate([np.broadcast_to(np.asarray(constant), last.shape[1:])[None], last]))
+
+    if weights.shared is not None:
+        network(SHARED, weights.shared)
+    for name, unit in _units(weights.networks):
+        if unit.network is not None:
+            network(name, unit.network)
+        if isinstance(unit, TimeLinear):
+            rows(f"{name}.weight", unit.constant, unit.projection)
+            rows(f"{name}.bias", 0.0, unit.bias_projection)
+        elif isinstance(unit, TimeNorm):
+            rows(f"{name}.scale", 1.0, unit.scale_projection)
+            rows(f"{name}.shift", 0.0, unit.shift_projection)
+
+
+def _eigenvalues(model: Transformer, arrays: Arrays) -> list[float]:
+    """Add the eigenvalues of QK and OV at the times at which steps take their weights, and return these times."""
+    nodes = model.scheme.nodes.attention[-1:]
+    grids = [model.grid()]
+    if runs_at_any_depth(model):  # the other schemes' last evaluation is in the middle of a step, or at its end
+        nodes, grids = tuple({*nodes, 0.5, 1.0}), [model.grid(steps) for steps in range(1, DIAL + 1)]
+    times = np.unique(np.concatenate([grid.times(nodes) for grid in grids]).round(9))
+    rows = jax.tree.map(np.asarray, model.weights.at(times))
+    for name, values in eigenvalues_of(rows, model.config).items():
+        arrays.add(f"eigenvalues.{name}", np.stack([np.real(values), np.imag(values)], -1), "<f4")
+    return times.tolist()
+
+
+def _tokenizer(run: Run) -> dict[str, Any]:
+    """What encodes a text as the run's tokenizer does.
+
+    **Raises:** `BadInput` unless it is byte-level BPE, or has whole words between spaces as entries.
+    """
+    found = json.loads(run.tokenizer.to_str())
+    model, pre = found["model"], found["pre_tokenizer"] or {}
+    if found["normalizer"] is None and found["post_processor"] is None:
+        if model["type"] == "WordLevel" and pre.get("type") == "WhitespaceSplit":
+            return {"kind": "words", "vocabulary": model["vocab"], "unknown": model["vocab"][model["unk_token"]]}
+        plain = not any(model.get(name) for name in ("dropout", "ignore_merges", "byte_fallback", "unk_token"))
+        splits = pre.get("type") == "ByteLevel" and not pre["add_prefix_space"] and pre["use_regex"]
+        if model["type"] == "BPE" and splits and plain:
+            return {"kind": "bytes", "vocabulary": model["vocab"], "merges": model["merges"]}
+    raise _refusal(run, "has a tokenizer that a page does not run (byte-level BPE as GPT-2's, or whole words)")

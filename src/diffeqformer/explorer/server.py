@@ -1,0 +1,82 @@
+"""The explorer's page and its answers, on this machine's loopback alone, under an address that cannot be guessed."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any
+
+from diffeqformer.errors import BadInput, DiffEqFormerError
+
+MOST_BYTES = 1 << 20
+"""Of a question."""
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+    """A server that is not running yet, and its address; call `serve_forever`.
+
+    **Arguments:** `page`, HTML; `answers`, by name: a function from a JSON object to a JSON document; `port`, 0 for a
+    free one.
+
+    **Raises:** `BadInput` if the port is taken.
+    """
+    root, lock = f"/{secrets.token_urlsafe(16)}/", Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # seconds for a question to arrive
+
+        def do_GET(self) -> None:
+            own = self._is_ours() and self.path == root
+            self._send(200, "text/html; charset=utf-8", page) if own else self._refuse(404, "there is no such page.")
+
+        def do_POST(self) -> None:
+            answer = answers.get(self.path.removeprefix(root)) if self.path.startswith(root) else None
+            if not self._is_ours() or answer is None:
+                return self._refuse(404, "there is no such question.")
+            length = self.headers.get("Content-Length", "")
+            if not length.isascii() or not length.isdecimal() or len(length) > 9 or int(length) > MOST_BYTES:
+                return self._refuse(413, f"a question must have at most {MOST_BYTES} bytes.")
+            try:
+                asked = json.loads(self.rfile.read(int(length)))
+                if not isinstance(asked, dict):
+                    raise BadInput("a question must be a JSON object.")
+                with lock:  # one at a time: each takes all cores
+                    found = answer(asked)
+            except (ValueError, RecursionError):
+                return self._refuse(400, "a question must be JSON.")
+            except DiffEqFormerError as error:
+                return self._refuse(400, str(error))
+            self._send(200, "application/json", json.dumps(found, allow_nan=False))
+
+        def _is_ours(self) -> bool:
+            """Whether the request was made to this address: a page elsewhere may have a name that leads here."""
+            return self.headers.get("Host", "") == host
+
+        def _refuse(self, status: int, said: str) -> None:
+            self._send(status, "application/json", json.dumps({"error": said}))
+
+        def _send(self, status: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            for name, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Referrer-Policy", "no-referrer"),
+                ("X-Content-Type-Options", "nosniff"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: the terminal is the user's."""
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise BadInput(f"port {port} cannot be used: {error.strerror}; leave --port out for a free one.") from error
+    host = f"127.0.0.1:{server.server_port}"
+    return server, f"http://{host}{root}"

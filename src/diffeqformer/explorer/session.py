@@ -1,0 +1,165 @@
+"""What the explorer's page asks of runs, answered as JSON documents."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from diffeqformer.analysis.reading import Walk, eigenvalues, lens, looks, most_likely, runs_at_any_depth, walk
+from diffeqformer.config.bounds import MOST_STEPS
+from diffeqformer.errors import BadInput, DiffEqFormerError
+from diffeqformer.model.solving import with_scheme
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.adaptive import can_adapt
+from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.plain import shown
+from diffeqformer.progress import Progress
+from diffeqformer.runs.opening import Run
+from diffeqformer.studies import inputs
+
+SCHEMES_OFFERED = ("euler", "euler-middle", "lie-trotter", "lie-trotter-middle", "midpoint", "heun", "rk4", "strang")
+TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
+TOKENS = 32
+"""Of the text that the page opens with."""
+ANY_TEXT = "The answer to the question is"
+TEXT_UNIT = 16
+"""Texts are computed at multiples of so many tokens, so that an edit compiles nothing anew: no token sees what follows
+it."""
+KEPT = 8
+"""Forward passes that are kept, for cells that are opened."""
+LONGEST_TEXT = 1 << 16
+
+
+class Session:
+    """One run or two, opened."""
+
+    def __init__(self, runs: Sequence[Run], text: str, progress: Progress) -> None:
+        self.runs = tuple(runs)
+        self.text = text or opening_text(runs[0], progress)
+        self._walk = lru_cache(KEPT)(self._walked)
+        inputs.ids_of(runs[0], self.text)
+
+    def about(self) -> list[dict[str, Any]]:
+        """What there is to choose from, by run."""
+        return [about_run(run) for run in self.runs]
+
+    def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """A text after every step: tokens, times, predictions, movements.
+
+        **Raises:** `BadInput` for a run, text, number of steps, scheme or tolerance that there is not.
+        """
+        run, ids, taken = self._asked(asked)
+        length, padded = len(ids), taken.states[0].shape[1]
+        found = lens(taken, np.pad(ids[1:], (0, padded - length + 1)))
+        numbers = lambda values: inputs.finite_rows(np.round(np.asarray(values, np.float64), 6))
+        following = np.s_[:, : length - 1]
+        moved = np.sqrt(taken.moved[:, :, :length]).swapaxes(0, 1)
+        unique, place = np.unique(found.top[:, :length], return_inverse=True)
+        pieces = np.asarray(inputs.pieces_of(run, unique), object)
+        return {
+            "tokens": list(inputs.pieces_of(run, ids)),
+            "times": np.round(taken.grid.edges, 6).tolist(),
+            "top": pieces[place.reshape(-1, length)].tolist(),
+            "p": numbers(found.probability[:, :length]),
+            "kl": numbers(np.maximum(found.kl[:, :length], 0)),
+            "next": numbers(np.exp(found.log_next[following])),
+            "loss": numbers([-found.log_next[following].mean(-1)])[0] if length > 1 else None,
+            "moved": {"attention": numbers(moved[0]), "feed_forward": numbers(moved[1])},
+        }
+
+    def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """One token after one step: its most likely tokens, where its heads look, eigenvalues of their matrices.
+
+        **Raises:** `BadInput` as `read`, and for a step or a position that there is not.
+        """
+        run, ids, taken = self._asked(asked)
+        step = _whole(asked, "step", 0, taken.grid.steps)
+        position = _whole(asked, "position", 0, len(ids) - 1)
+        top, p = most_likely(taken, step, position)
+        return {
+            "top": list(zip(inputs.pieces_of(run, top), np.round(p.astype(float), 6).tolist(), strict=True)),
+            "time": float(taken.grid.edges[step]),
+            "attention": np.round(looks(taken, step, position)[:, : position + 1].astype(float), 5).tolist()
+            if step and taken.carries
+            else None,
+            "eigenvalues": spectrum(taken, step) if step else None,
+        }
+
+    def _asked(self, asked: Mapping[str, Any]) -> tuple[Run, np.ndarray, Walk]:
+        number = _whole(asked, "run", 0, len(self.runs) - 1)
+        text, scheme, rtol = (asked.get(name) for name in ("text", "scheme", "rtol"))
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+            raise BadInput(f"text must be at most {LONGEST_TEXT} characters.")
+        if scheme is not None and scheme not in SCHEMES:
+            raise BadInput(f"scheme is {shown(scheme)}, but must be one of {', '.join(SCHEMES)}.")
+        if rtol is not None and not (isinstance(rtol, float) and 0 < rtol < 1):
+            raise BadInput(f"rtol is {shown(rtol)}, but must be between 0 and 1.")
+        steps = None if rtol is not None else _whole(asked, "steps", 1, MOST_STEPS)
+        run = self.runs[number]
+        ids = inputs.ids_of(run, text)
+        return run, ids, self._walk(number, ids.tobytes(), steps, scheme, rtol)
+
+    def _walked(self, number: int, ids: bytes, steps: int | None, scheme: str | None, rtol: float | None) -> Walk:
+        model, text = self.runs[number].model, np.frombuffer(ids, np.int32)
+        if scheme is not None or rtol is not None:
+            model = with_scheme(model, scheme, rtol)
+        if rtol is None:  # which later tokens have a say in
+            text = np.pad(text, (0, min(-len(text) % TEXT_UNIT, model.config.context - len(text))))
+        return walk(model, text, steps=steps)
+
+
+def spectrum(taken: Walk, step: int) -> dict[str, list]:
+    """Eigenvalues with a step's weights, by pair and head, each as its real and imaginary part."""
+    parts = lambda values: np.round(np.stack([values.real, values.imag], -1), 5).tolist()
+    return {name: parts(values) for name, values in eigenvalues(taken, step).items()}
+
+
+def about_run(run: Run) -> dict[str, Any]:
+    """What the page says of a run, and offers of it."""
+    config, any_depth = run.config.model, runs_at_any_depth(run.model)
+    own = config.scheme.kind
+    return {
+        "name": run.folder.name,
+        "update": run.step,
+        "said": f"{config.field.kind}, {config.weights.kind} weights, {own}, trained at {depth_of(run)}",
+        "steps": run.model.grid().steps,
+        "most": MOST_STEPS if any_depth else run.model.grid().steps,
+        "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
+        "scheme": own,
+        "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],
+        "tolerances": [rtol for rtol in TOLERANCES if _adapts(run.model, rtol)],
+        "context": config.context,
+        "heads": config.heads,
+    }
+
+
+def depth_of(run: Run) -> str:
+    """The depths of training in words."""
+    drawn = sorted(set(run.config.depth.sample))
+    return f"{', '.join(map(str, drawn))} steps" if drawn else f"{run.config.model.steps} steps"
+
+
+def _adapts(model: Transformer, rtol: float) -> bool:
+    try:
+        return runs_at_any_depth(model) and can_adapt(with_scheme(model, None, rtol).scheme)
+    except BadInput:
+        return False
+
+
+def opening_text(run: Run, progress: Progress) -> str:
+    """The beginning of the run's own validation text; another one where that is not to be had."""
+    try:
+        tokens = inputs.validation_windows(run, 1, min(TOKENS, run.config.model.context), progress)[0]
+        text = run.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        inputs.ids_of(run, text)
+        return text
+    except DiffEqFormerError:
+        return ANY_TEXT
+
+
+def _whole(asked: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = asked.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadInput(f"{name} is {shown(value)}, but must be a whole number from {least} to {most}.")
+    return value

@@ -1,0 +1,335 @@
+// The explorer: a text, a dial for depth, and what the model would predict after every step. `backend` answers.
+{
+  const $ = (id) => document.getElementById(id);
+  const about = JSON.parse($("about").textContent);
+  const MARK = "#b3261e";
+  const written = (value, digits = 3) => (value === null ? "–" : digits > 2 && value && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits));
+  const make = (tag, properties = {}, ...children) => {
+    const { dataset, ...rest } = properties;
+    const element = Object.assign(document.createElement(tag), rest);
+    Object.assign(element.dataset, dataset);
+    element.append(...children);
+    return element;
+  };
+  const draw = (tag, attributes = {}, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+
+  // What is shown is told by the address, and nothing else is kept.
+  const whole = (text, usual) => (/^\d{1,6}$/.test(text ?? "") ? Number(text) : usual);
+  const fromAddress = () => {
+    const given = new URLSearchParams(location.hash.slice(1));
+    const run = Math.min(whole(given.get("run"), 0), about.runs.length - 1);
+    const own = about.runs[run];
+    const other = whole(given.get("other"), -1);
+    return {
+      run,
+      text: given.get("text") ?? about.text,
+      steps: whole(given.get("steps"), own.steps),
+      scheme: own.schemes.includes(given.get("scheme")) ? given.get("scheme") : own.scheme,
+      rtol: own.tolerances.find((rtol) => String(rtol) === given.get("rtol")) ?? null,
+      other: other < about.runs.length ? other : -1,
+      otherSteps: whole(given.get("otherSteps"), own.steps),
+      colour: ["p", "kl", "next"].find((name) => name === given.get("colour")) ?? "p",
+      step: whole(given.get("step"), -1),
+      position: whole(given.get("position"), -1),
+      head: whole(given.get("head"), -1),
+    };
+  };
+  let state = fromAddress();
+  const toAddress = () => {
+    const said = Object.entries(state).filter(([, value]) => value !== null && value !== -1);
+    history.replaceState(null, "", `#${new URLSearchParams(said)}`);
+  };
+  const within = (steps, run) => Math.min(Math.max(steps, run.least), run.most);
+
+  let shown = { reading: null, other: null, cell: null };
+  const question = () => ({ run: state.run, text: state.text, steps: state.steps, scheme: state.scheme, rtol: state.rtol });
+  const compared = () => {
+    const run = about.runs[state.other];
+    return { run: state.other, text: state.text, steps: within(state.otherSteps, run), scheme: run.scheme, rtol: null };
+  };
+
+  const fill = () => {
+    const own = about.runs[state.run];
+    state.steps = within(state.steps, own);
+    const choose = (id, options, value) => {
+      $(id).replaceChildren(...options.map(([key, text]) => new Option(text, key)));
+      $(id).value = value;
+      $(id).parentElement.hidden = options.length < 2;
+    };
+    if ($("text").value !== state.text) $("text").value = state.text;
+    choose("scheme", own.schemes.map((name) => [name, name === own.scheme ? `${name} (its own)` : name]), state.scheme);
+    choose("rtol", [["", "fixed steps"], ...own.tolerances.map((rtol) => [rtol, `steps for ${rtol}`])], state.rtol ?? "");
+    choose("run", about.runs.map(({ name }, i) => [i, name]), state.run);
+    choose("other", [[-1, "nothing"], ...about.runs.map(({ name }, i) => [i, name])], state.other);
+    $("otherSteps").parentElement.hidden = state.other < 0;
+    for (const [id, value] of [["steps", state.steps], ["dial", state.steps], ["otherSteps", state.otherSteps]]) {
+      if (document.activeElement !== $(id) || Number($(id).value) !== value) $(id).value = value;
+      $(id).disabled = id !== "otherSteps" && (own.least === own.most || state.rtol !== null);
+    }
+    [$("dial").max, $("dial").min, $("steps").max] = [Math.min(24, own.most), own.least, own.most];
+    $("colour").value = state.colour;
+    $("which").textContent = `${own.name}: ${own.said}, update ${own.update}`;
+  };
+
+  // Colours: of a probability from 0 to 1; of a divergence from 0 to the largest one.
+  const scale = ({ kl }) => {
+    const most = state.colour === "kl" ? Math.max(1e-9, ...kl.flat()) : 1;
+    return { most, paint: (value) => colour(RISING, value / most) };
+  };
+  const valueAt = (reading, step, position) => reading[state.colour][step]?.[position] ?? null;
+  const labels = (reading) => reading.times.map((time, i) => (i ? `step ${i} of ${reading.times.length - 1}, t = ${+time.toFixed(3)}` : "depth 0"));
+
+  const headline = ({ tokens, top, p, kl, loss, times }) => {
+    const [end, last] = [times.length - 1, tokens.length - 1];
+    let since = end;
+    while (since && top[since - 1][last] === top[end][last]) since -= 1;
+    const before = tokens.slice(-4).join("");
+    $("headline").textContent = `After “${tokens.length > 4 ? "…" : ""}${before}” comes “${top[end][last]}”, with probability ${written(p[end][last], 2)} at ${end} step${end === 1 ? "" : "s"}.`;
+    $("terms").textContent = `${since === end ? "Only the last step makes it the first choice" : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`}${end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : ""}.${loss ? ` Loss of the whole text: ${written(loss[end])} nats per token.` : ""}`;
+  };
+
+  const drawGrid = () => {
+    const { reading, other } = shown;
+    const { tokens, top, p, kl, next } = reading;
+    const [end, { most, paint }, names] = [top.length - 1, scale(reading), labels(reading)];
+    const rows = top.map((row, step) => {
+      const cells = row.map((piece, position) => {
+        const value = valueAt(reading, step, position);
+        const shade = value === null ? null : paint(value);
+        const cell = make("td", { tabIndex: -1, className: piece === top[end][position] ? "settled" : "", dataset: { step, position } },
+          piece, make("small", { textContent: `${written(p[step][position], 2)} · ${written(kl[step][position], 2)}` }));
+        cell.setAttribute("role", "gridcell");
+        cell.setAttribute("aria-label", `token ${position} ${tokens[position]}, ${names[step]}: ${piece}, probability ${written(p[step][position])}, KL to the end ${written(kl[step][position])}`);
+        cell.title = `${piece}: p ${written(p[step][position])}, KL ${written(kl[step][position])}${next[step]?.[position] === undefined ? "" : `, the text's own next token ${written(next[step][position])}`}`;
+        if (shade) [cell.style.background, cell.style.color] = [css(shade), ink(shade)];
+        return cell;
+      });
+      return make("tr", {}, make("th", { scope: "row", textContent: step ? `step ${step}` : "depth 0", title: names[step] }), ...cells);
+    });
+    const plain = (name, pieces, changed = () => false) => make("tr", { className: "plain" }, make("th", { scope: "row", textContent: name }),
+      ...pieces.map((piece, i) => make("td", { className: changed(i) ? "changed" : "", textContent: changed(i) ? `≠ ${piece}` : piece })));
+    let same = null;
+    if (other) {
+      same = other.tokens.length === tokens.length && other.tokens.every((token, i) => token === tokens[i]);
+      const last = other.top[other.top.length - 1];
+      const changed = (i) => last[i] !== top[end][i];
+      if (same) rows.push(plain(`${state.other === state.run ? "" : `${about.runs[state.other].name}, `}${other.top.length - 1} steps`, last, changed));
+      const count = last.filter((_, i) => changed(i)).length;
+      $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${other.top.length - 1} steps (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";
+    } else $("changes").textContent = "";
+    rows.push(plain("the text", [...tokens.slice(1), ""]));
+    $("grid").className = end > 12 ? "dense" : "";
+    $("grid").replaceChildren(
+      make("thead", {}, make("tr", {}, make("th", { textContent: "token" }), ...tokens.map((token) => make("th", { scope: "col", textContent: token, title: token })))),
+      make("tbody", {}, ...rows));
+    const shadeOf = (share) => { const sample = make("i"); sample.style.background = css(colour(RISING, share)); return sample; };
+    $("legend").replaceChildren(`${$("colour").selectedOptions[0].text}: 0`, shadeOf(0), shadeOf(0.5), shadeOf(1), `${written(most, most < 10 ? 2 : 1)}. `,
+      "In each cell the top token, its probability and the KL divergence to the end; bold: the token that comes out at the end.");
+    mark();
+  };
+
+  const mark = () => {
+    const { top, tokens } = shown.reading;
+    const [step, position] = [Math.min(state.step < 0 ? Infinity : state.step, top.length - 1), Math.min(state.position < 0 ? Infinity : state.position, tokens.length - 1)];
+    const focused = document.activeElement?.closest?.("#grid") !== null;
+    for (const cell of $("grid").querySelectorAll("td[data-step]")) {
+      const chosen = Number(cell.dataset.step) === step && Number(cell.dataset.position) === position;
+      cell.setAttribute("aria-selected", chosen);
+      cell.tabIndex = chosen ? 0 : -1;
+      if (chosen && focused) cell.focus();
+      if (chosen) {
+        const box = $("grid").parentElement;
+        const [left, right] = [cell.offsetLeft - $("grid").rows[0].cells[0].offsetWidth - 8, cell.offsetLeft + cell.offsetWidth - box.clientWidth + 8];
+        box.scrollLeft = Math.max(right, Math.min(left, box.scrollLeft));
+      }
+    }
+    return { step, position };
+  };
+
+  const curve = ({ moved }, position, step) => {
+    const parts = [moved.attention, moved.feed_forward].map((rows) => rows.map((row) => row[position]));
+    const [width, height, left, bottom] = [420, 150, 44, 24];
+    const most = Math.max(...parts.flat(), 1e-12);
+    const count = parts[0].length;
+    if (!count) return make("p", { className: "note", textContent: "The solver chose its own steps, whose movements are not kept." });
+    const x = (i) => left + (count === 1 ? 0.5 : i / (count - 1)) * (width - left - 10);
+    const y = (value) => height - bottom - (value / most) * (height - bottom - 10);
+    const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Movement by step" });
+    picture.append(draw("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
+    parts.forEach((values, k) => {
+      const colour = `var(--series-${k})`;
+      picture.append(draw("polyline", { points: values.map((v, i) => `${x(i)},${y(v)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.5 }));
+      values.forEach((v, i) => picture.append(draw("circle", { cx: x(i), cy: y(v), r: i + 1 === step ? 5 : 2.5, fill: colour })));
+    });
+    for (const i of new Set([0, count - 1])) picture.append(draw("text", { x: x(i), y: height - 6, "text-anchor": "middle" }, `step ${i + 1}`));
+    picture.append(draw("text", { x: left - 6, y: 16, "text-anchor": "end" }, written(most)), draw("text", { x: left - 6, y: height - bottom, "text-anchor": "end" }, "0"));
+    return picture;
+  };
+
+  const strips = (attention) => {
+    const [w, h] = [Math.min(22, 900 / attention[0].length), 14];
+    const most = Math.max(...attention.flat());
+    const picture = draw("svg", { viewBox: `0 0 ${60 + w * attention[0].length} ${h * attention.length}`, role: "img", "aria-label": "Attention of every head to every token" });
+    picture.style.maxWidth = `${60 + w * attention[0].length}px`;
+    attention.forEach((row, head) => {
+      picture.append(draw("text", { x: 52, y: head * h + 11, "text-anchor": "end" }, `head ${head}`));
+      row.forEach((value, i) => picture.append(draw("rect", { x: 60 + i * w, y: head * h, width: w, height: h - 1, fill: css(colour(RISING, value / most)) })));
+    });
+    return picture;
+  };
+
+  const plane = (heads, name) => {
+    const size = 240;
+    const reach = Math.max(...heads.flat(2).map(Math.abs), 1e-12) * 1.08;
+    const at = (value) => (size / 2) * (1 + value / reach);
+    const picture = draw("svg", { viewBox: `0 0 ${size} ${size + 16}`, role: "img", "aria-label": `Eigenvalues of ${name} in the complex plane` });
+    picture.style.maxWidth = "17rem";
+    picture.append(draw("path", { d: `M0 ${size / 2}H${size}M${size / 2} 0V${size}`, stroke: "var(--line)", fill: "none" }));
+    const order = heads.map((_, i) => i).filter((i) => i !== state.head).concat(state.head >= 0 ? [state.head] : []);
+    for (const head of order.filter((i) => heads[i])) {
+      const chosen = head === state.head || state.head < 0;
+      for (const [re, im] of heads[head]) picture.append(draw("circle", { cx: at(re), cy: size - at(im), r: 2.5, fill: chosen ? "var(--series-0)" : "var(--quiet)", opacity: chosen ? 0.9 : 0.3 }));
+    }
+    picture.append(draw("text", { x: size, y: size / 2 - 4, "text-anchor": "end" }, written(reach, 2)), draw("text", { x: 0, y: size + 12 }, "real part across, imaginary part up"));
+    return picture;
+  };
+
+  const drawCell = () => {
+    const { cell, reading } = shown;
+    const { step, position } = mark();
+    $("cell").hidden = false;
+    $("place").textContent = `Token ${position} “${reading.tokens[position]}”, ${labels(reading)[step]}`;
+    $("top").replaceChildren(...cell.top.map(([piece, p]) => {
+      const bar = make("i");
+      bar.style.width = `${100 * p}%`;
+      return make("li", {}, make("span", { textContent: piece, title: piece }), make("span", {}, bar), make("b", { textContent: written(p) }));
+    }));
+    $("moved").replaceChildren(curve(reading, position, step));
+    const heads = cell.attention;
+    $("heads").closest("figure").hidden = !heads;
+    if (heads) {
+      if (state.head >= heads.length) state.head = -1;
+      $("head").replaceChildren(new Option("mean over heads", -1), ...heads.map((_, i) => new Option(`head ${i}`, i)));
+      $("head").value = state.head;
+      const row = state.head < 0 ? heads[0].map((_, i) => heads.reduce((sum, head) => sum + head[i], 0) / heads.length) : heads[state.head];
+      const most = Math.max(...row);
+      $("looked").replaceChildren(...row.map((value, i) => {
+        const shade = colour(RISING, value / most);
+        const token = make("span", { textContent: reading.tokens[i], title: written(value) });
+        [token.style.background, token.style.color] = [css(shade), ink(shade)];
+        return token;
+      }));
+      $("heads").replaceChildren(strips(heads));
+    }
+    for (const name of ["QK", "OV"]) {
+      $(name).parentElement.hidden = !cell.eigenvalues;
+      if (cell.eigenvalues) $(name).replaceChildren(plane(cell.eigenvalues[name], name));
+    }
+  };
+
+  // One question at a time; of those that come meanwhile the newest alone is asked. What is there is not asked again.
+  let [busy, again, answered, opened] = [false, false, "", ""];
+  const refresh = async () => {
+    fill();
+    toAddress();
+    const began = performance.now();
+    const key = JSON.stringify([question(), state.other >= 0 && compared()]);
+    if (key !== answered) {
+      $("status").textContent = "Computing …";
+      const reading = await backend.read(question());
+      shown = { ...shown, reading, other: state.other >= 0 ? await backend.read(compared()) : null };
+      answered = key;
+      headline(reading);
+    }
+    drawGrid();
+    const { step, position } = mark();
+    const place = JSON.stringify([key, step, position]);
+    if (place !== opened) {
+      shown.cell = await backend.cell({ ...question(), step, position });
+      opened = place;
+    }
+    drawCell();
+    $("status").className = "note";
+    $("status").textContent = `Computed in ${((performance.now() - began) / 1000).toFixed(2)} s.`;
+  };
+  const update = async (change = {}) => {
+    Object.assign(state, change);
+    if (busy) { again = true; return; }
+    busy = true;
+    do {
+      again = false;
+      try {
+        await refresh();
+      } catch (error) {
+        [answered, opened] = ["", ""];
+        $("status").className = "note wrong";
+        $("status").textContent = error.message;
+      }
+    } while (again);
+    busy = false;
+    document.body.dataset.ready = String(Number(document.body.dataset.ready ?? 0) + 1);
+  };
+
+  const on = (id, event, change) => $(id).addEventListener(event, () => update(change($(id).value)));
+  on("text", "input", (text) => ({ text, position: -1 }));
+  const turned = (value) => ({ steps: whole(value, state.steps), step: -1 });
+  on("dial", "input", turned);
+  on("steps", "change", turned);
+  on("scheme", "change", (scheme) => ({ scheme }));
+  on("rtol", "change", (rtol) => ({ rtol: rtol === "" ? null : Number(rtol), step: -1 }));
+  on("run", "change", (run) => ({ run: Number(run), scheme: about.runs[run].scheme, rtol: null, steps: about.runs[run].steps, step: -1, position: -1 }));
+  on("other", "change", (other) => ({ other: Number(other), otherSteps: other < 0 ? state.otherSteps : about.runs[other].steps }));
+  on("otherSteps", "change", (value) => ({ otherSteps: whole(value, state.otherSteps) }));
+  on("colour", "change", (colour) => ({ colour }));
+  on("head", "change", (head) => ({ head: Number(head) }));
+  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  const open = (cell) => { if (cell) update({ step: Number(cell.dataset.step), position: Number(cell.dataset.position) }); };
+  $("grid").addEventListener("click", (event) => open(event.target.closest("td[data-step]")));
+  $("grid").addEventListener("keydown", (event) => {
+    const cell = event.target.closest("td[data-step]");
+    const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0], Home: [0, -Infinity], End: [0, Infinity], Enter: [0, 0], " ": [0, 0] }[event.key];
+    if (!cell || !move) return;
+    event.preventDefault();
+    const [rows, columns] = [shown.reading.top.length, shown.reading.tokens.length];
+    const to = (value, by, count) => Math.min(Math.max(Number(value) + by, 0), count - 1);
+    update({ step: to(cell.dataset.step, move[0], rows), position: to(cell.dataset.position, move[1], columns) });
+  });
+  window.addEventListener("hashchange", () => { state = fromAddress(); update(); });
+
+  const save = (name, kind, text) => {
+    const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: kind })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const picture = () => {
+    const { tokens, top, p } = shown.reading;
+    const [w, h, left] = [84, 30, 64];
+    const [width, height] = [left + w * tokens.length, h * (top.length + 1) + 24];
+    const short = (piece) => (piece.length > 11 ? `${piece.slice(0, 10)}…` : piece);
+    const { paint } = scale(shown.reading);
+    const image = draw("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "monospace", "font-size": 11 });
+    image.append(draw("rect", { width, height, fill: "#ffffff" }));
+    tokens.forEach((token, i) => image.append(draw("text", { x: left + w * i + 4, y: 18, fill: "#1c2128", "font-weight": "bold" }, short(token))));
+    top.forEach((row, step) => {
+      const y = h * (step + 1);
+      image.append(draw("text", { x: 4, y: y + 18, fill: "#5b6470" }, step ? `step ${step}` : "depth 0"));
+      row.forEach((piece, i) => {
+        const value = valueAt(shown.reading, step, i);
+        const shade = value === null ? [255, 255, 255] : paint(value);
+        image.append(draw("rect", { x: left + w * i, y, width: w - 1, height: h - 1, fill: css(shade) }),
+          draw("text", { x: left + w * i + 4, y: y + 13, fill: ink(shade) }, short(piece)),
+          draw("text", { x: left + w * i + 4, y: y + 24, fill: ink(shade), "font-size": 9 }, `p ${written(p[step][i], 2)}`));
+      });
+    });
+    image.append(draw("text", { x: 4, y: height - 8, fill: MARK }, `${$("which").textContent}. Colour: ${$("colour").selectedOptions[0].text}.`));
+    return new XMLSerializer().serializeToString(image);
+  };
+  $("picture").addEventListener("click", () => save("explorer.svg", "image/svg+xml", picture()));
+  $("data").addEventListener("click", () => save("explorer.json", "application/json", JSON.stringify({ ...state, ...shown }, null, 1)));
+  update();
+}

@@ -1,0 +1,297 @@
+// The model itself, in plain JavaScript: the formulas of `ode/` and `nn/`, on arrays that stand in the page.
+const backend = (() => {
+  const { runs } = JSON.parse(document.getElementById("about").textContent);
+
+  const decode = (base64, places) => {
+    const bytes = Uint8Array.from(atob(base64.trim()), (c) => c.charCodeAt(0)).buffer;
+    const half = Float32Array.from({ length: 65536 }, (_, bits) => {
+      const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+      return sign * (exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
+    });
+    const array = ([kind, offset, shape]) => {
+      const size = shape.reduce((a, b) => a * b, 1);
+      const values = kind === "<f4" ? new Float32Array(bytes, offset, size) : Float32Array.from(new Uint16Array(bytes, offset, size), (bits) => half[bits]);
+      return { values, shape };
+    };
+    return Object.fromEntries(Object.entries(places).map(([name, place]) => [name, array(place)]));
+  };
+
+  // Byte-level BPE with GPT-2's pre-tokenisation, or whole words.
+  const SPLIT = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
+  const BYTES = (() => {
+    const plain = (b) => (b > 32 && b < 127) || (b > 160 && b < 256 && b !== 173);
+    let next = 256;
+    return Array.from({ length: 256 }, (_, b) => String.fromCharCode(plain(b) ? b : next++));
+  })();
+  const encoder = ({ kind, vocabulary, merges, unknown }) => {
+    if (kind === "words") return (text) => text.split(/\p{White_Space}+/u).filter(Boolean).map((word) => vocabulary[word] ?? unknown);
+    const ranks = new Map(merges.map((pair, rank) => [pair.join(" "), rank]));
+    const word = (piece) => {
+      const parts = Array.from(new TextEncoder().encode(piece), (b) => BYTES[b]);
+      for (;;) {
+        let [best, at] = [Infinity, -1];
+        for (let i = 0; i + 1 < parts.length; i += 1) {
+          const rank = ranks.get(`${parts[i]} ${parts[i + 1]}`) ?? Infinity;
+          if (rank < best) [best, at] = [rank, i];
+        }
+        if (at < 0) return parts.map((part) => vocabulary[part]);
+        parts.splice(at, 2, parts[at] + parts[at + 1]);
+      }
+    };
+    return (text) => Array.from(text.matchAll(SPLIT), ([piece]) => word(piece)).flat();
+  };
+
+  // x (rows, inputs) times W (inputs, outputs), and the bias.
+  const linear = (x, { weight, bias }, inputs) => {
+    const [rows, outputs] = [x.length / inputs, weight.length / inputs];
+    const y = new Float32Array(rows * outputs);
+    for (let r = 0; r < rows; r += 1) {
+      const out = y.subarray(r * outputs, (r + 1) * outputs);
+      if (bias) out.set(bias);
+      for (let i = 0; i < inputs; i += 1) {
+        const [value, from] = [x[r * inputs + i], i * outputs];
+        for (let o = 0; o < outputs; o += 1) out[o] += value * weight[from + o];
+      }
+    }
+    return y;
+  };
+  const normalise = (x, width, epsilon, centred, scale, shift) => {
+    const y = new Float32Array(x.length);
+    for (let from = 0; from < x.length; from += width) {
+      let [mean, square] = [0, 0];
+      if (centred) for (let i = 0; i < width; i += 1) mean += x[from + i] / width;
+      for (let i = 0; i < width; i += 1) square += (x[from + i] - mean) ** 2 / width;
+      const length = Math.sqrt(square + epsilon);
+      for (let i = 0; i < width; i += 1) y[from + i] = ((x[from + i] - mean) / length) * (scale ? scale[i] : 1) + (shift ? shift[i] : 0);
+    }
+    return y;
+  };
+  const sum = (x, dt, y) => x.map((value, i) => value + dt * y[i]);
+
+  const open = (run, number) => {
+    const { model, tokenizer, pieces } = run;
+    const arrays = decode(document.getElementById(`arrays-${number}`).textContent, model.arrays);
+    const { width, heads, kvHeads, weights, gated } = model;
+    const head = width / heads;
+    const encode = encoder(tokenizer);
+
+    const edgesOf = (steps) => {
+      if (steps === run.steps && model.edges.length) return model.edges;
+      const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
+      const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
+      return Array.from({ length: steps + 1 }, (_, i) => (i === 0 ? 0 : i === steps ? 1 : rest(i)));
+    };
+
+    // W(t) = sum_k c_k(t) B_k: the coefficients of a unit's rows at a time, `node` of step `index`.
+    const dense = (x, name) => linear(x, { weight: arrays[`${name}.weight`].values, bias: arrays[`${name}.bias`].values }, x.length);
+    const network = (name, t) => {
+      const angles = weights.frequencies.map((w) => w * t);
+      const inner = dense(Float32Array.from([t, ...angles.map(Math.sin), ...angles.map(Math.cos)]), `${name}.first`);
+      return [1, ...dense(inner.map((v) => v / (1 + Math.exp(-v))), `${name}.second`)];
+    };
+    const basis = (t) => {
+      const { knots, place, bends } = weights;
+      const at = Math.round(1e9 * Math.min(Math.max(t * knots - place, 0), knots - 1)) / 1e9;
+      const left = Math.min(Math.max(Math.floor(at), 0), Math.max(knots - 2, 0));
+      const right = Math.min(left + 1, knots - 1);
+      const [b, a] = [at - left, 1 - (at - left)];
+      return Array.from({ length: knots }, (_, k) => a * (k === left) + b * (k === right)
+        + (bends.length ? ((a ** 3 - a) * bends[left][k] + (b ** 3 - b) * bends[right][k]) / 6 : 0));
+    };
+    const coefficients = (unit, { t, index, node }) => {
+      if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
+      if (weights.kind === "knots") return basis(t);
+      if (weights.kind === "shared") return [1];
+      const nodes = weights.nodes[unit.split(".")[0]];
+      const near = nodes.map((c) => Math.abs(c - node));
+      const row = index * nodes.length + near.indexOf(Math.min(...near));
+      return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
+    };
+    const kept = new Map();
+    const unit = (name, when) => {
+      const key = `${name} ${when.t} ${weights.kind === "layer" ? `${when.index} ${when.node}` : ""}`;
+      if (!kept.has(key)) {
+        if (kept.size > 400) kept.clear();
+        const c = coefficients(name, when);
+        const leaf = (which) => {
+          const rows = arrays[`${name}.${which}`];
+          if (!rows) return null;
+          const size = rows.values.length / rows.shape[0];
+          const made = new Float32Array(size);
+          c.forEach((value, k) => {
+            const row = rows.values.subarray(k * size, (k + 1) * size);
+            if (value) for (let i = 0; i < size; i += 1) made[i] += value * row[i];
+          });
+          return made;
+        };
+        kept.set(key, Object.fromEntries(["weight", "bias", "scale", "shift"].map((which) => [which, leaf(which)])));
+      }
+      return kept.get(key);
+    };
+    const normed = (x, name, when) => {
+      const { scale, shift } = unit(name, when);
+      return normalise(x, width, model.norm_epsilon, !gated, scale, shift);
+    };
+
+    // Attention weights of one head at one query, over the positions up to it.
+    const projections = (x, when) => {
+      const all = linear(normed(x, "attention.norm", when), unit("attention.query_key_value", when), width);
+      const stride = width + 2 * kvHeads * head;
+      if (model.rope_theta !== null) for (let r = 0; r * stride < all.length; r += 1) for (let h = 0; h < heads + kvHeads; h += 1) for (let i = 0; i < head / 2; i += 1) {
+        const [at, angle] = [r * stride + h * head + i, r * model.rope_theta ** ((-2 * i) / head)];
+        const [a, b, cos, sin] = [all[at], all[at + head / 2], Math.cos(angle), Math.sin(angle)];
+        [all[at], all[at + head / 2]] = [a * cos - b * sin, b * cos + a * sin];
+      }
+      return { all, stride };
+    };
+    const row = ({ all, stride }, h, query) => {
+      const key = width + Math.floor((h * kvHeads) / heads) * head;
+      const scores = new Float64Array(query + 1);
+      for (let k = 0; k <= query; k += 1) {
+        let dot = 0;
+        for (let i = 0; i < head; i += 1) dot += all[query * stride + h * head + i] * all[k * stride + key + i];
+        scores[k] = dot / Math.sqrt(head);
+      }
+      const most = Math.max(...scores);
+      const powers = scores.map((s) => Math.exp(s - most));
+      const total = powers.reduce((a, b) => a + b, 0);
+      return powers.map((p) => p / total);
+    };
+    const attention = (x, when) => {
+      const found = projections(x, when);
+      const mixed = new Float32Array(x.length);
+      for (let query = 0; query * width < x.length; query += 1) for (let h = 0; h < heads; h += 1) {
+        const value = width + (kvHeads + Math.floor((h * kvHeads) / heads)) * head;
+        row(found, h, query).forEach((share, k) => {
+          for (let i = 0; i < head; i += 1) mixed[query * width + h * head + i] += share * found.all[k * found.stride + value + i];
+        });
+      }
+      return linear(mixed, unit("attention.output", when), width);
+    };
+    const feedForward = (x, when) => {
+      const y = normed(model.nested_norm ? normed(x, "attention.norm", when) : x, "feed_forward.norm", when);
+      const up = linear(y, unit("feed_forward.up", when), width);
+      const gate = gated ? linear(y, unit("feed_forward.gate", when), width) : null;
+      const gelu = (v) => 0.5 * v * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (v + 0.044715 * v ** 3)));
+      const inner = up.map((v, i) => (gate ? (gate[i] / (1 + Math.exp(-gate[i]))) * v : gelu(v)));
+      return linear(inner, unit("feed_forward.down", when), model.hidden);
+    };
+
+    // One step of a scheme; `A` and `M` are the halves at a node of the step.
+    const advance = (scheme, A, M, x, dt) => {
+      if (scheme.kind === "runge-kutta") {
+        const slopes = [];
+        const combine = (by) => by.reduce((y, w, j) => (w ? sum(y, dt * w, slopes[j]) : y), x);
+        scheme.c.forEach((c, i) => {
+          const at = combine(scheme.a[i]);
+          slopes.push(sum(A(c, at), 1, M(c, at)));
+        });
+        return combine(scheme.b);
+      }
+      if (scheme.kind === "lie-trotter") {
+        const by = scheme.layers ? 1 : dt;
+        const y = sum(x, by, A(scheme.node, x));
+        return sum(y, by, M(scheme.node, y));
+      }
+      const [euler, midpoint] = [(half, c, y, by) => sum(y, by, half(c, y)), (half, c, y, by) => sum(y, by, half(c, sum(y, by / 2, half(c, y))))];
+      const [flow, c] = scheme.kind === "strang" ? [midpoint, [0.5, 0.5, 0.5]] : [euler, [0.25, 0.5, 0.75]];
+      return flow(M, c[2], flow(A, c[1], flow(M, c[0], x, dt / 2), dt), dt / 2);
+    };
+
+    const pause = () => new Promise((done) => { setTimeout(done); });
+    const passes = new Map();
+    const walk = async ({ text, steps, scheme }) => {
+      const key = JSON.stringify([text, steps, scheme]);
+      if (passes.has(key)) return passes.get(key);
+      const ids = encode(text);
+      if (!ids.length) throw new Error("The text has no tokens; give some text.");
+      if (ids.length > model.context) throw new Error(`The text has ${ids.length} tokens, but the model's context is ${model.context}; give a shorter text.`);
+      let x = new Float32Array(ids.length * width);
+      ids.forEach((id, r) => {
+        for (let i = 0; i < width; i += 1) x[r * width + i] = arrays.embedding.values[id * width + i] + (arrays.positions ? arrays.positions.values[r * width + i] : 0);
+      });
+      if (model.embeddingNorm) x = normalise(x, width, model.norm_epsilon, false);
+      const [edges, states, moved, looked] = [edgesOf(steps), [x], { attention: [], feed_forward: [] }, []];
+      for (let index = 0; index < steps; index += 1) {
+        const length = edges[index + 1] - edges[index];
+        const dt = model.interval * length;
+        const when = (node) => ({ t: edges[index] + node * length, index, node });
+        const seen = { attention: [], feed_forward: [], states: [] };
+        const half = (name, of) => (node, y) => {
+          const out = of(y, when(node));
+          seen[name].push(ids.map((_, r) => out.subarray(r * width, (r + 1) * width).reduce((s, v) => s + (dt * v) ** 2 / width, 0)));
+          if (name === "attention") seen.states.push([y, when(node)]);
+          return out;
+        };
+        x = advance(model.schemes[scheme], half("attention", attention), half("feed_forward", feedForward), x, dt);
+        for (const name of ["attention", "feed_forward"]) moved[name].push(ids.map((_, r) => Math.sqrt(seen[name].reduce((s, one) => s + one[r], 0) / seen[name].length)));
+        states.push(x);
+        looked.push(seen.states);
+        await pause();
+      }
+      const found = { ids, edges, states, moved, looked };
+      if (passes.size > 6) passes.clear();
+      passes.set(key, found);
+      return found;
+    };
+
+    // log p of every token after the position `r` of a state.
+    const table = (arrays.head ?? arrays.embedding).values;
+    const predictions = (state, r) => {
+      const y = normalise(state.subarray(r * width, (r + 1) * width), width, model.finalEpsilon, Boolean(arrays["final.shift"]), arrays["final.scale"].values, arrays["final.shift"]?.values);
+      const logits = new Float64Array(table.length / width);
+      for (let v = 0; v < logits.length; v += 1) {
+        let dot = 0;
+        for (let i = 0; i < width; i += 1) dot += y[i] * table[v * width + i];
+        logits[v] = dot;
+      }
+      const most = logits.reduce((a, b) => Math.max(a, b));
+      const total = Math.log(logits.reduce((s, v) => s + Math.exp(v - most), 0)) + most;
+      return logits.map((v) => v - total);
+    };
+
+    const read = async (question) => {
+      const { ids, edges, states, moved } = await walk(question);
+      const found = { tokens: ids.map((id) => pieces[id]), times: edges, top: [], p: [], kl: [], next: [], moved };
+      const end = ids.map((_, r) => predictions(states.at(-1), r));
+      for (const state of states) {
+        const here = state === states.at(-1) ? end : ids.map((_, r) => predictions(state, r));
+        const top = here.map((log) => log.indexOf(log.reduce((a, b) => Math.max(a, b))));
+        found.top.push(top.map((id) => pieces[id]));
+        found.p.push(top.map((id, r) => Math.exp(here[r][id])));
+        found.kl.push(here.map((log, r) => Math.max(0, end[r].reduce((s, e, v) => s + Math.exp(e) * (e - log[v]), 0))));
+        found.next.push(ids.slice(1).map((id, r) => Math.exp(here[r][id])));
+        await pause();
+      }
+      found.loss = ids.length > 1 ? found.next.map((row) => -row.reduce((s, p) => s + Math.log(p), 0) / row.length) : null;
+      return found;
+    };
+
+    const cell = async ({ step, position, ...question }) => {
+      const { edges, states, looked } = await walk(question);
+      const log = predictions(states[step], position);
+      const best = Array.from(log.keys()).sort((a, b) => log[b] - log[a]).slice(0, 10);
+      const evaluations = step ? looked[step - 1].map(([y, when]) => projections(y, when)) : [];
+      const mean = (h) => evaluations.map((one) => Array.from(row(one, h, position))).reduce((a, b) => a.map((v, i) => v + b[i])).map((v) => v / evaluations.length);
+      const when = step && looked[step - 1].at(-1)[1].t;
+      const near = model.eigenvalueTimes.map((t) => Math.abs(t - when));
+      const at = near.indexOf(Math.min(...near));
+      const spectrum = (name) => {
+        const { values, shape: [, count, numbers] } = arrays[`eigenvalues.${name}`];
+        const value = (h, n, part) => values[((at * count + h) * numbers + n) * 2 + part];
+        return Array.from({ length: count }, (_, h) => Array.from({ length: numbers }, (_, n) => [value(h, n, 0), value(h, n, 1)]));
+      };
+      return {
+        top: best.map((id) => [pieces[id], Math.exp(log[id])]),
+        time: edges[step],
+        attention: step ? Array.from({ length: heads }, (_, h) => mean(h)) : null,
+        eigenvalues: step ? { QK: spectrum("QK"), OV: spectrum("OV") } : null,
+      };
+    };
+    return { read, cell };
+  };
+
+  const opened = [];
+  const of = (run) => (opened[run] ??= open(runs[run], run));
+  return { read: async (question) => of(question.run).read(question), cell: async (question) => of(question.run).cell(question) };
+})();
