@@ -8,7 +8,8 @@ import optax
 import pytest
 
 from diffeqformer.config import EMAConfig, LastConfig
-from diffeqformer.data.corpus import Corpus, Part
+from diffeqformer.data.corpus import Corpus
+from diffeqformer.data.split import Part
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints

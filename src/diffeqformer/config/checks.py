@@ -48,12 +48,17 @@ def validate(config: Config) -> Config:
     for name, value, source in [
         ("data.train", d.train, "files"), ("data.validation", d.validation, "files"),
         ("data.dataset", d.dataset, "huggingface"), ("data.dataset_name", d.dataset_name, "huggingface"),
-        ("data.puzzle", d.puzzle, "puzzle"),
+        ("data.puzzle", d.puzzle, "puzzle"), ("data.weights", d.weights, "files"),
+        ("data.targets 'completions'", d.targets == "completions", "files"),
     ]:  # fmt: skip
         if value and d.source != source:
             raise BadInput(
                 f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
             )
+    if d.weights and len(d.weights) != len(d.train):
+        raise BadInput(f"data.weights has {len(d.weights)} numbers, but data.train {len(d.train)}; each needs one.")
+    if d.weights and not sum(d.weights) < float("inf"):
+        raise BadInput(f"data.weights is {shown(list(d.weights))}, but must have a finite sum.")
     if d.source == "files" and not d.train:
         raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
     if d.source == "huggingface" and not d.dataset:

@@ -28,6 +28,12 @@ class DataConfig:
     """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, or WikiText's .raw (source: files)."""
     validation: tuple[str, ...] = ()
     """The same for validation; if empty, a part of the training documents is held out."""
+    weights: tuple[float, ...] = setting((), positive=True)
+    """How often training draws from each of `train`, in proportion: a mixture; if empty, all tokens are drawn equally.
+    """
+    targets: Literal["all", "completions"] = "all"
+    """Tokens whose prediction is learned: all, or of a .jsonl's `prompt` and `completion`, or of its `messages`, what
+    completes or the assistant says."""
     dataset: str = ""
     """Hub id or local folder (source: huggingface)."""
     dataset_name: str = ""

@@ -3,9 +3,9 @@
 import errno
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.corpus import Corpus, Part, TokenPart, open_corpus
-from diffeqformer.data.files import Reader, find_files
+from diffeqformer.data.corpus import Corpus, open_corpus
+from diffeqformer.data.files import Given, Reader, find_files
+from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.progress import Progress
@@ -52,6 +53,7 @@ class TokenCache:
     content: str
     """Digest of tokens, masks and tokenizer: equal for equal text, wherever and whenever it was read."""
     train_mask: np.memmap | None = None
+    """Which tokens of the training split count as targets."""
     validation_mask: np.memmap | None = None
 
 
@@ -195,23 +197,36 @@ def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
 
 def _pack(
     part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress
-) -> dict[str, int]:
-    """Write the tokens of `part` to `path` as they are made; returns its counts."""
+) -> dict[str, Any]:
+    """Write the tokens of `part` to `path` as they are made, and a mask beside if it is masked; returns its counts."""
     end = np.array([end_of_text(tokenizer)], dtype)
-    documents = text_bytes = tokens = 0
-    with path.open("wb") as file, progress.stage(f"Tokenising the {split} split", part.length) as stage:
+    documents = text_bytes = tokens = targets = 0
+    ends, sources = np.cumsum(part.sources), []  # of the sources of a mixture: in documents, in tokens
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("wb"))
+        masks = stack.enter_context(path.with_suffix(".mask").open("wb")) if part.masked else None
+        stage = stack.enter_context(progress.stage(f"Tokenising the {split} split", part.length))
         for batch in _batches(part, tokenizer):
             encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
             for (text, last), encoding in zip(batch, encodings, strict=True):
-                ids = np.array(encoding.ids, dtype)
+                ids, counts = np.array(encoding.ids, dtype), not isinstance(text, Given)
                 file.write((np.concatenate([ids, end]) if last else ids).tobytes())
+                if masks is not None:
+                    masks.write(np.full(len(ids) + last, counts).tobytes())
                 documents, tokens = documents + last, tokens + len(ids) + last
-                text_bytes += len(text.encode())
+                targets, text_bytes = targets + counts * (len(ids) + last), text_bytes + len(text.encode())
+                sources += [tokens] if last and documents in ends else []
                 stage.advance(part.amount(text, last))
-        flush(file)
+        for written in (file, masks) if masks else (file,):
+            flush(written)
     if not text_bytes:
         raise BadInput(f"the {split} split has no text, but needs at least one document that is not empty.")
-    return {f"{split}_documents": documents, f"{split}_bytes": text_bytes, f"{split}_tokens": tokens}
+    if not targets:
+        raise BadInput(f"the {split} split has {tokens} tokens, but none of them counts as a target.")
+    found = {"documents": documents, "bytes": None if part.masked else text_bytes, "tokens": tokens}
+    found |= {"targets": targets} if part.masked else {}
+    found |= {"sources": np.diff(sources, prepend=0).tolist()} if part.sources and split == "train" else {}
+    return {f"{split}_{name}": count for name, count in found.items()}
 
 
 def _pack_tokens(
@@ -235,14 +250,15 @@ def _pack_tokens(
 
 
 def _pieces(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Pieces of all documents in order, each with whether it is the last of its document."""
+    """Pieces of all documents in order, each with whether it is the last of its document; what is `Given` stays so."""
     for document in part.read():
         previous = None
-        for piece in pieces(tokenizer, document, PIECE_CHARACTERS):
-            if previous is not None:
-                yield previous, False
-            previous = piece
-        yield previous or "", True
+        for kind, blocks in groupby(document, type):
+            for piece in pieces(tokenizer, blocks, PIECE_CHARACTERS):
+                if previous is not None:
+                    yield previous, False
+                previous = kind(piece)
+        yield "" if previous is None else previous, True
 
 
 def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

@@ -3,9 +3,10 @@
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain, compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from diffeqformer.data.files import (
     require_field,
     text_of,
 )
+from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
@@ -30,35 +32,6 @@ from diffeqformer.store.paths import path_of
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Folders of the standard library that are not counted as its text."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """The training or the validation part of a corpus."""
-
-    documents: int
-    size: int | None
-    """Bytes of text, for progress (replaced bytes may change it a little); `None` if nobody has counted."""
-    read: Callable[[], Iterator[Document]]
-    """Reads the documents, in order, as often as it is called; each must be used before the next is asked for."""
-
-    @property
-    def length(self) -> int:
-        """What a progress bar counts: bytes, or documents if nobody has counted bytes."""
-        return self.documents if self.size is None else self.size
-
-    def amount(self, text: str, last: bool) -> int:
-        """What one piece of a document, perhaps its last, adds to that."""
-        return int(last) if self.size is None else len(text.encode())
-
-
-@dataclass(frozen=True)
-class TokenPart:
-    """The same of a corpus that is made as tokens, not all of which are worth predicting."""
-
-    documents: int
-    blocks: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-    """Makes the tokens of some documents at a time, shape (document, token), and which of them count as targets."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +80,24 @@ def _library_files(root: Path) -> list[TextFile]:
 
 
 def _files(config: DataConfig, progress: Progress) -> Corpus:
-    train = find_files(config.train, "data.train")
+    sources = [find_files([pattern], "data.train") for pattern in config.train]
+    train = [file for files in sources for file in files] if config.weights else find_files(config.train, "data.train")
     validation = find_files(config.validation, "data.validation") if config.validation else []
+    (file, count), *_ = Counter(train).most_common(1)
+    if count > 1:
+        raise BadInput(f"file {str(file.path)!r} is in two of data.train, each of which has one of data.weights.")
+    for file in train + validation if config.targets == "completions" else ():
+        if ".jsonl" not in file.path.name.lower():
+            raise BadInput(f"file {str(file.path)!r} is no .jsonl, which data.targets 'completions' is read from.")
     both = {file.path for file in train} & {file.path for file in validation}
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
     with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
         listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
-    name, fingerprint = ", ".join(config.train), json_digest([_settings(config), listed])
-    return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress))
+    name, sizes = ", ".join(config.train), [len(files) for files in sources] if config.weights else []
+    newer = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
+    fingerprint = json_digest([_settings(config), listed, *newer])
+    return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress, sizes))
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
@@ -129,9 +111,16 @@ def _digest(file: TextFile, stage: Stage) -> str:
 
 
 def _split_files(
-    name: str, train: list[TextFile], validation: list[TextFile], config: DataConfig, progress: Progress
+    name: str,
+    train: list[TextFile],
+    validation: list[TextFile],
+    config: DataConfig,
+    progress: Progress,
+    sources: Sequence[int] = (),
 ) -> tuple[Part, Part]:
-    reader = Reader(config.text_field, config.strict, progress.say)
+    """Training and validation part; `sources`, how many of the files each source of a mixture has, if it is one."""
+    masked = config.targets == "completions"
+    reader = Reader(config.text_field, config.strict, progress.say, masked)
 
     def documents(files: list[TextFile]) -> Callable[[], Iterator[Document]]:
         return lambda: chain.from_iterable(map(reader.documents, files))
@@ -139,112 +128,48 @@ def _split_files(
     total = sum(file.size for file in train + validation)
     with progress.stage("Reading the corpus", total) as stage:
 
-        def sizes(files: list[TextFile], what: str) -> np.ndarray:
-            counted: list[int] = []
+        def sizes(files: list[TextFile], what: str) -> list[np.ndarray]:
+            """Of the documents of each file."""
+            counted = []
             for file in files:
-                counted += _document_sizes(file, reader)
+                counted.append(np.array(_document_sizes(file, reader), int))
                 stage.advance(file.size)
-            if not counted:
+            if not sum(map(len, counted)):
                 raise BadInput(f"{what} has no text; give files with at least one document that is not empty.")
-            return np.array(counted)
+            return counted
 
-        train_sizes = sizes(train, f"the corpus ({name})")
+        of_files = sizes(train, f"the corpus ({name})")
         held_sizes = sizes(validation, f"data.validation ({', '.join(config.validation)})") if validation else None
 
-    def part(files: list[TextFile], sizes: np.ndarray, chosen: np.ndarray) -> Part:
-        read = lambda: compress(documents(files)(), chosen)
-        return Part(int(chosen.sum()), int(sizes[chosen].sum()), read)
+    # Of each source of a mixture, or of the one that there is.
+    ends = np.cumsum([0, *(sources or [len(train)])])
+    train_sizes = [np.concatenate(of_files[first:last]) for first, last in pairwise(ends)]
+    for pattern, own in zip(config.train, train_sizes, strict=False):
+        if not len(own):
+            raise BadInput(f"data.train {pattern!r} has no text, but needs at least one document that is not empty.")
+
+    def part(files: list[TextFile], sizes: list[np.ndarray], chosen: list[np.ndarray]) -> Part:
+        these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if sources else ()
+        read = lambda: compress(documents(files)(), these)
+        return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, masked)
 
     if held_sizes is not None:
-        whole = lambda sizes: np.ones(len(sizes), bool)
+        whole = lambda sizes: [np.ones(len(own), bool) for own in sizes]
         return part(train, train_sizes, whole(train_sizes)), part(validation, held_sizes, whole(held_sizes))
-    if len(train_sizes) == 1:
-        return _split_single(documents(train), int(train_sizes[0]), config, progress)
-    held = hold_out(train_sizes, config.validation_fraction, config.split_seed)
-    return part(train, train_sizes, ~held), part(train, train_sizes, held)
+    if sum(map(len, train_sizes)) == 1:
+        if masked:
+            raise BadInput(f"the corpus ({name}) is a single conversation, which is not split; give data.validation.")
+        return split_single(documents(train), int(train_sizes[0][0]), config, progress)
+    held = [hold_out(own, config.validation_fraction, config.split_seed) for own in train_sizes]
+    if not any(own.any() for own in held):
+        raise BadInput("each source of data.train is a single document, which is not split; give data.validation.")
+    return part(train, train_sizes, [~own for own in held]), part(train, train_sizes, held)
 
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
     if file.path.name.lower().endswith(OF_DOCUMENTS):
         return [sum(len(block.encode()) for block in document) for document in reader.documents(file)]
     return [file.size] if file.size else []  # one document: no need to read it
-
-
-def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which documents are validation: drawn in a seeded order until they hold `fraction` of the bytes.
-
-    At least one document is held out and at least one is left. A document of more than twice the bytes wanted is
-    passed over, so that a single long one does not become the whole validation part; the shortest is taken if all are.
-
-    **Arguments:** `sizes (documents,)`, bytes; `fraction`, of all bytes; `seed`, of NumPy's default generator.
-
-    **Returns:** booleans `(documents,)`.
-
-    **Raises:** `BadInput` if `fraction` is 0.
-    """
-    _require_fraction(fraction)
-    order = np.random.default_rng(seed).permutation(len(sizes))
-    wanted = fraction * sizes.sum()
-    order = order[sizes[order] <= max(2 * wanted, sizes.min())]
-    filled = np.searchsorted(np.cumsum(sizes[order]), wanted) + 1
-    held = np.zeros(len(sizes), dtype=bool)
-    held[order[: min(int(filled), len(sizes) - 1)]] = True
-    return held
-
-
-def _split_single(
-    documents: Callable[[], Iterator[Document]], size: int, config: DataConfig, progress: Progress
-) -> tuple[Part, Part]:
-    """Hold out the tail of the only document, from the start of a line on."""
-    _require_fraction(config.validation_fraction)
-    cut, length = _line_start(lambda: chain.from_iterable(documents()), config.validation_fraction)
-    progress.say(
-        f"The corpus is a single document: its last {length - cut} of {length} characters are the validation part."
-    )
-
-    def head(document: Document) -> Iterator[str]:
-        left = cut
-        for block in document:
-            yield block[:left]
-            left -= len(block)
-            if left <= 0:
-                return
-
-    def tail(document: Document) -> Iterator[str]:
-        left = cut
-        for block in document:
-            if left < len(block):
-                yield block[max(left, 0) :]
-            left -= len(block)
-
-    held = round(size * (length - cut) / length)
-    return (
-        Part(1, size - held, lambda: (head(document) for document in documents())),
-        Part(1, held, lambda: (tail(document) for document in documents())),
-    )
-
-
-def _line_start(blocks: Callable[[], Iterator[str]], fraction: float) -> tuple[int, int]:
-    """Characters before the line with which about the last `fraction` of a text begins; and of the whole text.
-
-    **Raises:** `BadInput` if no line starts inside the text.
-    """
-    length = sum(map(len, blocks()))
-    target, position, cut = min(int(length * (1 - fraction)), length - 1), 0, 0
-    for block in blocks():
-        within = max(target - position, 0)
-        last = block.rfind("\n", 0, within)
-        cut = position + last + 1 if last >= 0 else cut
-        if within < len(block):
-            if not cut:  # no line starts before the target: take the first one after it
-                cut = position + block.find("\n", within) + 1 if "\n" in block[within:] else 0
-            if 0 < cut < length:
-                return cut, length
-        position += len(block)
-    raise BadInput(
-        "the corpus is a single document of a single line, which cannot be split: "
-        "give a second document or data.validation."
-    )
 
 
 def _puzzle(config: DataConfig, progress: Progress) -> Corpus:
@@ -277,8 +202,8 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
         if len(train) == 1:
             whole = _rows(train, config, name)
             size = sum(len(block.encode()) for document in whole.read() for block in document)
-            return _split_single(whole.read, size, config, progress)
-        _require_fraction(config.validation_fraction)
+            return split_single(whole.read, size, config, progress)
+        require_fraction(config.validation_fraction)
         # Row numbers are split, not rows, so that nothing is written beside the dataset: its folder may be read-only.
         numbers = datasets.Dataset.from_dict({"row": np.arange(len(train))})
         parts = numbers.train_test_split(test_size=config.validation_fraction, seed=config.split_seed, shuffle=True)
@@ -330,11 +255,6 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
                     yield (text,)
 
     return Part(len(rows), None, read)
-
-
-def _require_fraction(fraction: float) -> None:
-    if fraction <= 0:
-        raise BadInput(f"data.validation_fraction is {fraction}, but must be above 0 when nothing else is validation.")
 
 
 def _settings(config: DataConfig) -> list[Any]:

@@ -40,6 +40,10 @@ Document = Iterable[str]
 """Blocks of text that follow one another; they can be iterated once."""
 
 
+class Given(str):
+    """Text of a document that is read, but whose prediction is not learned."""
+
+
 @dataclass(frozen=True)
 class TextFile:
     """A file as it was when the corpus was opened: size in bytes, time of modification in nanoseconds."""
@@ -92,11 +96,12 @@ class Reader:
     """Reads documents; undecodable bytes are replaced by U+FFFD and reported once per file, or refused.
 
     **Arguments:** `text_field`, the field of a JSON line or the column of a table that holds the text; `strict`,
-    whether to refuse undecodable bytes; `say`, receives one line for each file that has such bytes.
+    whether to refuse undecodable bytes; `say`, receives one line for each file that has such bytes; `completions`,
+    whether JSON lines are prompts and completions, or messages.
     """
 
-    def __init__(self, text_field: str, strict: bool, say: Callable[[str], None]):
-        self.text_field, self.strict, self._say = text_field, strict, say
+    def __init__(self, text_field: str, strict: bool, say: Callable[[str], None], completions: bool = False):
+        self.text_field, self.strict, self._say, self.completions = text_field, strict, say, completions
         self._told: set[Path] = set()
 
     def documents(self, file: TextFile) -> Iterator[Document]:
@@ -109,7 +114,7 @@ class Reader:
         if name.endswith(".parquet"):
             yield from ((text,) for text in self._rows(file) if text)
         elif ".jsonl" in name:
-            yield from ((text,) for text in self._lines(file) if text)
+            yield from (parts for parts in self._lines(file) if any(parts))
         elif name.endswith(".raw"):
             yield from ((article,) for article in self._articles(file))
         elif file.size:
@@ -135,7 +140,7 @@ class Reader:
         if "".join(article).strip():
             yield "".join(article)
 
-    def _lines(self, file: TextFile) -> Iterator[str]:
+    def _lines(self, file: TextFile) -> Iterator[tuple[str, ...]]:
         decoder, offset, number = _Decoder(file.path, self.strict), 0, 0
         for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
             if not raw.strip():  # a compressed file can hold empty lines without end
@@ -147,8 +152,15 @@ class Reader:
                 line = decoder.decode(raw_line, offset).removeprefix("" if offset else "\ufeff")
                 offset += len(raw_line)
                 if line.strip():
-                    yield decoder.without_surrogates(text_of(_parse(line, where), self.text_field, where), where)
+                    record = _parse(line, where)
+                    parts = (
+                        completions(record, where) if self.completions else (text_of(record, self.text_field, where),)
+                    )
+                    yield tuple(type(part)(decoder.without_surrogates(part, where)) for part in parts)
         self._tell(decoder)
+
+    def _parts(self, record: Any, where: str) -> tuple[str, ...]:
+        return completions(record, where) if self.completions else (text_of(record, self.text_field, where),)
 
     def _rows(self, file: TextFile) -> Iterator[str]:
         import pyarrow as pa
@@ -192,6 +204,24 @@ def text_of(record: Any, text_field: str, where: str) -> str:
     if not isinstance(value, str):
         raise BadInput(f"field {text_field!r} in {where} is a {type(value).__name__}, but must be text.")
     return value
+
+
+def completions(record: Any, where: str) -> tuple[str, ...]:
+    """A prompt and its completion, or the messages of a conversation, each under its role; what is given is `Given`.
+
+    **Raises:** `BadInput` naming `where`, if the record is neither.
+    """
+    if isinstance(record, dict) and {"prompt", "completion"} <= record.keys():
+        return Given(text_of(record, "prompt", where)), text_of(record, "completion", where)
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise BadInput(f"{where} has neither 'prompt' and 'completion' nor 'messages'; data.targets 'all' reads text.")
+    parts: list[str] = []
+    for number, message in enumerate(messages, start=1):
+        place = f"message {number} of {where}"
+        role, content = text_of(message, "role", place), f"{text_of(message, 'content', place)}\n\n"
+        parts += [Given(f"{role}:\n"), content if role == "assistant" else Given(content)]
+    return tuple(parts)
 
 
 def require_field(fields: Iterable[str], text_field: str, where: str) -> None:

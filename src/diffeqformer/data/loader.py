@@ -1,6 +1,6 @@
 """Batches out of a token array: number k directly for training, every token once for evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,11 @@ class Loader:
     Windows of `context + 1` tokens are shuffled anew in every epoch (a pseudo-random permutation that is evaluated at
     one index, Grain's); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
 
+    Of a mixture each source has such an order of its own, and their windows are interleaved in proportion to the
+    weights (Grain's).
+
     **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `seed`, from 0 to 2^32 - 1; `mask (tokens,)`,
-    true where a token counts as a target, if not all do.
+    true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are.
 
     **Raises:** `BadInput` if there are fewer tokens than one window needs, or for a seed out of range.
     """
@@ -46,24 +49,31 @@ class Loader:
         batch_size: int,
         seed: int,
         mask: Bool[np.ndarray, " tokens"] | None = None,
+        mixture: Sequence[tuple[int, float]] = (),
     ):
         import grain  # takes a second or two, which no other command should wait for
 
         # The order depends on the seed and the number of windows alone, so masks are read as their tokens are.
-        self.masks = None if mask is None else Loader(mask.view(np.uint8), context, batch_size, seed)
-        self._windows, self.batch_size = Windows(tokens, context), batch_size
-        if not len(self._windows):
-            raise BadInput(
-                f"the training split has {len(tokens)} tokens, but a context of {context} needs at least "
-                f"{context + 1}: give more text or a smaller model.context."
-            )
+        self.masks = None if mask is None else Loader(mask.view(np.uint8), context, batch_size, seed, mixture=mixture)
+        parts = np.split(tokens, np.cumsum([count for count, _ in mixture])[:-1]) if mixture else [tokens]
+        sources, self.batch_size = [Windows(part, context) for part in parts], batch_size
+        self._windows = sum(map(len, sources))
+        for number, part in enumerate(parts, start=1):
+            if len(part) <= context:
+                what = f"source {number} of the mixture" if mixture else "the training split"
+                raise BadInput(
+                    f"{what} has {len(part)} tokens, but a context of {context} needs at least "
+                    f"{context + 1}: give more text or a smaller model.context."
+                )
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
-        self._order = grain.MapDataset.source(self._windows).seed(seed).shuffle().repeat()
+        orders = [grain.MapDataset.source(windows).seed(seed).shuffle().repeat() for windows in sources]
+        weights = [weight for _, weight in mixture]
+        self._order = grain.MapDataset.mix(orders, [w / sum(weights) for w in weights]) if mixture else orders[0]
 
     def __len__(self) -> int:
         """Batches an epoch, rounded up: so many show every window at least once."""
-        return (len(self._windows) + self.batch_size - 1) // self.batch_size
+        return (self._windows + self.batch_size - 1) // self.batch_size
 
     def __getitem__(self, k: int) -> Any:
         """Batch number `k`, from 0, without end: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.

@@ -139,7 +139,8 @@ def fitting(
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     if recipe.batches is not None:
         return config, recipe.batches(config, tokens)
-    return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask)
+    sources = list(zip(tokens.statistics.get("train_sources", ()), config.data.weights, strict=False))
+    return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources)
 
 
 def _batches(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:

@@ -94,7 +94,8 @@ def compare_text(
 
 def _beginning(config: Config, characters: int, progress: Progress) -> str:
     """Whole documents of the training text until there are so many characters."""
-    from diffeqformer.data.corpus import Part, open_corpus
+    from diffeqformer.data.corpus import open_corpus
+    from diffeqformer.data.split import Part
 
     found, length = [], 0
     part, _ = open_corpus(config.data, progress).split()
