@@ -29,6 +29,7 @@ QUICK = ("README.md", "docs/python.md", "docs/models.md")
 HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/harness.md")
 LONG = (
     "docs/own-parts.md",
+    "docs/own-training.md",
     "docs/index.md",
     "docs/tutorial.md",
     *HOW_TOS,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.runs.sampling import continue_text
     from diffeqformer.runs.trainer import TrainResult, train
     from diffeqformer.studies.run_report import write_report
+    from diffeqformer.training.recipe import Callback, Recipe
 
 _MODULES = {
     "diffeqformer.analysis.attribution": "attribute",
@@ -91,14 +92,15 @@ _MODULES = {
     "diffeqformer.runs.sampling": "continue_text",
     "diffeqformer.runs.trainer": "TrainResult train",
     "diffeqformer.studies.run_report": "write_report",
+    "diffeqformer.training.recipe": "Callback Recipe",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "SCHEMES", "BadInput", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
+    "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
     "DropoutConfig", "EarlyExit", "Evaluation", "Field", "GPTConfig", "GradientConfig", "Grid", "LayerConfig",
     "LayerWeights", "LieTrotter", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep",
-    "OptimizerConfig", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig",
+    "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig",
     "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Strang", "Terminal", "TimeConfig", "TimeWeights",
     "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract",
     "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export",
