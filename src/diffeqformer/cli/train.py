@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from diffeqformer.cli.distributed import Distributed, join, shown
-from diffeqformer.cli.output import print_json, print_table
+from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import validate
+from diffeqformer.config import Config, validate
 from diffeqformer.progress import Progress
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class TrainArguments(ConfigArguments):
     """A config, its settings, and the other processes."""
 
+    dry_run: bool = False
+    """Report the text, memory, time and first loss of the run, and do not begin it."""
     distributed: Distributed = field(default_factory=Distributed)
 
 
@@ -29,7 +31,28 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.runs.trainer import train
 
     progress = shown()
+    if given.dry_run:
+        return _rehearse(config, progress, as_json)
     show(train(config, progress), progress, as_json)
+
+
+def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
+    from diffeqformer.report.text import duration, number
+    from diffeqformer.runs.rehearsal import rehearse
+
+    found = rehearse(config, progress)
+    if as_json:
+        return print_json(found._asdict() | {"memory": found.memory._asdict() | {"total": found.memory.total}})
+    text, t = found.text, config.trainer
+    rows = [
+        ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, {number(text['validation_tokens'])} held out"),
+        ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens, "
+                     f"{found.epochs:.3g} epochs"),
+        ("memory", f"{human(found.memory.total, 'B')} per device"),
+        ("time", f"{duration(found.seconds)}, {found.seconds_per_update:.3g} s per update"),
+        ("first loss", f"{found.first_loss:.4f} nats per token"),
+    ]  # fmt: skip
+    print_table("", ["", ""], [list(row) for row in rows])
 
 
 def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping[str, Any] = {}) -> None:

@@ -111,7 +111,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                     with Recorder(folder, tokens, log, resumed, step, progress, recipe) as recorder:
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
-                        batch = _batches(folder.config, batches)
+                        batch = batches_of(folder.config, batches)
                         state = train_loop(folder.config, state, batch, recorder, recipe.rule, recipe.schedule)
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
@@ -143,7 +143,7 @@ def fitting(
     return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources)
 
 
-def _batches(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:
+def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:
     """Batch number k; of several processes each reads the rows of its own devices."""
     if not is_divided():
         return loader.__getitem__

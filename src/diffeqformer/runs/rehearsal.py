@@ -1,0 +1,65 @@
+"""What a run would take, before it begins: its text, memory and time, and its first loss."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+
+from diffeqformer.config import Config
+from diffeqformer.data.cache import prepare
+from diffeqformer.progress import Progress
+from diffeqformer.runs.finetune import open_base
+from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.footprint import Footprint, update_footprint
+from diffeqformer.runs.meter import tokens_per_update
+from diffeqformer.runs.trainer import batches_of, fitting
+from diffeqformer.sharding import laid_out, mesh_of, placed
+from diffeqformer.training.depths import compute_of, together
+from diffeqformer.training.update import initial_state, make_update
+
+TIMED = 3
+"""Updates that are timed, after the first, which compiles."""
+
+
+class Rehearsal(NamedTuple):
+    """What was found."""
+
+    text: dict[str, Any]
+    """`TokenCache.statistics`."""
+    epochs: float
+    """How often training reads the training split."""
+    memory: Footprint
+    """Of an update, on one device, in bytes."""
+    first_loss: float
+    """Nats per token; at random weights about the logarithm of the vocabulary's size."""
+    seconds_per_update: float
+    """At `model.steps`."""
+    seconds: float
+    """All updates; evaluations and checkpoints come on top."""
+
+
+def rehearse(config: Config, progress: Progress) -> Rehearsal:
+    """Take the first updates of a run and throw them away; only the token cache is written.
+
+    **Arguments:** `config`, as `validate` returns it; `progress`.
+
+    **Raises:** `BadInput` as `train` before its first update.
+    """
+    folder = RunFolder(config)
+    folder.require_own()
+    base = open_base(config.base, progress) if config.base.run else None
+    tokens = prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base))
+    config, loader = fitting(config, tokens, base)
+    memory = update_footprint(config)
+    with laid_out(mesh_of(config)):
+        state = placed(initial_state(config, base and placed(base.model)))
+        update, batch, steps = make_update(config), batches_of(config, loader), config.model.steps
+        drawn = steps if config.depth.depths else None
+        state, first = jax.block_until_ready(update(state, batch(0), drawn))
+        began = time.perf_counter()
+        for k in range(1, TIMED + 1):
+            state, _ = jax.block_until_ready(update(state, batch(k), drawn))
+    each = (time.perf_counter() - began) / TIMED
+    total = each * compute_of(config) / sum(together(config, drawn))
+    epochs = config.trainer.updates * tokens_per_update(config) / len(tokens.train)
+    return Rehearsal(tokens.statistics, epochs, memory, float(first.loss), each, total)

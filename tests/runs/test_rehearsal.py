@@ -1,0 +1,38 @@
+"""A rehearsal tells what a run would take, and leaves nothing but the token cache."""
+
+import json
+import math
+from pathlib import Path
+
+from diffeqformer.cli import main
+from diffeqformer.config import DepthConfig, TimeConfig, dump_yaml
+from diffeqformer.progress import Silent
+from diffeqformer.runs.rehearsal import rehearse
+from diffeqformer.runs.trainer import train
+from tests.runs.test_trainer import lasting
+from tests.runs.tiny_run import changed
+
+
+def test_a_rehearsal_has_the_runs_own_first_loss_and_leaves_no_run(config):
+    found = rehearse(config, Silent())
+    assert not Path(config.run).exists()
+    result = train(config, Silent())
+    assert found.first_loss == lasting(config.run)[0]["loss"]
+    assert abs(found.first_loss - math.log(280)) < 0.2
+    assert found.text == result.tokens.statistics and found.epochs == 12 * 4 * 16 / len(result.tokens.train)
+    assert found.memory.total > 4 * result.entry["parameters"]["stored"]
+    assert math.isclose(found.seconds, 12 * found.seconds_per_update)
+
+
+def test_the_command_prints_it(config, tmp_path, capsys):
+    drawn = changed(config, model__weights=TimeConfig(d_emb=4, frequencies=3), depth=DepthConfig(sample=(1, 2)))
+    (tmp_path / "c.yaml").write_text(dump_yaml(drawn))
+    assert main(["train", str(tmp_path / "c.yaml"), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        6 * found["seconds_per_update"] <= found["seconds"] <= 12 * found["seconds_per_update"]
+    )  # some at half the depth
+    assert not Path(config.run).exists()
+    assert main(["train", str(tmp_path / "c.yaml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "first loss" in said and "nats per token" in said and "s per update" in said and "held out" in said
