@@ -11,7 +11,13 @@ import pytest
 
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.exponents import first_tangents
-from diffeqformer.analysis.lyapunov import _attention_in_blocks, pairwise, pairwise_exponents, populated
+from diffeqformer.analysis.lyapunov import (
+    _attention_in_blocks,
+    flow_and_transpose,
+    pairwise,
+    pairwise_growth,
+    populated,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block
@@ -153,7 +159,7 @@ def test_pairwise_of_a_scheme_that_carries_two_states():
     with jax.enable_x64(True):
         model = double(model)
         dense, dt, lam = Dense(model), 0.5, config.scheme.coupling**0.5
-        found = pairwise(model, ids, [output], tangents=2).exponents[0]
+        found = pairwise(model, ids, [output], tangents=2, iterations=0).exponents[0]
         first = np.asarray(first_tangents(TINY.width, 2, jax.random.key(0), jnp.float64))
         for i in range(output + 1):
             block = lambda jacobian, i=i: jacobian[output, :, i, :]
@@ -168,14 +174,40 @@ def test_pairwise_of_a_scheme_that_carries_two_states():
             assert np.allclose(found[i], -np.sort(-np.log(abs(np.diag(r)))), **EXACT)
 
 
+@pytest.mark.parametrize("kind", ["diffeqformer", "time, reversible"])
+def test_leading_exponents_are_the_singular_values_of_the_whole_flow_whatever_the_seed(kind):
+    """Against the flow's dense matrix; the growth of random directions, the paper's, is below and depends on them."""
+    model, ids, output, width = model_of(KINDS[kind]), text(), 5, TINY.width
+    with jax.enable_x64(True):
+        model = double(model)
+        of = populated(model), ids, jnp.asarray(output), jnp.arange(text().size)
+        columns = [
+            jnp.broadcast_to(jnp.eye(width)[:, at : at + 4], (text().size, width, 4)) for at in range(0, width, 4)
+        ]
+        images, transposes = zip(*(flow_and_transpose(*of, some) for some in columns), strict=True)
+        whole = np.concatenate(images, -1)
+        back = [transpose(some) for transpose, some in zip(transposes, columns, strict=True)]
+        assert np.allclose(np.concatenate(back, -1), whole.swapaxes(-1, -2), **EXACT)
+        wanted = np.log(np.linalg.svd(whole[: output + 1], compute_uv=False)[:, 0])
+        refined = [pairwise(model, ids, [output], tangents=4, iterations=200, seed=seed) for seed in (0, 1)]
+        drawn = pairwise(model, ids, [output], tangents=4, iterations=0)
+    for found in refined:
+        error = found.error[0, : output + 1]
+        assert (np.abs(found.leading[0, : output + 1] - wanted) <= error + 1e-10).all() and (error <= 0.01).all()
+        assert np.allclose(found.over_depth[0, : output + 1, -1], found.leading[0, : output + 1], **EXACT)
+        assert np.isnan(found.leading[0, output + 1 :]).all() and np.isnan(found.error[0, output + 1 :]).all()
+    assert (drawn.leading[0, : output + 1] < wanted).all() and np.isnan(drawn.error).all()
+
+
 def test_pairwise_of_many_outputs_in_blocks(monkeypatch):
     """Blocks of inputs and several outputs give what one call for one output gives; later tokens do not matter."""
     model, ids = model_of(TINY), text()
-    whole = pairwise(model, ids, [2, 6], tangents=2)
+    whole = pairwise(model, ids, [2, 6], tangents=2, iterations=0)
     monkeypatch.setattr("diffeqformer.analysis.lyapunov.TANGENT_NUMBERS", 3 * 2 * TINY.width)
-    blocks = pairwise(model, ids, [2, 6], tangents=2)
+    blocks = pairwise(model, ids, [2, 6], tangents=2, iterations=0)
     assert np.allclose(whole.exponents, blocks.exponents, atol=1e-6, equal_nan=True)
-    assert np.allclose(whole.exponents[0, :3], pairwise(model, ids[:3], [2], tangents=2).exponents[0], atol=1e-6)
+    short = pairwise(model, ids[:3], [2], tangents=2, iterations=0)
+    assert np.allclose(whole.exponents[0, :3], short.exponents[0], atol=1e-6)
     assert set(whole.arrays()) >= {"exponents", "leading", "mean", "kaplan_yorke_dimension"}
 
 
@@ -192,9 +224,8 @@ def test_attention_in_blocks_of_queries_is_the_models(kind, monkeypatch):
 
 def test_pairwise_at_another_depth():
     model, ids = model_of(TINY), text()
-    assert np.allclose(
-        pairwise(model, ids, [6], steps=5).exponents, pairwise(populated(model, 5), ids, [6]).exponents, atol=1e-6
-    )
+    found, wanted = (pairwise(m, ids, [6], steps=s, iterations=0) for m, s in ((model, 5), (populated(model, 5), None)))
+    assert np.allclose(found.exponents, wanted.exponents, atol=1e-6) and found.over_depth.shape == (1, 7, 5)
 
 
 def test_memory_is_linear_in_tokens_and_lapack_is_called_once_at_a_time():
@@ -207,7 +238,7 @@ def test_memory_is_linear_in_tokens_and_lapack_is_called_once_at_a_time():
 
     def planned(positions):
         ids = jnp.zeros(positions, jnp.int32)
-        lowered = pairwise_exponents.lower(model, ids, jnp.asarray(0), jnp.arange(positions), first)
+        lowered = pairwise_growth.lower(model, ids, jnp.asarray(0), jnp.arange(positions), first)
         compiled = lowered.compile()
         calls = re.findall(r'custom_call_target="(lapack\w+)"', compiled.as_text())
         assert calls == ["lapack_sgeqrf_ffi", "lapack_sorgqr_ffi"]

@@ -22,7 +22,7 @@ def plans(config, positions):
     together = max(1, attribution.BATCH_NUMBERS // (positions * config.width))
     texts = max(1, faithfulness.ATTENTION_NUMBERS // (config.heads * positions**2))
     programs = {
-        "pairwise": lyapunov.pairwise_exponents.lower(model, ids, one, ids, tangents),
+        "pairwise": lyapunov.pairwise_growth.lower(model, ids, one, ids, tangents),
         "end-to-end": end_to_end._pulled.lower(model, batch, one, probes),
         "attention": attribution._attention.lower(model, ids, outputs),
         "gradients": attribution._slopes.lower(model, state, state, outputs, outputs),

@@ -20,7 +20,7 @@ def test_lyapunov_writes_a_page(call, place, tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "<b>stars" not in page
     assert {path.name for path in tmp_path.iterdir()} == {
-        "index.html", "lyapunov.npz", "exponents.png", "exponents.svg",
+        "index.html", "lyapunov.npz", "exponents.png", "exponents.svg", "over_depth.png", "over_depth.svg",
     }  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""The figure of exponents shows every input's score and error at its place."""
+"""The figures of exponents show every input's score and error at its place, and how it came about."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ import pytest
 from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.report.figures import save
-from diffeqformer.studies.lyapunov import of_end_to_end, of_pairwise
-from diffeqformer.studies.lyapunov_figures import token_exponents
+from diffeqformer.studies.lyapunov import most_sensitive, of_end_to_end, of_pairwise
+from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 from tests.studies.pictures import WIDTHS, points
 
 SCORES, ERRORS = np.array([0.1, -np.inf, 0.3]), np.array([0.01, 0.02, 0.05])
@@ -40,10 +42,29 @@ def test_a_long_text_has_positions_instead_of_pieces():
 
 def test_what_is_drawn_is_the_last_output_up_to_itself():
     exponents = np.array([[[2.0, 1.0], [np.nan] * 2, [np.nan] * 2], [[3.0, 0.0], [5.0, 4.0], [np.nan] * 2]])
-    part = of_pairwise(Pairwise((0, 1), exponents, 8, 1.0), "6 steps of scheme euler")
-    assert part.panel[0].tolist() == [3.0, 5.0] and part.panel[1] is None
+    unknown, path = np.full((2, 3), np.nan), np.zeros((2, 3, 2))
+    random = Pairwise((0, 1), exponents, unknown, path, 8, 1.0)
+    part = of_pairwise(random, "6 steps of scheme euler")
+    assert part.panel[0].tolist() == [3.0, 5.0] and part.panel[1] is None and most_sensitive(random) == [1, 0]
+    assert part.descriptions["pairwise, leading"].startswith("Growth of a random direction")
+    known = of_pairwise(replace(random, error=np.array([[0.01, np.nan, np.nan], [0.001, 0.002, np.nan]])), "6 steps")
+    assert (
+        known.panel[1].tolist() == [0.001, 0.002] and "error at most 0.010" in known.descriptions["pairwise, leading"]
+    )
+    assert known.descriptions["pairwise, leading"].startswith("Largest exponent")
     assert part.columns["mean"][:2].tolist() == [1.5, 4.5] and "2 of 8 exponents" in part.descriptions["pairwise, mean"]
     growth = exponents[..., 0]
     probed = of_end_to_end(EndToEnd((0, 1), growth, growth / 10, exponents), 8, "6 steps")
     assert probed.panel[0].tolist() == [3.0, 5.0] and probed.panel[1].tolist() == [0.3, 0.5]
     assert probed.scores["end-to-end, leading"][1, 1] == 5.0 and set(probed.scores) == set(probed.descriptions)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_exponents_begin_at_zero_and_are_drawn_at_the_ends_of_the_steps(width):
+    lines = {"0 <a>": np.array([0.5, 0.25]), "3 $b$": np.array([1.0, -np.inf])}
+    figure = exponents_over_depth(np.array([0.0, 0.3, 1.0]), lines, width=width)
+    first, second = map(points, figure.axes[0].lines)
+    np.testing.assert_allclose(first, [[0, 0], [0.3, 0.5], [1, 0.25]])
+    np.testing.assert_allclose(second, [[0, 0], [0.3, 1], [1, np.nan]])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
+    assert figure.axes[0].get_xlabel().startswith("time") and figure.axes[0].get_ylabel() == "exponent so far (nats)"

@@ -31,6 +31,37 @@ def first_tangents(width: int, tangents: int, key: Key[Array, ""], dtype: Any) -
     return jnp.linalg.qr(jax.random.normal(key, (width, tangents), dtype))[0]
 
 
+def leading_directions(
+    flow: Callable[[Array], tuple[Array, Callable[[Array], Array]]],
+    first: Float[np.ndarray, "batch width tangent"],
+    iterations: int,
+    settled: float,
+) -> tuple[Float[Array, "batch width tangent"], Float[np.ndarray, " batch"]]:
+    """Leading right singular vectors of linear maps F by subspace iteration, `Q <- qr(F^T F Q)`.
+
+    With unit vectors v, u and a number s such that `F v = s u`, a singular value is within `|F^T u - s v| / sqrt 2`
+    of s, and s is no more than the largest.
+
+    **Arguments:** `flow`, from Q to `F Q` and to what multiplies with `F^T`, for a batch of maps; `first`, Q to begin
+    with; `iterations` at most; `settled`, the bound at which it ends.
+
+    **Returns:** the vectors, the first the leading one, and the bound of the error of the leading `log s`.
+
+    Source: Saad 2011, Numerical Methods for Large Eigenvalue Problems, sections 3.2 and 5.1, for `[0, F^T; F, 0]`.
+    """
+    directions = first
+    while True:
+        images, transpose = flow(jnp.asarray(directions))
+        left, sizes, mixed = np.linalg.svd(np.asarray(images), full_matrices=False)
+        directions = directions @ mixed.swapaxes(-1, -2)
+        pulled = np.asarray(transpose(jnp.asarray(left)))
+        off = np.linalg.norm(pulled[..., 0] - sizes[:, :1] * directions[..., 0], axis=-1)
+        bound = np.log1p(off / (2**0.5 * np.maximum(sizes[:, 0], np.finfo(sizes.dtype).tiny)))
+        if iterations == 1 or bound.max() <= settled:
+            return jnp.asarray(directions), bound
+        directions, iterations = np.linalg.qr(pulled)[0], iterations - 1
+
+
 def flow_exponents(
     field: VectorField,
     x: Float[Array, " width"],

@@ -144,7 +144,7 @@ def explain(
     """
     width = model.config.width
     common: dict[str, Any] = {"steps": steps, "progress": progress}
-    both = pairwise(model, ids, outputs, tangents=min(tangents, width), seed=seed, **common)
+    both = pairwise(model, ids, outputs, tangents=min(tangents, width), iterations=0, seed=seed, **common)
     far = end_to_end(model, ids, outputs, probes=min(probes, width), seed=seed, **common)
     found = attribute(model, ids, outputs, points=points, **common)
     chance = np.where(np.isnan(both.leading), np.nan, np.random.default_rng(seed).random(both.leading.shape))

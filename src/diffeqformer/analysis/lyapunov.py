@@ -6,6 +6,7 @@ held where the forward pass has them? `end_to_end.py` asks what arrives through 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, orthonormalise
+from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
 from diffeqformer.analysis.tables import MOST_ROWS, scores_table
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -32,6 +33,10 @@ QUERIES = 128
 """Of a long text, whose rows of attention are computed at one time."""
 
 
+SETTLED = 0.01
+"""Nats: a bound of the leading exponent's error, below which it is refined no further."""
+
+
 @dataclass(frozen=True)
 class Pairwise:
     """Exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs after the output, which causal attention cannot see."""
@@ -39,13 +44,17 @@ class Pairwise:
     outputs: tuple[int, ...]
     exponents: Float[np.ndarray, "output input tangent"]
     """Sums of `log |diag R|` over all of depth, the largest first."""
+    error: Float[np.ndarray, "output input"]
+    """Bound of the leading exponent's error; NaN if first tangents were not refined."""
+    over_depth: Float[np.ndarray, "output input step"]
+    """What the leading exponent has grown to after each step."""
     width: int
     interval: float
     """Length of depth in the state's clock: divide by it for rates."""
 
     @property
     def leading(self) -> Float[np.ndarray, "output input"]:
-        """The largest exponent: the paper's score of a token."""
+        """The largest exponent."""
         return self.exponents[..., 0]
 
     @property
@@ -62,6 +71,7 @@ class Pairwise:
         """Everything, by name."""
         return {
             "outputs": np.asarray(self.outputs), "exponents": self.exponents, "leading": self.leading,
+            "error": self.error, "over_depth": self.over_depth,
             "mean": self.mean, "kaplan_yorke_dimension": self.dimension, "interval": np.asarray(self.interval),
         }  # fmt: skip
 
@@ -93,11 +103,12 @@ def pairwise(
     outputs: Sequence[int],
     *,
     tangents: int | None = 1,
+    iterations: int = 30,
     steps: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Pairwise:
-    """The paper's token sensitivity (section 5.2, appendix B): exponents of `dQ/dt = J_ji(t) Q`, `J_ji = dF_j / dx_i`.
+    """Token sensitivity (the paper's section 5.2, appendix B): exponents of `dQ/dt = J_ji(t) Q`, `J_ji = dF_j / dx_i`.
 
     The equation for Q is integrated by the model's own scheme beside the state: at the same times, from the very states
     at which the forward pass evaluates each half of the field, other tokens held where they are. For Euler's method
@@ -106,11 +117,17 @@ def pairwise(
     of attention and the keys and values of token i change, so all inputs together cost about as much for each tangent
     as the attention half of one forward pass, and memory is linear in the number of tokens.
 
+    Over a finite depth what is found depends on the first tangents. From the right singular vectors of the whole flow
+    `Q(0) -> Q(1)`, the sums are the logarithms of its k largest singular values: the finite-time Lyapunov exponents.
+    Random first tangents (the paper's) come near them by subspace iteration, `Q <- qr(flow^T flow Q)`, until the
+    residual bounds the leading one's error by 0.01.
+
     A model whose tolerance chooses its steps is analysed on the fixed grid of its `steps`.
 
-    **Arguments:** `ids`; `outputs`, positions j; `tangents`, k, for k leading exponents from random orthonormal first
-    tangents (the same for all inputs, drawn from `seed`), or all from the unit vectors if not given; `steps` of depth,
-    those trained if not given; `progress`.
+    **Arguments:** `ids`; `outputs`, positions j; `tangents`, k, for k leading exponents from orthonormal first tangents
+    (random ones, drawn from `seed`, the same for all inputs, which are then refined), or all from the unit vectors if
+    not given; `iterations` of the refinement at most, 0 for none; `steps` of depth, those trained if not given;
+    `progress`.
 
     **Returns:** a `Pairwise`.
 
@@ -125,9 +142,12 @@ def pairwise(
     model = populated(model, steps)
     dtype = wide(model.embedding.tokens.dtype)
     first = first_tangents(width, number, jax.random.key(seed), dtype)
+    iterations = 0 if tangents is None else iterations
     together = int(np.clip(TANGENT_NUMBERS // (width * number), 1, positions))
-    exponents = np.full((len(outputs), positions, number), np.nan, np.dtype(dtype))
+    empty = lambda last: np.full((len(outputs), positions, last), np.nan, np.dtype(dtype))
+    exponents, error, over_depth = empty(number), empty(1)[..., 0], empty(model.config.steps)
     blocks = [list(range(start, min(start + together, positions))) for start in range(0, positions, together)]
+    many = np.broadcast_to(np.asarray(first), (together, *first.shape))
     total = sum(block[0] <= output for output in outputs for block in blocks)
     with (progress or Silent()).stage("Pairwise exponents", total) as stage:
         for row, output in enumerate(outputs):
@@ -135,11 +155,36 @@ def pairwise(
                 if block[0] > output:
                     continue
                 inputs = jnp.asarray(block + block[-1:] * (together - len(block)))  # one shape: compiled once
-                found = pairwise_exponents(model, ids, jnp.asarray(output), inputs, first)
-                exponents[row, block] = np.asarray(found)[: len(block)]
+                of = model, ids, jnp.asarray(output), inputs
+                directions, bound = first, np.nan
+                if iterations:
+                    directions, bound = leading_directions(partial(flow_and_transpose, *of), many, iterations, SETTLED)
+                growth = np.asarray(pairwise_growth(*of, directions))[:, : len(block)]
+                exponents[row, block], over_depth[row, block] = growth.sum(0), growth[..., 0].cumsum(0).T
+                error[row, block] = np.broadcast_to(bound, together)[: len(block)]
                 stage.advance(1)
-            exponents[row, output + 1 :] = np.nan
-    return Pairwise(outputs, -np.sort(-exponents, axis=-1), width, model.config.interval)
+            for found in (exponents, error, over_depth):
+                found[row, output + 1 :] = np.nan
+    return Pairwise(outputs, -np.sort(-exponents, axis=-1), error, over_depth, width, model.config.interval)
+
+
+@jax.jit
+def flow_and_transpose(
+    model: Transformer,
+    ids: Int[Array, " position"],
+    output: Int[Array, ""],
+    inputs: Int[Array, " input"],
+    first: Float[Array, "input width tangent"],
+) -> tuple[Float[Array, "input width tangent"], Any]:
+    """Tangents at the end of depth, and the transpose of what took them there."""
+
+    def flow(first: Array) -> Array:
+        observer = _Tangents(model.field, model.scheme, output, inputs, first, keep=False)
+        found = model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
+        return model.scheme.state(found.observer).swapaxes(-1, -2)
+
+    images, transpose = jax.vjp(flow, first)
+    return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)
 
 
 @eqx.filter_jit
@@ -149,42 +194,46 @@ def populated(model: Transformer, steps: int | None = None) -> Transformer:
 
 
 @jax.jit
-def pairwise_exponents(
+def pairwise_growth(
     model: Transformer,
     ids: Int[Array, " position"],
     output: Int[Array, ""],
     inputs: Int[Array, " input"],
-    first: Float[Array, "width tangent"],
-) -> Float[Array, "input tangent"]:
-    """Exponents of some inputs for one output, in the order of the decomposition; see `pairwise`.
+    first: Float[Array, "*input width tangent"],
+) -> Float[Array, "step input tangent"]:
+    """How much tangents of some inputs grow in each step for one output, in the decomposition's order; see `pairwise`.
 
-    Inputs behind the output have exponents of zero: nothing moves their tangents.
+    Those of inputs behind the output do not: nothing moves them.
     """
     observer = _Tangents(model.field, model.scheme, output, inputs, first)
     found = model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
-    return found.observer[1]
+    return found.kept
 
 
 class _Tangents:
-    """The observer that carries tangents beside the state, by the same scheme, and adds up how much they grow."""
+    """The observer that carries tangents beside the state, by the same scheme.
 
-    def __init__(self, field: Any, scheme: Scheme, output: Array, inputs: Array, first: Array) -> None:
-        self._field, self._scheme, self._output, self._inputs, self._first = field, scheme, output, inputs, first
+    It makes them orthonormal after each step and keeps how much they grew; unless `keep` is false.
+    """
 
-    def start(self, x: Array) -> tuple[Any, Array]:
-        """What the scheme carries of the first tangents, and no growth yet."""
-        q = jnp.broadcast_to(self._first.T, (len(self._inputs), *self._first.T.shape))
-        return self._scheme.start(q), jnp.zeros(q.shape[:2], q.dtype)
+    def __init__(
+        self, field: Any, scheme: Scheme, output: Array, inputs: Array, first: Array, keep: bool = True
+    ) -> None:
+        self._field, self._scheme, self._output, self._inputs = field, scheme, output, inputs
+        self._first, self._keep = first, keep
 
-    def see(self, carried: tuple[Any, Array], step: Step) -> tuple[tuple[Any, Array], None]:
+    def start(self, x: Array) -> Any:
+        """What the scheme carries of the first tangents."""
+        rows = self._first.swapaxes(-1, -2)
+        return self._scheme.start(jnp.broadcast_to(rows, (len(self._inputs), *rows.shape[-2:])))
+
+    def see(self, carried: Any, step: Step) -> tuple[Any, Array | None]:
         """One step of the tangents through the evaluations of the state's step."""
-        tangents, sums = carried
         row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), step.weights)
         changes = split(_Changes(self._field, step, self._output, self._inputs), self._scheme, row)
-        dt = jnp.asarray(step.dt, self._scheme.state(tangents).dtype)
-        tangents = self._scheme.step(changes, tangents, dt)
-        tangents, growth = _orthonormal(self._scheme.state(tangents), tangents)
-        return (tangents, sums + growth), None
+        dt = jnp.asarray(step.dt, self._scheme.state(carried).dtype)
+        tangents = self._scheme.step(changes, carried, dt)
+        return _orthonormal(self._scheme.state(tangents), tangents) if self._keep else (tangents, None)
 
 
 def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[Any, Array]:
@@ -219,10 +268,10 @@ def _attention_in_blocks(
     field: TransformerField, weights: BlockWeights, x: Float[Array, "1 position width"]
 ) -> Float[Array, "1 position width"]:
     """`A(x)` as decoding computes it: block after block of queries against a cache of the keys and values so far."""
-    positions, head_width = x.shape[1], x.shape[2] // field.heads
+    positions = x.shape[1]
     blocks = -(-positions // QUERIES)
     padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # behind the text: no token sees them
-    kv_heads = (weights.attention.query_key_value.weight.shape[-1] // head_width - field.heads) // 2
+    kv_heads, head_width = field.key_value_heads
     zeros = jnp.zeros((1, kv_heads, padded.shape[1], head_width), x.dtype)
 
     def block(cache: Slot, now: tuple[Array, Array]) -> tuple[Slot, Array]:

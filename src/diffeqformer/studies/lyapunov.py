@@ -7,6 +7,7 @@ import numpy as np
 import tyro
 
 from diffeqformer.config.bounds import SIZES, UINT32, require_bounds, setting
+from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
@@ -32,6 +33,9 @@ class Arguments(inputs.OfRun):
     final state by the embedding, through all tokens."""
     tangents: int = setting(4, least=1, most=SIZES)
     """k of the k leading exponents (pairwise); the model's width for the whole spectrum."""
+    iterations: int = setting(30, least=0, most=10_000)
+    """Most iterations from random first tangents to those that grow most (pairwise), until the error of the largest
+    exponent is below 0.01; 0 for the paper's, which are random."""
     probes: int = setting(16, least=1, most=SIZES)
     """Vector-Jacobian products per output (end-to-end); the model's width for exact exponents."""
     seed: int = setting(0, least=0, most=UINT32)
@@ -60,8 +64,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.analysis.end_to_end import end_to_end
     from diffeqformer.analysis.lyapunov import pairwise
     from diffeqformer.analysis.tables import scores_table
-    from diffeqformer.report.page import TokenMap, both_widths
-    from diffeqformer.studies.lyapunov_figures import token_exponents
+    from diffeqformer.report.page import Figure, TokenMap, both_widths
+    from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 
     require_bounds(arguments, "--")
     opened, folder = arguments.open("lyapunov", progress)
@@ -72,9 +76,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
     grid = f"{arguments.steps or model.config.steps} steps of scheme {model.config.scheme}"
     parts: dict[str, Part] = {}
+    drawn: tuple[Figure, ...] = ()
     if arguments.method != "end-to-end":
-        found = pairwise(model, jnp.asarray(ids), outputs, tangents=arguments.tangents, **settings)
+        found = pairwise(
+            model, jnp.asarray(ids), outputs, tangents=arguments.tangents, iterations=arguments.iterations, **settings
+        )
         parts["pairwise, leading"] = of_pairwise(found, grid)
+        pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
+        times = np.asarray(model.grid(arguments.steps).edges)
+        over_depth = (
+            f"Pairwise exponents of output {last}, {tokens[last]}, up to each time: the inputs it is most sensitive to"
+        )
+        drawn = (both_widths("over_depth", over_depth, exponents_over_depth, times, pieces),)
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
@@ -94,7 +107,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "They measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they explain.",
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
-        (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels),),
+        (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
         (TokenMap(tokens, outputs, scores, merged("descriptions")),),
         arrays=arrays,
         document={
@@ -110,22 +123,37 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
     """The paper's exponents; the dimension too, where the exponents settle it everywhere."""
     how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
+    whose, largest = (
+        "from random first tangents, as in the paper: they depend on the seed",
+        "Growth of a random direction",
+    )
+    if found.exponents.shape[-1] == found.width:
+        whose, largest = "from the unit vectors as first tangents", "First exponent"
+    if np.isfinite(found.error).any():
+        whose, largest = f"error at most {np.nanmax(found.error):.3f}", "Largest exponent"
     scores = {"pairwise, leading": found.leading, "pairwise, mean": found.mean}
     descriptions = {
-        "pairwise, leading": "Largest exponent of dQ/dt = J Q, J the derivative of the field at the output by the "
-        f"state of one input, summed over all of depth; {how}.",
+        "pairwise, leading": f"{largest} of dQ/dt = J Q, J the derivative of the field at the output by the "
+        f"state of one input, over all of depth; {whose}; {how}.",
         "pairwise, mean": f"Mean of the exponents of the same equation; {how}.",
     }
     if (np.isfinite(found.dimension) | np.isnan(found.leading)).all():
         scores["pairwise, Kaplan-Yorke dimension"] = found.dimension
         descriptions["pairwise, Kaplan-Yorke dimension"] = f"Of the exponents of the same equation; {how}."
+    seen = slice(found.outputs[-1] + 1)
     return Part(
         scores,
         descriptions,
-        (found.leading[-1, : found.outputs[-1] + 1], None),
+        (found.leading[-1, seen], None if np.isnan(found.error).all() else found.error[-1, seen]),
         {"pairwise, leading": found.leading[-1], "mean": found.mean[-1]},
         {f"pairwise_{name}": values for name, values in found.arrays().items() if name != "outputs"},
     )
+
+
+def most_sensitive(found: "Pairwise", most: int = 5) -> list[int]:
+    """Inputs of the last output, of largest exponents first."""
+    seen = found.leading[-1, : found.outputs[-1] + 1]
+    return np.argsort(-np.nan_to_num(seen, nan=-np.inf, neginf=-np.inf), kind="stable")[:most].tolist()
 
 
 def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:

@@ -1,4 +1,4 @@
-"""Exponents of the inputs of one output, as a figure."""
+"""Exponents of the inputs of one output, as figures."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import WIDE, color, drawing, plain_labels
+from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, plain_labels
 
 MOST_LABELS = 48
 """Tokens whose pieces can be written under a figure."""
@@ -39,4 +39,21 @@ def token_exponents(
         else:
             axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
             axes[-1].set_xlabel("position of the input token")
+    return figure
+
+
+def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, width: float = WIDE) -> Figure:
+    """What exponents have grown to at each time.
+
+    **Arguments:** `times`, 0 and the end of each step; `lines`, an input's name to its exponents after each step;
+    `width` in inches.
+    """
+    with drawing(width, 3.0) as (figure, axes):
+        axis = axes[0, 0]
+        looks = [look(index) for index in range(len(lines))]
+        for values, looks_like in zip(lines.values(), looks, strict=True):
+            axis.plot(times, [0.0, *np.where(np.isfinite(values), values, np.nan)], **looks_like)
+        axis.set_xlabel("time (0: embedding, 1: last step)")
+        axis.set_ylabel("exponent so far (nats)")
+        legend(figure, [key(**looks_like) for looks_like in looks], list(lines), width)
     return figure
