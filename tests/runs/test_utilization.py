@@ -32,17 +32,21 @@ def test_devices_are_known_by_the_names_that_jax_gives_them(kind, name):
 
 def test_utilization_by_hand(config, monkeypatch):
     config = changed(config, model__vocabulary=300)
-    assert utilization(config, [None], 1.0) is None  # a CPU
+    assert utilization(config, [(2, 1)], 1.0) is None  # a CPU
     monkeypatch.setattr(module, "device_of", lambda kind: Device("", 1e9, 1.0))
     m, tokens = config.model, config.trainer.batch_size * config.model.context
     matrices = m.width * (3 * m.width) + m.width * m.width + 2 * m.width * m.hidden
     attention = 4 * m.width * (m.context + 1) / 2
     token = 3 * (m.steps * (2 * matrices + attention) + 2 * m.width * 300)
-    assert utilization(config, [None] * 5, 2.0) == pytest.approx(5 * tokens * token / (2.0 * 1e9))
+    assert utilization(config, [(m.steps, config.trainer.batch_size)] * 5, 2.0) == pytest.approx(
+        5 * tokens * token / (2.0 * 1e9)
+    )
     deeper = 3 * (4 * (2 * matrices + attention) + 2 * m.width * 300)
-    assert utilization(config, [2, 4], 1.0) == pytest.approx(tokens * (token + deeper) / 1e9)
+    assert utilization(config, [(2, config.trainer.batch_size), (4, config.trainer.batch_size)], 1.0) == pytest.approx(
+        tokens * (token + deeper) / 1e9
+    )
     frozen = dataclasses.replace(config, optimizer=OptimizerConfig(train_roles=("adapter",)))
-    assert utilization(frozen, [None], 1.0) is None
+    assert utilization(frozen, [(2, 1)], 1.0) is None
 
 
 class Notes(Silent):

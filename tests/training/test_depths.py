@@ -145,7 +145,30 @@ def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, s
 )
 def test_an_update_trains_at_the_depth_drawn_and_the_ends_that_are_asked_for(with_it, drawn, depths):
     asked = config(sample=(4, 2, 6), together=with_it)
-    assert together(asked, drawn) == depths
+    assert together(asked, drawn) == tuple((depth, 4) for depth in depths)
+
+
+@pytest.mark.parametrize(
+    ("shares", "rows"), [("equal", (4, 2, 2)), ((1.0, 5.0, 1.0), (4, 2, 2)), ((1.0, 1.0, 18.0), (2, 2, 4))]
+)
+def test_depths_share_the_rows_of_each_part_of_a_batch(shares, rows):
+    asked = changed(config(2, sample=(4, 6, 2), weights=shares, together="rows"), trainer__batch_size=8)
+    assert together(asked, None) == tuple(zip((6, 4, 2), rows, strict=True))
+
+
+def test_an_update_by_rows_is_one_over_the_rows_of_each_depth():
+    asked = config(sample=(2, 4), weights=(1.0, 3.0), together="rows")
+    assert together(asked, None) == ((4, 3), (2, 1)) and depth_of_update(asked)(0) is None
+    assert compute_of(asked) == 50 * (4 * 3 + 2) / 4
+    state, model = initial_state(asked), initial_state(asked).model
+    _, measured = make_update(asked)(state, IDS)
+
+    def loss(model):
+        return (3 * next_token_loss(model, IDS[:3], steps=4) + next_token_loss(model, IDS[3:], steps=2)) / 4
+
+    value, gradient = jax.value_and_grad(loss)(model)
+    np.testing.assert_allclose(measured.loss, value, rtol=LOSS)
+    np.testing.assert_allclose(measured.gradient_norm, optax.tree.norm(gradient), rtol=1e-4)
 
 
 def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
@@ -160,6 +183,21 @@ def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
     mean = jax.tree.map(lambda *parts: sum(parts) / 2, *gradients)
     np.testing.assert_allclose(measured.loss, sum(losses) / 2, rtol=1e-5)
     np.testing.assert_allclose(measured.gradient_norm, optax.tree.norm(mean), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "found"),
+    [
+        ({"distill": 0.5}, "depth.distill is 0.5, but with depth.together 'rows' no sequence is read at two depths"),
+        ({"shallow_fraction": 0.5}, "depth.shallow_fraction is 0.5, but with depth.together 'rows' each update has"),
+        ({"sample": [1, 2, 3, 4, 5]}, "depth.sample has 5 numbers of steps, .* at most 4 "),
+    ],
+)
+def test_rows_that_cannot_be_shared_are_refused(depth, found):
+    with pytest.raises(BadInput, match=found):
+        validate(
+            from_dict(Config, {"depth": {"sample": [2, 4], "together": "rows"} | depth, "trainer": {"batch_size": 4}})
+        )
 
 
 def test_the_compute_counts_every_depth_of_an_update():

@@ -9,7 +9,7 @@ from typing import Any
 from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig
-from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig
+from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, TrainerConfig
 from diffeqformer.config.sections import (
     GradientConfig,
     LayerConfig,
@@ -83,7 +83,7 @@ def validate(config: Config) -> Config:
         )
     for name, value in () if config.base.run else _changed(config.base, BaseConfig(), "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
-    _validate_depth(config.depth, config.model)
+    _validate_depth(config.depth, config.model, t)
     m = validate_model(config.model)
     widest = max(m.width, m.hidden_width, m.heads * m.context)
     _require_countable("activations", "steps x batch x context x width", m.steps, t.batch_size, m.context, widest)
@@ -95,7 +95,7 @@ def validate(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=weights))
 
 
-def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
+def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if d == DepthConfig():
         return
     name, value = next(_changed(d, DepthConfig(), "depth."))
@@ -122,6 +122,22 @@ def _validate_depth(d: DepthConfig, m: ModelConfig) -> None:
         raise BadInput(
             f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with 'deepest' or "
             "'ends' the others learn from the deepest."
+        )
+    if d.distill and d.together == "rows":
+        raise BadInput(
+            f"depth.distill is {d.distill}, but with depth.together 'rows' no sequence is read at two depths; with "
+            "'deepest' or 'ends' the others learn from the deepest."
+        )
+    if d.together == "rows" and d.shallow_fraction:
+        raise BadInput(
+            f"depth.shallow_fraction is {d.shallow_fraction}, but with depth.together 'rows' each update has "
+            "all depths."
+        )
+    rows = t.batch_size // t.accumulation
+    if d.together == "rows" and len(d.depths) > rows:
+        raise BadInput(
+            f"depth.sample has {len(d.depths)} numbers of steps, but with depth.together 'rows' each needs a "
+            f"sequence of its own: at most {rows} (trainer.batch_size / trainer.accumulation)."
         )
     if len(d.shares) != len(d.depths):
         raise BadInput(

@@ -94,12 +94,14 @@ class DepthConfig:
     sample: tuple[int, ...] | str = ()
     """Numbers of steps to draw from, such as 4 6 9 or a range, 4-9; if none, all updates are at `model.steps`."""
     weights: tuple[float, ...] | Literal["equal", "inverse"] = "equal"
-    """How often each is drawn: equally, inversely to its cost (each depth gets as much compute), or as listed."""
+    """How often each is drawn, or its share of the rows: equally, inversely to its cost (each depth gets as much
+    compute), or as listed."""
     shallow_fraction: float = setting(0.0, fraction=True)
     """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
-    together: Literal["one", "deepest", "ends"] = "one"
-    """What an update trains at: the depth drawn; the deepest of them as well; or the deepest and the shallowest as well
-    (the sandwich rule, Yu & Huang 2019)."""
+    together: Literal["one", "deepest", "ends", "rows"] = "one"
+    """What an update trains at: the depth drawn; the deepest of them as well; the deepest and the shallowest as well
+    (the sandwich rule, Yu & Huang 2019); or, by rows, every one of them, each with its share of the batch's sequences,
+    so that nothing is drawn and all depths are in each gradient."""
     distill: float = setting(0.0, fraction=True)
     """Of the loss at the other depths of an update, the share that is learned from the deepest one's prediction."""
     jitter: float = 0.0

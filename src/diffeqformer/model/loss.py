@@ -10,6 +10,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -142,3 +143,29 @@ def loss_of_depths(
         teacher = jax.lax.stop_gradient(states) if teacher is None else teacher
     total, number = sum(nats[1:], nats[0]), counts.sum() if count is None else count
     return total / (len(depths) * number.astype(total.dtype))
+
+
+def loss_of_rows(
+    model: Transformer,
+    ids: Int[Array, "batch position"],
+    mask: Bool[Array, "batch target"] | None = None,
+    *,
+    depths: Sequence[Steps | EarlyExit | None],
+    rows: Sequence[int],
+    key: Key[Array, ""] | None = None,
+    block: int = 4096,
+    count: Array | None = None,
+) -> Float[Array, ""]:
+    """The mean loss of a batch, in nats, of which every depth reads its own rows.
+
+    **Arguments:** `rows`, how many each of `depths` has, from the first on; the others as for `loss_of_depths`.
+    """
+    ends = np.cumsum(rows)[:-1]
+    parts = zip(jnp.split(ids, ends), jnp.split(_counts(ids, mask), ends), depths, strict=True)
+    keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
+    nats = [
+        loss_sum(model, *part, steps=steps, key=key, block=block).nats
+        for (*part, steps), key in zip(parts, keys, strict=True)
+    ]
+    total, number = sum(nats[1:], nats[0]), _counts(ids, mask).sum() if count is None else count
+    return total / number.astype(total.dtype)

@@ -71,7 +71,7 @@ class Meter:
                 number, seconds = depths.get(str(steps), (0, 0.0))
                 depths[str(steps)] = [number + 1, seconds + end - begin]
         seconds = self.ready[-1] - self.mark
-        depths_run = [depth for steps, _ in self.measured for depth in together(self.config, steps)]
+        depths_run = [part for steps, _ in self.measured for part in together(self.config, steps)]
         used = utilization(self.config, depths_run, seconds)
         record: dict[str, Any] = {"kind": "timing", "step": step, "seconds": seconds}
         record["tokens_per_second"] = len(self.ready) * tokens_per_update(self.config) / seconds

@@ -159,7 +159,7 @@ def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> li
 def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str, int | float | None]]:
     """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second."""
     drawn = []
-    for depth in config.depth.depths:
+    for depth in config.depth.depths if config.depth.together != "rows" else ():
         losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
         timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
         updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)

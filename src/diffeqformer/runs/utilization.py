@@ -15,8 +15,8 @@ WARM_UP = 3
 """Updates of a process before the traced ones: compilation, and what follows it."""
 
 
-def utilization(config: Config, depths: Sequence[int | None], seconds: float) -> float | None:
-    """MFU: the operations that updates at these depths need over those that their devices could do.
+def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: float) -> float | None:
+    """MFU: the operations that updates need, given as steps and sequences, over those that their devices could do.
 
     Operations are the model's own (`model.count.flops`), without any that are repeated to save memory; the peak is that
     of bfloat16. Source: Chowdhery et al. 2022, PaLM, appendix B.
@@ -30,8 +30,8 @@ def utilization(config: Config, depths: Sequence[int | None], seconds: float) ->
     mesh = jax.sharding.get_mesh()
     devices = 1 if mesh.empty else mesh.size
     model = config.model
-    at = lambda depth: model if depth is None else replace(model, steps=depth, horizon=model.horizon_at(depth))
-    operations = sum(_operations(at(depth), config.trainer.batch_size) for depth in depths)
+    at = lambda depth: replace(model, steps=depth, horizon=model.horizon_at(depth))
+    operations = sum(_operations(at(depth), sequences) for depth, sequences in depths)
     return operations / (seconds * devices * device.peak)
 
 

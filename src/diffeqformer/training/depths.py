@@ -1,5 +1,6 @@
 """Which depth an update is trained at, if depth is drawn."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import jax
@@ -11,7 +12,7 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 def depth_of_update(config: Config) -> Callable[[int], int | None]:
-    """The number of steps of update k, counted from 0; `None` if depth is not drawn.
+    """The number of steps of update k, counted from 0; `None` if no depth is drawn.
 
     `u_k = u_0 + k (sqrt 5 - 1) / 2 mod 1`, `u_0` from the run's key, through the inverse of the depths' distribution.
     Every stretch of updates so has its depths in almost the right proportions, and runs of other seeds cost the same;
@@ -20,7 +21,7 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     Source: the additive recurrence of lowest discrepancy (Kuipers & Niederreiter 1974, Uniform Distribution of
     Sequences, section 2.3).
     """
-    if not config.depth.depths:
+    if not config.depth.depths or config.depth.together == "rows":
         return lambda update: None
     depths, shares = np.asarray(config.depth.depths), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
@@ -30,11 +31,28 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
 
 
-def together(config: Config, steps: int | None) -> tuple[int, ...]:
-    """The depths that an update trains at, the deepest first; `steps` is the one drawn, if depth is drawn."""
-    own = config.model.steps if steps is None else steps
+def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
+    """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
+
+    All of them, but with `depth.together: rows`, where the depths share the batch by largest remainders, at least one
+    sequence each. `drawn` is the depth drawn, if one is.
+
+    Source: Balinski & Young 1982, Fair Representation (Hamilton's method).
+    """
+    batch, parts = config.trainer.batch_size, config.trainer.accumulation
+    if config.depth.together == "rows":
+        depths = dict(sorted(zip(config.depth.depths, config.depth.shares, strict=True), reverse=True))
+        exact = np.asarray([*depths.values()]) / sum(depths.values()) * (batch // parts)
+        rows = np.maximum(exact.astype(int), 1)
+        while rows.sum() < batch // parts:
+            rows[(exact - rows).argmax()] += 1
+        while rows.sum() > batch // parts:  # some have one instead of none
+            rows[np.where(rows > 1, rows - exact, -np.inf).argmax()] -= 1
+        return tuple(zip(depths, (rows * parts).tolist(), strict=True))
+    own = config.model.steps if drawn is None else drawn
     with_it = {"one": (), "deepest": (max,), "ends": (max, min)}[config.depth.together]
-    return tuple(sorted({own, *(end(config.depth.depths) for end in with_it)}, reverse=True))
+    depths = {own, *(end(config.depth.depths) for end in with_it)}
+    return tuple((depth, batch) for depth in sorted(depths, reverse=True))
 
 
 def compute_of(config: Config) -> int:
@@ -42,5 +60,6 @@ def compute_of(config: Config) -> int:
 
     Exact for schemes that evaluate the field once a step.
     """
-    drawn = depth_of_update(config)
-    return sum(sum(together(config, drawn(update))) for update in range(config.trainer.updates))
+    times = Counter(map(depth_of_update(config), range(config.trainer.updates)))
+    steps = sum(n * depth * rows for drawn, n in times.items() for depth, rows in together(config, drawn))
+    return round(steps / config.trainer.batch_size)

@@ -14,7 +14,7 @@ from jax import Array
 from diffeqformer.config import Config, ModelConfig, OptimizerConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import build as usual_build
-from diffeqformer.model.loss import loss_of_depths
+from diffeqformer.model.loss import loss_of_depths, loss_of_rows
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
 from diffeqformer.sharding import constrain_weights
@@ -128,8 +128,10 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
 
-    def loss_of(model: Transformer, depths: Any, count: Array | None, batch: Batch, key: Array | None) -> Array:
+    def loss_of(model: Transformer, depths: Any, rows: Any, count: Any, batch: Batch, key: Array | None) -> Array:
         settings = {"key": key, "block": config.trainer.loss_block, "count": count}
+        if rows:
+            return loss_of_rows(model, *batch, depths=depths, rows=rows, **settings)
         return loss_of_depths(model, *batch, depths=depths, distill=config.depth.distill, **settings)
 
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
@@ -147,7 +149,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
-        depths = (steps,) if alone else together(config, steps)
+        depths, rows = zip(*together(config, steps), strict=True)
+        depths = (steps,) if alone else depths
+        rows = tuple(own // parts for own in rows) if config.depth.together == "rows" else None
         if jitter:
             grids = map(state.model.grid, depths)
             depths = tuple(grid.jittered(jitter, of_step(3), first_stays=first_stays) for grid in grids)
@@ -159,7 +163,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         populated, to_trained = jax.vjp(before, trained)
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         of_part = jax.value_and_grad(
-            lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, count, *part)
+            lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, *part)
         )
         loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), batch, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
