@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from diffeqformer.errors import BadInput, DiffEqFormerError
+from diffeqformer.plain import brief, clean
 
 MOST_BYTES = 1 << 20
 """Of a question."""
@@ -44,11 +45,13 @@ def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[Thre
                     raise BadInput("a question must be a JSON object.")
                 with lock:  # one at a time: each takes all cores
                     found = answer(asked)
-            except (ValueError, RecursionError):
-                return self._refuse(400, "a question must be JSON.")
+                self._send(200, "application/json", json.dumps(found, allow_nan=False))
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+                self._refuse(400, "a question must be JSON.")
             except DiffEqFormerError as error:
-                return self._refuse(400, str(error))
-            self._send(200, "application/json", json.dumps(found, allow_nan=False))
+                self._refuse(400, str(error))
+            except Exception as error:  # the page goes on
+                self._refuse(500, f"failed with {type(error).__name__}: {brief(clean(str(error)))[:300]}")
 
         def _is_ours(self) -> bool:
             """Whether the request was made to this address: a page elsewhere may have a name that leads here."""

@@ -91,7 +91,7 @@ class Session:
         text, scheme, rtol = (asked.get(name) for name in ("text", "scheme", "rtol"))
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
             raise BadInput(f"text must be at most {LONGEST_TEXT} characters.")
-        if scheme is not None and scheme not in SCHEMES:
+        if scheme is not None and (not isinstance(scheme, str) or scheme not in SCHEMES):
             raise BadInput(f"scheme is {shown(scheme)}, but must be one of {', '.join(SCHEMES)}.")
         if rtol is not None and not (isinstance(rtol, float) and 0 < rtol < 1):
             raise BadInput(f"rtol is {shown(rtol)}, but must be between 0 and 1.")

@@ -130,7 +130,6 @@
     const shadeOf = (share) => { const sample = make("i"); sample.style.background = css(colour(RISING, share)); return sample; };
     $("legend").replaceChildren(`${$("colour").selectedOptions[0].text}: 0`, shadeOf(0), shadeOf(0.5), shadeOf(1), `${written(most, most < 10 ? 2 : 1)}. `,
       "In each cell the top token, its probability and the KL divergence to the end; bold: the token that comes out at the end.");
-    mark();
   };
 
   const mark = () => {
@@ -233,7 +232,7 @@
   };
 
   // One question at a time; of those that come meanwhile the newest alone is asked. What is there is not asked again.
-  let [busy, again, answered, opened] = [false, false, "", ""];
+  let [busy, again, answered, drawn, opened] = [false, false, "", "", ""];
   const refresh = async () => {
     fill();
     toAddress();
@@ -246,7 +245,9 @@
       answered = key;
       headline(reading);
     }
-    drawGrid();
+    const picture = JSON.stringify([key, state.colour]);
+    if (picture !== drawn) drawGrid();
+    drawn = picture;
     const { step, position } = mark();
     const place = JSON.stringify([key, step, position]);
     if (place !== opened) {
@@ -266,7 +267,7 @@
       try {
         await refresh();
       } catch (error) {
-        [answered, opened] = ["", ""];
+        [answered, drawn, opened] = ["", "", ""];
         $("status").className = "note wrong";
         $("status").textContent = error.message;
       }

@@ -1,0 +1,48 @@
+"""One text read step by step, against the forward pass and the analyses that look at all of it at once."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.analysis.reading import eigenvalues, lens, looks, most_likely, walk
+from diffeqformer.analysis.watch import watch_attention
+from diffeqformer.model.solving import with_scheme
+from tests.models import KINDS, TINY, model_of, tokens
+from tests.tolerances import STATES
+
+IDS = np.asarray(tokens(1, 9))[0]
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("diffeqformer", 5), ("time, reversible", 3), ("macaron", 3)])
+def test_steps_one_by_one_are_the_forward_pass(kind, steps):
+    model = model_of(KINDS[kind])
+    taken = walk(model, IDS, steps=steps)
+    np.testing.assert_allclose(
+        np.stack(taken.states), model.trajectory(jnp.asarray(IDS)[None], steps=steps), atol=STATES
+    )
+    found = lens(taken, np.append(IDS[1:], 0))
+    ids, p = most_likely(taken, steps, 4)
+    assert (ids[0], len(ids)) == (found.top[-1, 4], 10) and (np.diff(p) <= 0).all()
+    np.testing.assert_allclose(p[0], found.probability[-1, 4], rtol=STATES)
+    every = np.asarray(watch_attention(model, jnp.asarray(IDS)[None], steps=steps))  # step, evaluation, 1, head, query
+    np.testing.assert_allclose(looks(taken, 2, 6), every[1].mean(0)[0, :, 6], atol=STATES)
+
+
+def test_eigenvalues_are_those_of_the_products():
+    model = model_of(TINY)
+    weights = model.weights.at([2 / 3])
+    query_key_value = np.asarray(weights.attention.query_key_value.weight[0], np.float64)
+    query, key = (query_key_value[:, 16 * part + 8 : 16 * part + 16] for part in (0, 1))  # of the second head
+    value, output = query_key_value[:, 40:48], np.asarray(weights.attention.output.weight[0, 8:], np.float64)
+    found = eigenvalues(walk(model, IDS), 2)
+    for name, product in (("QK", query @ key.T), ("OV", value @ output)):
+        wanted = np.linalg.eigvals(product)
+        largest = wanted[np.argsort(-np.abs(wanted))[:8]]
+        np.testing.assert_allclose(np.sort_complex(found[name][1]), np.sort_complex(largest), atol=1e-6)
+
+
+def test_a_tolerance_is_read_at_the_edges_of_the_grid():
+    tolerant = with_scheme(model_of(KINDS["shared"]), rtol=1e-3)
+    taken = walk(tolerant, IDS)
+    assert taken.moved.shape == (0, 2, 9) and not taken.carries
+    np.testing.assert_allclose(np.stack(taken.states), tolerant.trajectory(jnp.asarray(IDS)[None]), atol=STATES)

@@ -1,0 +1,192 @@
+"""The explorer in a real browser: clicked through, by keyboard alone, at two widths, and against Python's numbers."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from diffeqformer.explorer import portable
+from diffeqformer.explorer.page import portable_page, served_page
+from diffeqformer.explorer.server import serve
+from tests.browser.driver import Browser
+from tests.explorer.made import TEXT, run_of, session_of
+
+pytestmark = pytest.mark.browser
+SEEN = """
+    const text = (id) => document.getElementById(id).textContent;
+    const cells = [...document.querySelectorAll("#grid td[data-step]")];
+    return { headline: text("headline"), status: text("status"), place: text("place"), changes: text("changes"),
+      cells: cells.map((c) => [c.firstChild.textContent, c.querySelector("small").textContent]),
+      chosen: cells.filter((c) => c.ariaSelected === "true").map((c) => [+c.dataset.step, +c.dataset.position]),
+      top: [...document.querySelectorAll("#top li")].map((li) => [...li.children].map((c) => c.textContent)),
+      focus: document.activeElement.id || document.activeElement.dataset.step,
+      rows: document.querySelectorAll("#grid tbody tr").length,
+      changed: document.querySelectorAll("#grid .changed").length,
+      dots: document.querySelectorAll("#QK circle").length, strips: document.querySelectorAll("#heads rect").length,
+      hash: location.hash, sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth };
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def session():
+    return session_of(run_of("diffeqformer"), run_of("vanilla"))
+
+
+@pytest.fixture(scope="module")
+def address(session):
+    server, found = serve(served_page(session), {"read": session.read, "cell": session.cell})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def opened(browser, address, width=1280):
+    browser.look(width)
+    browser.open("about:blank")
+    browser.open(address)
+    browser.wait("document.body?.dataset.ready")
+    return browser.run(SEEN)
+
+
+def after(browser, act):
+    """What is seen once the page has answered to what a person does."""
+    before = browser.run("return document.body.dataset.ready")
+    act()
+    browser.wait(f"Number(document.body.dataset.ready) > {before}")
+    return browser.run(SEEN)
+
+
+def asked(session, **change):
+    return {"run": 0, "text": TEXT, "steps": 3, "scheme": "euler", "rtol": None, **change}
+
+
+def cells_of(found):
+    return [
+        [top, f"{p:.2f} · {kl:.2f}"]
+        for rows in zip(found["top"], found["p"], found["kl"], strict=True)
+        for top, p, kl in zip(*rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, width):
+    start = opened(browser, address, width)
+    found = session.read(asked(session))
+    assert start["cells"] == cells_of(found) and start["rows"] == 4 + 1
+    assert found["top"][-1][-1] in start["headline"] and "at 3 steps" in start["headline"]
+    last = len(found["tokens"]) - 1
+    assert start["chosen"] == [[3, last]] and start["dots"] == 2 * 8 and start["strips"] == 2 * (last + 1)
+    cell = session.cell(asked(session, step=3, position=last))
+    assert [[name, p] for name, _, p in start["top"]] == [[name, f"{p:.3f}"] for name, p in cell["top"]]
+
+    turned = after(browser, lambda: browser.run("dial.value = 9; dial.dispatchEvent(new Event('input'));"))
+    assert turned["cells"] == cells_of(session.read(asked(session, steps=9))) and "steps=9" in turned["hash"]
+    clicked = after(browser, lambda: browser.click(f"#grid td[data-step='2'][data-position='{last}']"))
+    assert clicked["chosen"] == [[2, last]] and "step 2 of 9" in clicked["place"]
+    cell = session.cell(asked(session, steps=9, step=2, position=last))
+    assert [name for name, *_ in clicked["top"]] == [name for name, _ in cell["top"]]
+
+    compared = after(browser, lambda: browser.run("other.value = 1; other.dispatchEvent(new Event('change'));"))
+    other = session.read({**asked(session), "run": 1, "scheme": "lie-trotter"})["top"][-1]
+    number = sum(a != b for a, b in zip(session.read(asked(session, steps=9))["top"][-1], other, strict=True))
+    assert compared["changed"] == number > 0 and compared["changes"].startswith(f"{number} of {last + 1} predictions")
+    again = opened(browser, f"{address}{compared['hash']}", width)
+    assert {**again, "status": ""} == {**compared, "status": "", "focus": again["focus"]}
+    assert all(state["sideways"] <= 0 for state in (start, turned, clicked, compared))
+    assert not browser.complaints()
+
+
+def test_by_keyboard_alone(browser, session, address):
+    start = opened(browser, address)
+    browser.press("Tab")
+    assert browser.run(SEEN)["focus"] == "text"
+    browser.press("Tab", "Tab")
+    assert browser.run(SEEN)["focus"] == "dial"
+    turned = after(browser, lambda: browser.press("ArrowRight"))
+    assert "at 4 steps" in turned["headline"] and turned["focus"] == "dial"
+    for _ in range(12):
+        browser.press("Tab")
+        if browser.run("return document.activeElement.matches('#grid td')"):
+            break
+    moved = after(browser, lambda: browser.press("ArrowUp"))
+    assert moved["chosen"] == [[3, start["chosen"][0][1]]] and moved["focus"] == "3"
+    first = after(browser, lambda: browser.press("Home"))
+    assert first["chosen"] == [[3, 0]]
+
+
+def test_text_is_edited_and_mistakes_are_sentences(browser, session, address):
+    opened(browser, address)
+    edited = after(browser, lambda: browser.type("#text", " the"))
+    browser.wait("document.getElementById('grid').rows[0].cells.length > 0")
+    assert edited["status"].startswith("Computed")
+    wrong = after(browser, lambda: browser.run("text.value = ''; text.dispatchEvent(new Event('input'));"))
+    assert "has no tokens" in wrong["status"]
+    assert all("400" in line for line in browser.complaints())
+    right = after(browser, lambda: browser.run("text.value = 'the cat'; text.dispatchEvent(new Event('input'));"))
+    assert right["cells"] == cells_of(session.read(asked(session, text="the cat")))
+
+
+def test_views_are_exported(browser, session, address):
+    opened(browser, address)
+    browser.run("window.saved = []; URL.createObjectURL = (blob) => { saved.push(blob); return 'blob:none'; };"
+                "HTMLAnchorElement.prototype.click = () => {}; picture.click(); data.click();")  # fmt: skip
+    image, numbers = browser.run("return Promise.all(saved.map((blob) => blob.text()))")
+    found = session.read(asked(session))
+    assert image.startswith("<svg") and image.count("<rect") == 1 + 4 * len(found["tokens"])
+    assert json.loads(numbers)["reading"] == json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "scheme"),
+    [
+        ("diffeqformer", 5, "rk4"),
+        ("one mlp, strang", 4, "strang"),
+        ("time, llama, nested norm", 4, "heun"),
+        ("vanilla llama, grouped queries", 3, "lie-trotter"),
+        ("macaron", 3, "macaron"),
+        ("ode transformer", 3, "rk4"),
+        ("knots, normalised", 5, "lie-trotter-middle"),
+        ("time, long first step", 4, "euler-middle"),
+        ("shared", 2, "midpoint"),
+    ],
+)
+def test_the_model_in_the_browser_is_pythons(browser, tmp_path, kind, steps, scheme):
+    """Single precision on both sides; sums in another order."""
+    compare(browser, tmp_path, run_of(kind), {"steps": steps, "scheme": scheme}, 1e-4)
+
+
+def test_half_precision_moves_a_prediction_by_less_than_a_thousandth(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(portable, "WHOLE_PARAMETERS", 0)
+    compare(browser, tmp_path, run_of("diffeqformer"), {"steps": 6, "scheme": "euler"}, 1e-3)
+
+
+def compare(browser, tmp_path, run, settings, tolerance):
+    """Readings and a cell of a page that runs the model, beside the model's."""
+    session = session_of(run)
+    page = tmp_path / "page.html"
+    page.write_text(portable_page(session))
+    opened(browser, page.as_uri())
+    question = asked(session, **settings)
+    found, wanted = browser.run("return backend.read(arguments[0])", question), session.read(question)
+    assert found["tokens"] == wanted["tokens"]
+    for name in ("times", "p", "kl", "next", "loss"):
+        np.testing.assert_allclose(found[name], wanted[name], atol=tolerance, rtol=tolerance, err_msg=name)
+    for half, values in wanted["moved"].items():
+        np.testing.assert_allclose(found["moved"][half], values, atol=tolerance, rtol=tolerance)
+    place = {**question, "step": 2, "position": 4}
+    found, wanted = browser.run("return backend.cell(arguments[0])", place), session.cell(place)
+    np.testing.assert_allclose(found["attention"], wanted["attention"], atol=tolerance)
+    assert found["top"][0][0] == wanted["top"][0][0]
+    for pair in ("QK", "OV"):
+        size = lambda of, pair=pair: np.sort(np.linalg.norm(np.asarray(of["eigenvalues"][pair]), axis=-1), axis=-1)
+        np.testing.assert_allclose(size(found), size(wanted), atol=1e-3)
+    assert not browser.complaints()

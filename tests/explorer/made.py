@@ -1,0 +1,27 @@
+"""Runs of tiny models for the explorer, opened without a folder."""
+
+import dataclasses
+from functools import lru_cache
+from pathlib import Path
+
+from diffeqformer.config import Config
+from diffeqformer.data.tokenizer import train_tokenizer
+from diffeqformer.explorer.session import Session
+from diffeqformer.progress import Silent
+from diffeqformer.runs.opening import Run
+from tests.models import KINDS, model_of
+
+TEXT = "the cat sat on the mat, isn't it? \n  ¿12 naïve 猫"
+TOKENIZER = train_tokenizer([TEXT * 3, "the cat and the mat"], 300)
+
+
+@lru_cache
+def run_of(kind: str, seed: int = 0) -> Run:
+    """A run of one of the tiny models, with a tokenizer that has real words."""
+    model = dataclasses.replace(KINDS[kind], vocabulary=TOKENIZER.get_vocab_size(), context=40)
+    return Run(Path(kind), Config(run=kind, model=model), TOKENIZER, model_of(model, seed), 7)
+
+
+def session_of(*runs: Run, text: str = TEXT) -> Session:
+    """The runs, as the page asks them."""
+    return Session(runs, text, Silent())

@@ -1,0 +1,128 @@
+"""What the explorer answers: the model's own numbers, sentences for what cannot be, and nothing to strangers."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from html import unescape
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffeqformer.cli import main
+from diffeqformer.config.bounds import MOST_STEPS
+from diffeqformer.errors import BadInput
+from diffeqformer.explorer.page import portable_page
+from diffeqformer.explorer.server import MOST_BYTES, serve
+from diffeqformer.studies.inputs import ids_of
+from tests.explorer.made import TEXT, run_of, session_of
+from tests.tolerances import STATES
+
+ASKED = {"run": 0, "text": TEXT, "steps": 5, "scheme": "heun", "rtol": None}
+
+
+@pytest.fixture(scope="module")
+def session():
+    return session_of(run_of("diffeqformer"), run_of("vanilla"))
+
+
+def test_a_reading_is_the_models(session):
+    run, found = session.runs[0], session.read({**ASKED, "scheme": "euler"})
+    ids = ids_of(run, TEXT)
+    states = run.model.trajectory(jnp.asarray(ids)[None], steps=5)
+    p = np.asarray(jax.nn.softmax(run.model.unembed(run.model.normalise(states)), axis=-1))[:, 0]
+    np.testing.assert_allclose(found["p"], p.max(-1), atol=STATES)
+    np.testing.assert_allclose(np.asarray(found["next"]), p[:, np.arange(len(ids) - 1), ids[1:]], atol=STATES)
+    np.testing.assert_allclose(found["loss"], -np.log(np.asarray(found["next"])).mean(-1), atol=1e-3)  # six digits of p
+    assert found["times"] == [0, 0.2, 0.4, 0.6, 0.8, 1] and found["kl"][-1] == [0] * len(ids)
+    assert np.shape(found["moved"]["attention"]) == (5, len(ids)) and len(found["top"]) == 6
+    cell = session.cell({**ASKED, "scheme": "euler", "step": 5, "position": 3})
+    assert cell["top"][0] == (found["top"][5][3], pytest.approx(found["p"][5][3], abs=1e-5))
+    assert np.shape(cell["attention"]) == (2, 4) and np.shape(cell["eigenvalues"]["OV"]) == (2, 8, 2)
+    np.testing.assert_allclose(np.sum(cell["attention"], -1), 1, atol=1e-4)
+    first = session.cell({**ASKED, "step": 0, "position": 0})
+    assert first["attention"] is None and first["eigenvalues"] is None
+
+
+def test_what_a_run_offers(session):
+    free, table = session.about()
+    assert (free["least"], free["most"], free["schemes"][0]) == (1, MOST_STEPS, "euler") and 1e-3 in free["tolerances"]
+    assert (table["least"], table["most"], table["schemes"], table["tolerances"]) == (3, 3, ["lie-trotter"], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"run": 2}, "run is 2"),
+        ({"run": True}, "run is True"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 10**9}, "steps is 1000000000"),
+        ({"steps": "6"}, "steps is '6'"),
+        ({"run": 1, "steps": 4, "scheme": None}, "table of 3 layers"),
+        ({"run": 1, "steps": 3}, "cannot run by 'heun'"),
+        ({"scheme": "nosuch"}, "scheme is 'nosuch'"),
+        ({"scheme": ["euler"]}, "scheme is ['euler']"),
+        ({"rtol": -1.0}, "rtol is -1.0"),
+        ({"rtol": "x"}, "rtol is 'x'"),
+        ({"text": ""}, "has no tokens"),
+        ({"text": 5}, "text must be"),
+        ({"text": "x" * 100_000}, "text must be"),
+        ({"text": "猫" * 30}, "context is 40"),
+        ({"step": 9}, "step is 9"),
+        ({"position": -1}, "position is -1"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(session, change, said):
+    with pytest.raises(BadInput) as error:
+        session.cell({**ASKED, "step": 1, "position": 0, **change})
+    assert said in str(error.value)
+
+
+def test_only_the_page_is_answered():
+    answers = {"read": lambda asked: {"got": asked}, "fail": lambda asked: asked["nothing"]}
+    server, address = serve("<p>page</p>", answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    root = address.rsplit("/", 2)[0] + "/"
+
+    def ask(url, content=None, **headers):
+        request = urllib.request.Request(url, content, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]
+
+    with server:
+        assert address.startswith("http://127.0.0.1:") and len(address.split("/")[-2]) >= 20
+        assert ask(address) == (200, "<p>page</p>")
+        assert ask(f"{address}read", b'{"a": 1}') == (200, '{"got": {"a": 1}}')
+        for url, content, headers in (
+            (root, None, {}),
+            (f"{address}../", None, {}),
+            (f"{root}read", b"{}", {}),
+            (f"{address}nosuch", b"{}", {}),
+            (address, None, {"Host": "rebound.example"}),
+            (f"{address}read", b"{}", {"Host": "rebound.example"}),
+        ):
+            assert ask(url, content, **headers)[0] == 404
+        for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
+            assert ask(f"{address}read", content)[0] == 400
+        assert ask(f"{address}read", b"{}", **{"Content-Length": str(MOST_BYTES + 1)})[0] == 413
+        assert ask(f"{address}fail", b"{}") == (500, "failed with KeyError: 'nothing'")
+        with pytest.raises(BadInput, match="cannot be used"):
+            serve("", {}, server.server_port)
+        server.shutdown()
+
+
+def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
+    with pytest.raises(BadInput, match="scheme 'reversible'"):
+        portable_page(session_of(run_of("time, reversible")))
+    assert main(["explore", str(tmp_path), "--to", str(tmp_path / "page.txt")]) == 2
+    assert "must end with .html" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_the_page_reaches_nothing_and_hostile_text_is_inert():
+    page = unescape(portable_page(session_of(run_of("shared"), text="<script>alert(1)</script>")))
+    assert "connect-src 'none'" in page and "default-src 'none'" in page and "<script>alert" not in page
