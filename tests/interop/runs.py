@@ -3,11 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 
-from diffeqformer.config import Config, KnotsConfig, LlamaConfig, ModelConfig, ReversibleConfig
+from diffeqformer.config import (
+    Config,
+    KnotsConfig,
+    LlamaConfig,
+    ModelConfig,
+    ReversibleConfig,
+    RotaryScalingConfig,
+)
 from diffeqformer.runs.opening import Run
 from tests.interop.folders import word_tokenizer
 from tests.models import KINDS, ONE_MLP, TINY, model_of
 
+SCALING = RotaryScalingConfig(factor=4.0, original_context=8)
+"""Of three pairs of frequencies at theta 100, one stays, one is divided, and one is between."""
 GROUPED = KINDS["vanilla llama, grouped queries"]
 EXPORTED: dict[str, ModelConfig] = {
     **KINDS,
@@ -23,6 +32,9 @@ EXPORTED: dict[str, ModelConfig] = {
     "parallel llama, grouped queries, tied": replace(
         GROUPED, scheme="euler", field=LlamaConfig(kv_heads=2, rope_theta=100.0), tied=True
     ),
+    "llama 3": replace(GROUPED, field=LlamaConfig(rope_theta=100.0, head_width=6, rope_scaling=SCALING)),
+    "qwen 2": replace(GROUPED, field=LlamaConfig(kv_heads=2, biases=True)),
+    "qwen 3": replace(GROUPED, field=LlamaConfig(kv_heads=2, head_norms=True, head_width=6), tied=True),
     "time, any horizon": replace(TINY, horizon=2.5, hidden=24),
 }
 CONTINUOUS: dict[str, ModelConfig] = {
@@ -32,6 +44,16 @@ CONTINUOUS: dict[str, ModelConfig] = {
     "one mlp, llama": replace(TINY, weights=ONE_MLP, field="llama", scheme=ReversibleConfig("heun")),
     "knots, gpt": replace(TINY, weights=KnotsConfig(4, "cubic", "end"), scheme="heun", embedding_norm=True),
     "knots, llama": replace(TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0),
+    "knots, llama 3 and qwen": replace(
+        TINY,
+        weights=KnotsConfig(3, place="end"),
+        scheme="lie-trotter",
+        field=LlamaConfig(
+            kv_heads=1, head_width=6, biases=True, head_norms=True, rope_theta=100.0, rope_scaling=SCALING
+        ),
+        horizon=3.0,
+    ),
+    "time, qwen 3": replace(TINY, field=LlamaConfig(head_norms=True, head_width=10)),
     "shared, gpt": replace(TINY, weights="shared", scheme="residual"),
     "shared, llama": replace(TINY, weights="shared", field="llama", scheme="rk4", compute_dtype="bfloat16"),
 }
@@ -42,6 +64,9 @@ STOCK = {
     "vanilla, untied": "GPT2LMHeadModel",
     "vanilla llama, grouped queries": "LlamaForCausalLM",
     "vanilla llama, tied": "LlamaForCausalLM",
+    "llama 3": "LlamaForCausalLM",
+    "qwen 2": "Qwen2ForCausalLM",
+    "qwen 3": "Qwen3ForCausalLM",
 }
 
 

@@ -4,11 +4,23 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from diffeqformer.interop.huggingface import from_huggingface
+from diffeqformer.interop.huggingface import from_huggingface, to_huggingface
 from tests.tolerances import STATES
-from tests.truth.make_golden import GPT2, LLAMA, random_gpt2, random_llama
+from tests.truth.make_golden import GPT2, LLAMA, random_gpt2, random_llama, randomised, state
 
 pytestmark = pytest.mark.torch
+
+SCALED = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED |= {"original_max_position_embeddings": 8}
+
+
+def random_kin(model_type: str, **settings):
+    """A relative of Llama."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **LLAMA | settings, attn_implementation="eager")
+    return randomised(AutoModelForCausalLM.from_config(config), 11, 0.1)
+
 
 KINDS = {
     "gpt2": lambda: random_gpt2(11, 0.1, **GPT2),
@@ -19,6 +31,11 @@ KINDS = {
     "llama, one key and value for all": lambda: random_llama(11, 0.1, **LLAMA | {"num_key_value_heads": 1}),
     "llama, a key and value each": lambda: random_llama(11, 0.1, **LLAMA | {"num_key_value_heads": 4}),
     "llama, tied head": lambda: random_llama(11, 0.1, **LLAMA, tie_word_embeddings=True),
+    "llama 3, wider heads": lambda: random_llama(11, 0.1, **LLAMA, head_dim=6, rope_parameters=SCALED),
+    "qwen2": lambda: random_kin("qwen2"),
+    "qwen3": lambda: random_kin("qwen3", head_dim=6, tie_word_embeddings=True),
+    "mistral": lambda: random_kin("mistral", sliding_window=None),
+    "mistral, window shorter than its context": lambda: random_kin("mistral", sliding_window=9),
 }
 
 
@@ -37,3 +54,9 @@ def test_logits(make, largest_file, tmp_path):
     difference = np.abs(np.asarray(eqx.filter_jit(model)(ids)) - expected).max()
     print(f"largest difference of a logit: {difference:.1e} of {np.abs(expected).max():.1f}")
     assert difference <= STATES
+    settings, tensors = to_huggingface(model)
+    own = state(reference)
+    kind = reference.config.model_type.replace("mistral", "llama")  # which it is, up to the length of its window
+    assert settings["model_type"] == kind and tensors.keys() == own.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor, own[name], name)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from diffeqformer.config import KnotsConfig, LayerDropConfig, LoRAConfig
+from diffeqformer.config import KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
 from diffeqformer.model.lift import lift
@@ -19,8 +19,10 @@ TABLES = {
     "gpt": VANILLA,
     "llama, grouped queries": KINDS["vanilla llama, grouped queries"],
     "parallel blocks": KINDS["parallel blocks"],
+    "qwen, of wider heads": replace(VANILLA, field=LlamaConfig(head_width=10, biases=True, head_norms=True)),
     "weights in the middle, as populated": replace(VANILLA, scheme="euler-middle", horizon=2.5),
 }
+UNEQUAL = replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1.0))
 BETWEEN_KNOTS = replace(TINY, weights=KnotsConfig(2, place="end"), scheme="lie-trotter", horizon=6.0)
 
 
@@ -39,7 +41,9 @@ def test_with_as_many_knots_as_layers_it_is_the_table_to_the_bit(config):
     assert np.isfinite(shallower).all()
 
 
-@pytest.mark.parametrize("config", [TABLES["gpt"], replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1))])
+@pytest.mark.parametrize(
+    "config", [TABLES["gpt"], replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1.0))]
+)
 def test_time_networks_pass_through_all_rows(config):
     model = model_of(config)
     found = lift(model, "time", key=KEY)

@@ -164,8 +164,7 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
     if fold_norm:
         qkv = qkv * attention.norm.scale[..., None]
         up = up * feed_forward.norm.scale[..., None]
-    head_width = config.width // config.heads
-    kv_heads = config.kv_heads or config.heads
+    head_width, kv_heads = config.head_width, config.kv_heads
     parts = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], -1, head_width), -2, -3)
     query, key, value = jnp.split(parts, [config.heads, config.heads + kv_heads], axis=-3)
     key, value = (jnp.repeat(part, config.heads // kv_heads, axis=-3) for part in (key, value))

@@ -1,4 +1,4 @@
-"""The families of models that Hugging Face and this library share: GPT-2, Llama, and our own class.
+"""The families of models that Hugging Face and this library share: GPT-2, Llama and its kin, and our own class.
 
 A family is two tables. The settings of config.json that a model's numbers depend on (`settings`), each with the setting
 of ours that it is, so that one list serves reading and writing. And the names of tensors, `ours: theirs`, which are one
@@ -16,13 +16,15 @@ from diffeqformer.errors import BadInput
 from diffeqformer.interop.settings import (
     GPT2Settings,
     LlamaSettings,
+    MistralSettings,
     OwnSettings,
+    Qwen3Settings,
     RopeSettings,
     of_own_kinds,
     ours_of,
     read_settings,
-    require,
     rope_of,
+    rope_parameters,
 )
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 
@@ -61,9 +63,13 @@ class Family(NamedTuple):
         """
         settings = read_settings(self.settings, values)
         model = self.fixed | dict(ours_of(settings))
-        if self.settings is LlamaSettings:
-            model |= ours_of(read_settings(RopeSettings, rope_of(values)))
-            _require_head_dim(settings)
+        if isinstance(settings, LlamaSettings):
+            rope = read_settings(RopeSettings, rope_of(values))
+            model |= {**dict(ours_of(rope)), "field.rope_scaling": rope.scaling}
+            if model["field.head_width"] in (None, model["width"] / max(model["heads"], 1)):
+                model["field.head_width"] = None
+        if isinstance(settings, MistralSettings):
+            model["context"] = min(model["context"], settings.window(values) or model["context"])
         if model["hidden"] is None:
             model["hidden"] = 4 * model["width"]
         if self.settings is OwnSettings:
@@ -92,20 +98,19 @@ class Family(NamedTuple):
             default = setting.default if setting.default is not MISSING else None
             value = default if ours is None else reduce(lambda at, name: getattr(at, name, default), ours.split("."), m)
             found[setting.name] = own.get(ours or "", to_dict(value) if is_dataclass(value) else value)
-        if self.settings is LlamaSettings:
-            found["head_dim"] = m.width // m.heads
-            found["rope_parameters"] = {"rope_type": "default", "rope_theta": getattr(m.field, "rope_theta", None)}
+        if issubclass(self.settings, LlamaSettings) and isinstance(m.field, LlamaConfig):
+            found["head_dim"] = m.head_width
+            found["rope_parameters"] = rope_parameters(m.field)
         return found
 
 
 # The arrays of a block in our own class. Attention and feed-forward may have different numbers of rows (of layers, or
 # of a scheme's nodes), so that the row's number stands after the part's name, not before it.
 _LINEAR = [f"{part}.{end}" for part in ("query_key_value", "output", "up", "down") for end in ("weight", "bias")]
-_ATTENTION = ["norm.scale", "norm.shift", *_LINEAR[:4]]
+_ATTENTION = ["norm.scale", "norm.shift", "query_norm.scale", "key_norm.scale", *_LINEAR[:4]]
 _FEED_FORWARD = ["norm.scale", "norm.shift", *_LINEAR[4:], "gate.weight"]
-_TORCH = {"norm.scale": "norm.weight", "norm.shift": "norm.bias"}
 _OWN_BLOCK = {
-    f"{part}.{name}": (f"{part}.{{}}.{_TORCH.get(name, name)}",)
+    f"{part}.{name}": (f"{part}.{{}}.{name.replace('scale', 'weight').replace('shift', 'bias')}",)
     for part, names in (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD))
     for name in names
 }
@@ -115,6 +120,29 @@ _GPT2_BLOCK = {
     "attention.norm": "ln_1", "attention.query_key_value": "attn.c_attn", "attention.output": "attn.c_proj",
     "feed_forward.norm": "ln_2", "feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj",
 }  # fmt: skip
+
+_LLAMA = Family(
+    settings=LlamaSettings,
+    fixed={"field.kind": "llama", **VANILLA},
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    outside={"embedding.tokens": "embed_tokens.weight", "final_norm.scale": "norm.weight", HEAD: "lm_head.weight"},
+    block="layers.{}.",
+    inside={
+        "attention.norm.scale": ("input_layernorm.weight",),
+        **{
+            f"attention.query_key_value.{end}": tuple(f"self_attn.{part}_proj.{end}" for part in "qkv")
+            for end in _ENDS  # biases of Qwen 2 alone
+        },
+        "attention.query_norm.scale": ("self_attn.q_norm.weight",),  # these two of Qwen 3 alone
+        "attention.key_norm.scale": ("self_attn.k_norm.weight",),
+        "attention.output.weight": ("self_attn.o_proj.weight",),
+        "feed_forward.norm.scale": ("post_attention_layernorm.weight",),
+        **{f"feed_forward.{part}.weight": (f"mlp.{part}_proj.weight",) for part in ("up", "down", "gate")},
+    },
+    outputs_first=True,
+    buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
 
 FAMILIES = {
     "gpt2": Family(
@@ -138,22 +166,13 @@ FAMILIES = {
         outputs_first=False,
         buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
     ),
-    "llama": Family(
-        settings=LlamaSettings,
-        fixed={"field.kind": "llama", **VANILLA},
-        architecture="LlamaForCausalLM",
-        prefix="model.",
-        outside={"embedding.tokens": "embed_tokens.weight", "final_norm.scale": "norm.weight", HEAD: "lm_head.weight"},
-        block="layers.{}.",
-        inside={
-            "attention.norm.scale": ("input_layernorm.weight",),
-            "attention.query_key_value.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
-            "attention.output.weight": ("self_attn.o_proj.weight",),
-            "feed_forward.norm.scale": ("post_attention_layernorm.weight",),
-            **{f"feed_forward.{part}.weight": (f"mlp.{part}_proj.weight",) for part in ("up", "down", "gate")},
-        },
-        outputs_first=True,
-        buffers=r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    "llama": _LLAMA,
+    "mistral": _LLAMA._replace(settings=MistralSettings, architecture="MistralForCausalLM"),
+    "qwen2": _LLAMA._replace(fixed={**_LLAMA.fixed, "field.biases": True}, architecture="Qwen2ForCausalLM"),
+    "qwen3": _LLAMA._replace(
+        settings=Qwen3Settings,
+        fixed={**_LLAMA.fixed, "field.head_norms": True},
+        architecture="Qwen3ForCausalLM",
     ),
     OWN: Family(
         settings=OwnSettings,
@@ -175,6 +194,10 @@ FAMILIES = {
 }
 
 
+LLAMAS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3"}
+"""The model_type of a table of Llama's kind, by its biases and its norms of heads; a Mistral is a Llama."""
+
+
 def is_continuous(m: ModelConfig) -> bool:
     """Whether the weights are a function of depth that our own class has, too."""
     return isinstance(m.weights, TimeConfig | KnotsConfig | SharedConfig) and m.modulation is None
@@ -190,15 +213,9 @@ def kind_of(m: ModelConfig) -> str:
         stock = stock and not (m.field.nested_norm or m.field.norm_shift) and m.final_norm_epsilon == m.norm_epsilon
     if stock and m.field.kind == "gpt":
         return "gpt2"
-    drops = m.dropout.embedding or m.dropout.residual  # which Llama has not
-    return "llama" if stock and not drops else OWN
-
-
-def _require_head_dim(settings: LlamaSettings) -> None:
-    """Ours has heads that share the width; a head's own width could be anything else in theirs."""
-    given, heads, width = settings.head_dim, settings.num_attention_heads, settings.hidden_size
-    if given is not None and given * heads != width:
-        require("head_dim", given, width // max(heads, 1))
+    if not stock or not isinstance(m.field, LlamaConfig) or m.dropout.embedding or m.dropout.residual:
+        return OWN
+    return LLAMAS.get((m.field.biases, m.field.head_norms), OWN)
 
 
 def _explicit(m: ModelConfig) -> Any:

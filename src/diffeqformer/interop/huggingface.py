@@ -67,8 +67,8 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
 
 def _widths(config: ModelConfig) -> tuple[int, int, int]:
     """Outputs of query, key and value."""
-    kv_width = config.width // config.heads * (config.kv_heads or config.heads)
-    return config.width, kv_width, kv_width
+    kv_width = config.head_width * config.kv_heads
+    return config.head_width * config.heads, kv_width, kv_width
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from diffeqformer.config import ModelConfig, choices_of, from_dict, section_of_kind, to_dict
+from diffeqformer.config import (
+    LlamaConfig,
+    ModelConfig,
+    RotaryScalingConfig,
+    choices_of,
+    from_dict,
+    section_of_kind,
+    to_dict,
+)
 from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 
@@ -52,13 +60,34 @@ class LlamaSettings:
     max_position_embeddings: int = _is("context")
     vocab_size: int = _is("vocabulary")
     num_key_value_heads: int | None = _is("field.kv_heads", None)
-    head_dim: int | None = None
+    head_dim: int | None = _is("field.head_width", None)
     hidden_act: Literal["silu", "swish"] = "silu"
     rms_norm_eps: float = _is("norm_epsilon", 1e-6)
     tie_word_embeddings: bool = _is("tied", False)
     attention_dropout: float = _is("dropout.attention", 0.0)
     attention_bias: bool = _only(False)
     mlp_bias: bool = _only(False)
+    use_sliding_window: bool = _only(False)
+
+
+@dataclass(frozen=True)
+class MistralSettings(LlamaSettings):
+    """The settings of a Mistral; up to the length of its window the window changes nothing."""
+
+    @staticmethod
+    def window(values: Mapping[str, Any]) -> int | None:
+        """Tokens that a token looks back at, itself included; `None` for all. Null is all, not the default."""
+        window = values.get("sliding_window", 4096)
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise BadInput(f"sliding_window is {window!r}, but must be a whole number of at least 1, or null.")
+        return window
+
+
+@dataclass(frozen=True)
+class Qwen3Settings(LlamaSettings):
+    """The settings of a Qwen 3, whose heads have a width of their own."""
+
+    head_dim: int | None = _is("field.head_width", 128)
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,23 @@ class RopeSettings:
     """Rotary embedding of a Llama: `rope_parameters`, before Transformers 5 `rope_scaling` and `rope_theta`."""
 
     rope_theta: float = _is("field.rope_theta", 10000.0)
-    rope_type: str = _only("default")
+    rope_type: Literal["default", "llama3"] = "default"
     partial_rotary_factor: float = _only(1.0)
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+    @property
+    def scaling(self) -> dict[str, Any] | None:
+        """Our setting of the same."""
+        if self.rope_type == "default":
+            return None
+        scaling = {ours: getattr(self, theirs) for ours, theirs in SCALING.items()}
+        for ours, theirs in SCALING.items():
+            if scaling[ours] is None:
+                raise BadInput(f"{theirs} is not given, but must be for rope_type {self.rope_type!r}.")
+        return scaling
 
 
 @dataclass(frozen=True)
@@ -90,7 +134,11 @@ class OwnSettings:
     reversible_base: str = _is("scheme.base", "euler")
     reversible_coupling: float = _is("scheme.coupling", 0.99)
     nested_norm: bool = _is("field.nested_norm", False)
+    head_width: int | None = _is("field.head_width", None)
+    biases: bool = _is("field.biases", False)
+    head_norms: bool = _is("field.head_norms", False)
     rope_theta: float = _is("field.rope_theta", 10000.0)
+    rotary_scaling: RotaryScalingConfig | None = _is("field.rope_scaling", None)
     norm_shift: bool = _is("field.norm_shift", False)
     final_norm_epsilon: float | None = _is("field.final_norm_epsilon", None)
     embedding_norm: bool = _is("embedding_norm", False)
@@ -101,6 +149,15 @@ class OwnSettings:
     embedding_dropout: float = _is("dropout.embedding", 0.0)
     attention_dropout: float = _is("dropout.attention", 0.0)
     residual_dropout: float = _is("dropout.residual", 0.0)
+
+
+SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_context": "original_max_position_embeddings",
+}
+"""`RotaryScalingConfig` in their words."""
 
 
 def read_settings(cls: type, values: Mapping[str, Any]) -> Any:
@@ -153,6 +210,14 @@ def rope_of(values: Mapping[str, Any]) -> dict[str, Any]:
         given |= table
     given.setdefault("rope_type", given.get("type", "default"))  # its name before Transformers 4.43
     return given
+
+
+def rope_parameters(field: LlamaConfig) -> dict[str, Any]:
+    """The same, as Transformers 5 writes it."""
+    if field.rope_scaling is None:
+        return {"rope_type": "default", "rope_theta": field.rope_theta}
+    scaling = {theirs: getattr(field.rope_scaling, ours) for ours, theirs in SCALING.items()}
+    return {"rope_type": "llama3", "rope_theta": field.rope_theta, **scaling}
 
 
 def require(name: str, found: Any, value: Any) -> None:

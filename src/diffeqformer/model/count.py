@@ -74,11 +74,12 @@ def _matrices(shapes: Any) -> int:
 def vanilla_twin(config: ModelConfig) -> ModelConfig:
     """The vanilla transformer of the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
     own = config.field
+    usual = {"nested_norm": False, "norm_shift": False, "final_norm_epsilon": None}
     return dataclasses.replace(
         config,
         weights=LayerConfig(),
         modulation=None,
-        field=LlamaConfig(own.kv_heads, rope_theta=own.rope_theta) if isinstance(own, LlamaConfig) else own,
+        field=dataclasses.replace(own, **usual) if isinstance(own, LlamaConfig) else own,
         scheme=SchemeConfig("lie-trotter"),
         gradient=None if config.gradient == GradientConfig("reversible") else config.gradient,
         tolerance=None,

@@ -29,6 +29,9 @@ class AttentionWeights(eqx.Module, Generic[L, N]):
     norm: N
     query_key_value: L
     output: L
+    query_norm: N | None = None
+    """Of each head's query, and below of each head's key (Qwen 3)."""
+    key_norm: N | None = None
 
 
 class KeyValueCache(eqx.Module):

@@ -5,21 +5,42 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from diffeqformer.config import RotaryScalingConfig
 from diffeqformer.nn.linear import wide
 
 
+def rotary_frequencies(
+    head_width: int, theta: float, scaling: RotaryScalingConfig | None = None
+) -> Float[np.ndarray, " pair"]:
+    """`theta^(-2i/d)`, i < d/2, in radians per position, d the head width; float64.
+
+    With `scaling`, frequencies f that turn `r = f c / 2 pi` times over the original context c are multiplied with
+    `(1 - s) / factor + s`, s rising from 0 at `r = low_freq_factor` to 1 at `high_freq_factor`. Source: Llama Team
+    2024, The Llama 3 Herd of Models, arXiv:2407.21783, as Transformers has it.
+    """
+    half = head_width // 2
+    frequencies = theta ** (-np.arange(half) / half)
+    if scaling is None:
+        return frequencies
+    turns = frequencies * scaling.original_context / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * ((1 - kept) / scaling.factor + kept)
+
+
 def rotate(
-    x: Float[Array, "batch position heads head_width"], positions: Int[Array, " position"], theta: float
+    x: Float[Array, "batch position heads head_width"],
+    positions: Int[Array, " position"],
+    frequencies: Float[np.ndarray, " pair"],
 ) -> Float[Array, "batch position heads head_width"]:
-    """Turn the pair `(x_i, x_(i+d/2))` at position p by the angle `p theta^(-2i/d)`, i < d/2, d the head width.
+    """Turn the pair `(x_i, x_(i+d/2))` at position p by the angle `p f_i`, i < d/2, d the head width.
 
     A product of a rotated query and a rotated key depends on the distance of their positions only. Pairs are halves of
     a head apart, as in Hugging Face's Llama, not neighbours. Angles and products are in float32 or better, whatever the
     precision of `x`. Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    precise, half = wide(x.dtype), x.shape[-1] // 2
-    frequencies = jnp.asarray(theta ** (-np.arange(half) / half), precise)
-    angles = positions.astype(precise)[:, None] * frequencies[None, :]
+    precise = wide(x.dtype)
+    angles = positions.astype(precise)[:, None] * jnp.asarray(frequencies, precise)[None, :]
     cos, sin = jnp.cos(angles)[None, :, None, :], jnp.sin(angles)[None, :, None, :]
     a, b = jnp.split(x.astype(precise), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig
+from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig, RotaryScalingConfig
 from diffeqformer.nn.attention import AttentionWeights, Slot, attend, attention_weights, split_heads
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
 from diffeqformer.nn.linear import AdaptedLinear, Linear, LinearShape, Norm, NormShape, normalise
-from diffeqformer.nn.rotary import rotate
+from diffeqformer.nn.rotary import rotary_frequencies, rotate
 from diffeqformer.sharding import BATCH, constrain
 
 L = TypeVar("L")
@@ -90,13 +90,15 @@ class TransformerField:
     `gpt`: `A(x) = O attend(Q n(x), K n(x), V n(x))`, `M(x) = down gelu(up n(x))`, all maps with biases, n LayerNorm,
     GELU the tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5).
     `llama`: `A(x) = O attend(R Q n(x), R K n(x), V n(x))`, `M(x) = down (silu(gate n(x)) * up n(x))`, no biases, n
-    RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971).
+    RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971); if asked for, Q, K and V with biases (Qwen
+    2), or Q n(x) and K n(x) normalised head by head before R (Qwen 3).
     """
 
     width: int
     heads: int
     kv_heads: int
     """Heads of keys and values, each shared by heads / kv_heads queries."""
+    head_width: int
     hidden: int
     """Width of the feed-forward block."""
     gated: bool
@@ -106,8 +108,13 @@ class TransformerField:
     """Standard deviation of initial matrices."""
     output_std: float = 0.02
     """The same of those that are added to the state."""
+    biases: bool = False
+    """`llama` with biases of query, key and value."""
+    head_norms: bool = False
+    """Each head's query and key have an RMSNorm."""
     rope_theta: float | None = None
     """Base of the rotary embedding; `None` to leave query and key as they are."""
+    rope_scaling: RotaryScalingConfig | None = None
     nested_norm: bool = False
     """M normalises what A's norm gives, not x."""
     norm_shift: bool = False
@@ -118,18 +125,21 @@ class TransformerField:
     @property
     def key_value_heads(self) -> tuple[int, int]:
         """How many heads of keys and values a position has in a cache, and how wide each is."""
-        return self.kv_heads, self.width // self.heads
+        return self.kv_heads, self.head_width
 
     def shapes(self) -> BlockShapes:
         """Shapes of the weights of one block, and how they start."""
         gpt, width, hidden, std, output_std = not self.gated, self.width, self.hidden, self.std, self.output_std
-        kv_width = width // self.heads * self.kv_heads
+        query_width, kv_width = self.heads * self.head_width, self.kv_heads * self.head_width
         norm, linear = NormShape(width, shift=gpt or self.norm_shift), partial(LinearShape, bias=gpt)
+        head_norm = NormShape(self.head_width, shift=False) if self.head_norms else None
         return Block(
             AttentionWeights(
                 norm,
-                query_key_value=linear(width, width + 2 * kv_width, std=std),
-                output=linear(width, width, std=output_std),
+                LinearShape(width, query_width + 2 * kv_width, gpt or self.biases, std),
+                linear(query_width, width, std=output_std),
+                head_norm,
+                head_norm,
             ),
             FeedForwardWeights(
                 norm,
@@ -156,7 +166,7 @@ class TransformerField:
             mixed = cache.attend(query, window.mask)
         else:
             mixed = attend(query, keys, values, dropout_rate=self.attention_dropout, key=attention_key)
-        mixed = constrain(weights.attention.output(mixed.reshape(x.shape), key=output_key), BATCH)
+        mixed = constrain(weights.attention.output(mixed.reshape(*x.shape[:2], -1), key=output_key), BATCH)
         return dropout(mixed, self.residual_dropout, residual_key), cache
 
     def attention_weights(
@@ -189,11 +199,15 @@ class TransformerField:
         """Query, keys and values of `x`, whose first position is `start`, by head."""
         own = weights.attention
         y = self._normalise(own.norm, x)
-        parts = split_heads(own.query_key_value(y, key=key), self.heads, x.shape[-1] // self.heads)
+        parts = split_heads(own.query_key_value(y, key=key), self.heads, self.head_width)
         query, keys, values = (constrain(part, BATCH, None, "tensor") for part in parts)
+        if own.query_norm is not None and own.key_norm is not None:
+            query = normalise(own.query_norm, query, self.norm_epsilon)
+            keys = normalise(own.key_norm, keys, self.norm_epsilon)
         if self.rope_theta is not None:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
-            query, keys = (rotate(part, positions, self.rope_theta) for part in (query, keys))
+            frequencies = rotary_frequencies(self.head_width, self.rope_theta, self.rope_scaling)
+            query, keys = (rotate(part, positions, frequencies) for part in (query, keys))
         return query, keys, values
 
     def feed_forward(
@@ -230,12 +244,16 @@ def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> T
         model.width,
         model.heads,
         model.kv_heads,
+        model.head_width,
         model.hidden_width,
         gated=llama is not None,
         norm_epsilon=model.norm_epsilon,
         std=model.init_std,
         output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
+        biases=llama is not None and llama.biases,
+        head_norms=llama is not None and llama.head_norms,
         rope_theta=llama and llama.rope_theta,
+        rope_scaling=llama and llama.rope_scaling,
         nested_norm=llama is not None and llama.nested_norm,
         norm_shift=llama is not None and llama.norm_shift,
         attention_dropout=model.dropout.attention,

@@ -155,7 +155,11 @@ class DiffEqFormerConfig(PreTrainedConfig):
         reversible_base: str = "euler", reversible_coupling: float = 0.99,
         vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
         num_attention_heads: int = 4, num_key_value_heads: int = 4, max_position_embeddings: int = 128,
+        head_width: int | None = None,  # hidden_size / num_attention_heads if None
+        biases: bool = False,  # llama's query, key and value have biases
+        head_norms: bool = False,  # norms of each head's query and key
         norm_epsilon: float = 1e-5, rope_theta: float = 10000.0,
+        rotary_scaling: dict | None = None,  # Llama 3's: factor, low_freq_factor, high_freq_factor, original_context
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
         norm_shift: bool = False,  # RMSNorms of blocks have a shift, too
         final_norm_epsilon: float | None = None,  # if not norm_epsilon
@@ -184,6 +188,11 @@ class DiffEqFormerConfig(PreTrainedConfig):
     def num_hidden_layers(self):
         """What Transformers takes for the number of key-value caches: one for each evaluation of A."""
         return self.steps * self.method().attention_evaluations
+
+    @property
+    def head_dim(self):
+        """Width of a head."""
+        return self.head_width or self.hidden_size // self.num_attention_heads
 
     def method(self):
         """The scheme that the config names."""

@@ -29,10 +29,15 @@ def norm_of(config, final=False) -> nn.Module:
 
 
 def rotary_angles(config, position_ids, dtype):
-    """Cosines and sines of the angle `p theta^(-2i/d)` of each position p and pair i (Su et al. 2021)."""
-    half = config.hidden_size // config.num_attention_heads // 2
-    exponents = torch.arange(half, device=position_ids.device, dtype=torch.float32) / half
-    angles = position_ids[:, None, :, None].float() * config.rope_theta**-exponents
+    """Cosines and sines of the angle `p theta^(-2i/d)` of each position p and pair i (Su et al. 2021), as scaled."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** -(torch.arange(half, device=position_ids.device, dtype=torch.float32) / half)
+    if scaling := config.rotary_scaling:
+        turns = frequencies * scaling["original_context"] / (2 * torch.pi)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        frequencies = frequencies * ((1 - kept) / scaling["factor"] + kept)
+    angles = position_ids[:, None, :, None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)  # (batch, 1, position, head width)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -60,18 +65,23 @@ class Attention(GradientCheckpointingLayer):
     def __init__(self, config):
         super().__init__()
         self.config, width, bias = config, config.hidden_size, config.family == "gpt"
-        self.head_width = width // config.num_attention_heads
+        self.head_width = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.widths = [width, *[config.num_key_value_heads * self.head_width] * 2]
+        heads = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
+        self.widths = [number * self.head_width for number in heads]
         self.norm = norm_of(config)
-        self.query_key_value = nn.Linear(width, sum(self.widths), bias=bias)
-        self.output = nn.Linear(width, width, bias=bias)
+        head_norm = lambda: nn.RMSNorm(self.head_width, eps=config.norm_epsilon) if config.head_norms else None
+        self.query_norm, self.key_norm = head_norm(), head_norm()
+        self.query_key_value = nn.Linear(width, sum(self.widths), bias=bias or config.biases)
+        self.output = nn.Linear(self.widths[0], width, bias=bias)
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(self, x, slot, attend, rotary=None, attention_mask=None, past_key_values=None):
         batch, length, _ = x.shape
         parts = self.query_key_value(self.norm(x)).split(self.widths, dim=-1)
         query, keys, values = (part.view(batch, length, -1, self.head_width).transpose(1, 2) for part in parts)
+        if self.query_norm is not None:
+            query, keys = self.query_norm(query), self.key_norm(keys)
         if rotary is not None:
             query, keys = rotate(query, *rotary), rotate(keys, *rotary)
         if past_key_values is not None:
