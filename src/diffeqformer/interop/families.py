@@ -72,7 +72,7 @@ class Family(NamedTuple):
             model["context"] = min(model["context"], settings.window(values) or model["context"])
         if model["hidden"] is None:
             model["hidden"] = 4 * model["width"]
-        if self.settings is OwnSettings:
+        if isinstance(settings, OwnSettings):
             model = of_own_kinds(settings, model)
         elif model.get("field.kv_heads", 0) is None:
             model["field.kv_heads"] = model["heads"]
