@@ -176,7 +176,7 @@ def texts(tmp_path_factory, compile_once):
     )
 
     here = {path.stem: path for path in sorted(configs.glob("*.yaml"))}
-    for module in (settings, parse):
+    for module in (settings, settings.files, parse):
         monkeypatch.setattr(module, "shipped_configs", lambda: here)
     real = sysconfig.get_path
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library) if name == "stdlib" else real(name))

@@ -21,6 +21,10 @@ class RunFailed(DiffEqFormerError):
     """The request was sound but the work could not be finished: names the step and what is safe."""
 
 
+class Diverged(RunFailed):
+    """A number of the training stopped being finite: names it."""
+
+
 class Damaged(RunFailed):
     """A file is not what was written: names it."""
 

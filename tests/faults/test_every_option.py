@@ -45,6 +45,7 @@ LISTS = {"steps", "early-exit", "ranks", "draft-steps", "draft-length"}
 WORDS = {
     "train": "c.yaml --run other",
     "info": "c.yaml",
+    "sweep": "c.yaml --over optimizer.learning_rate=1e-3 --to swept",
     "finetune": "run --to tuned",
     "eval": "run",
     "sample": "run --prompt the --tokens 2",

@@ -20,6 +20,7 @@ STORY = {
     "Train": {
         "quickstart": "train DiffEqFormer and its baselines, and write a report",
         "train": "train, or resume, the run of a config: CONFIG [--key value ...]",
+        "sweep": "search over settings: CONFIG --over KEY=VALUES",
         "finetune": "adapt a run to other text, at any depth: RUN --data FILES",
         "lift": "a table of layers becomes a function of depth: RUN --to RUN",
     },

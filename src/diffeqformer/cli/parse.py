@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -19,6 +18,7 @@ from diffeqformer.config import (
     ModelConfig,
     OwnConfig,
     choices_of,
+    find_config,
     hints_of,
     kinds_of,
     read_yaml,
@@ -284,22 +284,6 @@ def _sentence(box: str, prog: str) -> str:
     if found := re.match(r"Unrecognized options: (.*)", text):
         return f"there is nothing that {shown(found[1])} could be here."
     return f"{text if len(text) <= LONGEST else f'{text[:LONGEST]} …'}."  # it may quote a value of any length
-
-
-def find_config(name: str) -> Path:
-    """A config file by path, or one of the shipped ones by name.
-
-    **Raises:** `BadInput` if there is neither, with the nearest name.
-    """
-    shipped = shipped_configs()
-    path = path_of(name)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
-        return path
-    if name in shipped:
-        return shipped[name]
-    near = difflib.get_close_matches(name, shipped, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the shipped ones are {', '.join(shipped)}."
-    raise BadInput(f"config {shown(name)} is neither a file nor the name of a shipped config; {advice}")
 
 
 def _config_first(words: Sequence[str], options: dict[str, Any]) -> list[str]:

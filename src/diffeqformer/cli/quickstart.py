@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from diffeqformer.cli.output import print_json, print_table
-from diffeqformer.cli.parse import find_config, parse
+from diffeqformer.cli.parse import parse
 from diffeqformer.config import read_yaml, validate
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.progress import Terminal

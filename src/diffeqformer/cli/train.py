@@ -45,7 +45,8 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
         return print_json(found._asdict() | {"memory": found.memory._asdict() | {"total": found.memory.total}})
     text, t = found.text, config.trainer
     rows = [
-        ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, {number(text['validation_tokens'])} held out"),
+        ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, "
+                 f"{number(text['validation_tokens'])} held out"),
         ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens, "
                      f"{found.epochs:.3g} epochs"),
         ("memory", f"{human(found.memory.total, 'B')} per device"),

@@ -2,7 +2,7 @@
 
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.config.checks import validate, validate_model
-from diffeqformer.config.files import MOST_BYTES, read_yaml, shipped_configs
+from diffeqformer.config.files import MOST_BYTES, find_config, read_yaml, shipped_configs
 from diffeqformer.config.model import ModelConfig, with_steps
 from diffeqformer.config.optimizer import (
     EMAConfig,
@@ -43,7 +43,7 @@ from diffeqformer.config.sections import (
     choices_of,
     section_of_kind,
 )
-from diffeqformer.config.strict import dump_yaml, from_dict, hints_of, kinds_of, to_dict
+from diffeqformer.config.strict import dump_yaml, from_dict, hints_of, kinds_of, parse_value, to_dict, with_values
 
 __all__ = [
     "MOST_BYTES",
@@ -85,9 +85,11 @@ __all__ = [
     "Which",
     "choices_of",
     "dump_yaml",
+    "find_config",
     "from_dict",
     "hints_of",
     "kinds_of",
+    "parse_value",
     "read_yaml",
     "section_of_kind",
     "shipped_configs",
@@ -95,4 +97,5 @@ __all__ = [
     "validate",
     "validate_model",
     "with_steps",
+    "with_values",
 ]

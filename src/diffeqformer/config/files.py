@@ -1,6 +1,7 @@
 """Configs as files: the shipped ones, and any YAML file."""
 
 import dataclasses
+import difflib
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import yaml
 from diffeqformer.config.run import Config
 from diffeqformer.config.strict import StrictLoader, from_dict
 from diffeqformer.errors import BadInput, reason
+from diffeqformer.plain import shown
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
 
@@ -20,6 +22,22 @@ def shipped_configs() -> dict[str, Path]:
     """The configs that come with the package, by name."""
     folder = Path(str(files("diffeqformer") / "configs"))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(name: str) -> Path:
+    """A config file by path, or one of the shipped ones by name.
+
+    **Raises:** `BadInput` if there is neither, with the nearest name.
+    """
+    shipped = shipped_configs()
+    path = path_of(name)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return path
+    if name in shipped:
+        return shipped[name]
+    near = difflib.get_close_matches(name, shipped, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the shipped ones are {', '.join(shipped)}."
+    raise BadInput(f"config {shown(name)} is neither a file nor the name of a shipped config; {advice}")
 
 
 def read_yaml(path: str | Path) -> Config:

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -50,6 +50,37 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
             raise BadInput(f"unknown key {shown(path)}: {advice}")
         kwargs[key] = _convert(hints[key], value, path)
     return cls(**kwargs)
+
+
+def parse_value(text: str) -> Any:
+    """A single value, as a config file would have it.
+
+    **Raises:** `BadInput` if it is none.
+    """
+    try:
+        value = yaml.load(text, StrictLoader)
+    except Exception:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
+        value = [text]
+    if isinstance(value, list | dict | tuple | set):
+        raise BadInput(f"{shown(text)} is no value of a setting, but must be a number, a word, true, false or null.")
+    return value
+
+
+def with_values(config: Any, values: Mapping[str, Any]) -> Any:
+    """The config with settings replaced, named as in `optimizer.learning_rate`; a section that is absent begins.
+
+    **Raises:** `BadInput` as `from_dict`.
+    """
+    found = to_dict(config)
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        section = found
+        for part in sections:
+            if not isinstance(section.get(part), dict):
+                section[part] = {}
+            section = section[part]
+        section[last] = value
+    return from_dict(type(config), found)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.loader import EvaluationBatches, evaluation_batches
-from diffeqformer.errors import Interrupted, RunFailed
+from diffeqformer.errors import Diverged, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
@@ -99,7 +99,7 @@ class Recorder:
     def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
         """Log, evaluate and save if it is time to; returns whether to stop.
 
-        **Raises:** `RunFailed` if a number stops being finite.
+        **Raises:** `Diverged` if a number stops being finite.
         """
         self.meter.add(steps, measured)
         self.step += 1
@@ -165,7 +165,7 @@ class Recorder:
     def evaluate(self, state: State) -> float:
         """The loss on some batches of the validation split, nats per token.
 
-        **Raises:** `RunFailed` if it is not finite.
+        **Raises:** `Diverged` if it is not finite.
         """
         self.collect()
         batches = validation_batches(self.config, self.tokens).spread(self.settings.evaluate_batches)
@@ -203,7 +203,7 @@ class Recorder:
         self.saved, self.saved_at = self.step, time.perf_counter()
         self.meter.restart()
 
-    def _failure(self, what: str) -> RunFailed:
+    def _failure(self, what: str) -> Diverged:
         """What went wrong, and what is safe."""
         self.writer.settle()
-        return RunFailed(f"{what}; {self.folder.checkpoints.last_good()}.")
+        return Diverged(f"{what}; {self.folder.checkpoints.last_good()}.")

@@ -1,0 +1,183 @@
+"""`sweep`: a grid or a random search over any settings of a config; each trial is a run, kept and resumed."""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import tyro
+
+from diffeqformer.config import Config, find_config, parse_value, read_yaml, validate, with_values
+from diffeqformer.config.bounds import INT32, UINT32, setting
+from diffeqformer.errors import BadInput, Diverged
+from diffeqformer.plain import shown
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies.study import Result
+
+MOST_TRIALS = 10_000
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train a config with many values of its settings, and compare: all of them in a grid, or some drawn at random.
+
+    Trials that are finished are kept when it is started again, and trials that were stopped go on.
+
+    Example: diffeqformer sweep quickstart-gpt --over optimizer.learning_rate=3e-4,1e-3,3e-3 optimizer.rule=adamw,muon
+    """
+
+    config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
+    """A YAML file, or the name of a shipped config."""
+    over: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUES")]
+    """Settings by dotted name, each with its values between commas; or, if drawn, from..to: numbers evenly on a
+    logarithmic scale, whole ones evenly."""
+    trials: int | None = setting(None, least=1, most=MOST_TRIALS)
+    """Draw so many at random; without it all combinations are tried."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    """Each trial is trained once with each."""
+    updates: int | None = setting(None, least=1, most=INT32)
+    """Of each run; the config's own if not given."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/sweep"
+    """Folder of all runs and of the page."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Train what is missing, and rank the trials by their validation loss, a mean over the seeds.
+
+    **Raises:** `BadInput` for a setting or value that cannot be, before anything is trained; whatever training raises
+    but `Diverged`: such a trial is ranked last.
+    """
+    trials = trials_of(arguments.over, arguments.trials)
+    base, folder = read_yaml(find_config(arguments.config)), path_of(arguments.to)
+    length = {} if arguments.updates is None else {"trainer.updates": arguments.updates}
+
+    def config_of(trial: Mapping[str, Any], seed: int) -> Config:
+        run = str(folder / _name(trial) / f"seed-{seed}")
+        return validate(replace(with_values(base, {**length, **trial, "trainer.seed": seed}), run=run))
+
+    runs = [[config_of(trial, seed) for seed in arguments.seeds] for trial in trials]
+    import numpy as np
+
+    from diffeqformer.runs.trainer import train
+    from diffeqformer.studies.sweep_figures import losses_by_setting
+
+    rows = []
+    for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
+        losses, speeds = [], []
+        for config in configs:
+            progress.say(f"{number}/{len(trials)} {config.run}")
+            try:
+                entry = train(config, progress).entry
+            except Diverged as error:
+                progress.say(str(error))
+                losses.append(None)
+            else:
+                losses.append(entry["validation"]["loss"])
+                speeds.append(entry["tokens_per_second"])
+        known = [math.inf if loss is None else loss for loss in losses]
+        rows.append({"settings": dict(trial), "losses": losses, "loss": sum(known) / len(known),
+                     "tokens_per_second": sum(speeds) / len(speeds) if speeds else None})  # fmt: skip
+    rows.sort(key=lambda row: row["loss"])
+    names, losses = list(trials[0]), [[math.nan if one is None else one for one in row["losses"]] for row in rows]
+    figures = tuple(losses_by_setting(name, rows) for name in names) if math.isfinite(rows[0]["loss"]) else ()
+    document = [{**row, "loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows]
+    return Result(
+        "sweep",
+        f"Sweep of {arguments.config}",
+        _findings(rows, runs[0][0], arguments),
+        (_table(names, rows),),
+        figures,
+        arrays={"losses": np.array(losses)},
+        document={"config": arguments.config, "seeds": list(arguments.seeds), "trials": document},
+        folder=folder,
+    )
+
+
+def trials_of(over: Sequence[str], count: int | None) -> list[dict[str, Any]]:
+    """The settings of each trial: all combinations, or `count` drawn. Trial k is the same whatever the count.
+
+    **Raises:** `BadInput` for words that are no settings, and for ranges in a grid.
+    """
+    choices = dict(map(_choices, over))
+    if len(choices) < len(over):
+        raise BadInput(f"--over has {len(over)} settings, but {len(choices)} different names; name each once.")
+    if count is not None:
+        import numpy as np
+
+        random = np.random.default_rng
+        drawn = ({name: _drawn(values, random([k, i])) for i, (name, values) in enumerate(choices.items())}
+                 for k in range(count))  # fmt: skip
+        return list({_name(trial): trial for trial in drawn}.values())
+    for name, values in choices.items():
+        if isinstance(values, tuple):
+            raise BadInput(f"--over {name} is a range, of which a grid has no points; give --trials, or its values.")
+    if (combinations := math.prod(map(len, choices.values()))) > MOST_TRIALS:
+        raise BadInput(f"--over has {combinations} combinations, but must have at most {MOST_TRIALS}.")
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
+    """A setting's name, and its values; a pair for a range."""
+    name, equals, values = word.partition("=")
+    name = name.replace("-", "_")
+    if not equals or not values or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)+", name):
+        raise BadInput(f"--over has {shown(word)}, but must be KEY=VALUES, such as optimizer.learning_rate=1e-3,3e-3.")
+    if name in ("trainer.seed",) or name.startswith("base."):
+        raise BadInput(f"--over has {name}, which is no setting to search; --seeds are given by themselves.")
+    if ".." in values:
+        ends = [parse_value(end) for end in values.split("..", 1)]
+        if not all(type(end) in (int, float) and 0 < end < math.inf for end in ends) or ends[0] >= ends[1]:
+            raise BadInput(f"--over {name} is {shown(values)}, but a range must be two positive numbers that rise.")
+        return name, (ends[0], ends[1])
+    return name, [parse_value(value) for value in values.split(",")]
+
+
+def _drawn(values: Any, random: Any) -> Any:
+    if not isinstance(values, tuple):
+        return values[random.integers(len(values))]
+    low, high = values
+    if isinstance(low, int) and isinstance(high, int):
+        return int(random.integers(low, high + 1))
+    return float(f"{math.exp(random.uniform(math.log(low), math.log(high))):.4g}")
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    """Of a trial's folder."""
+    return re.sub(r"[^\w.=+,-]+", "-", ",".join(f"{name}={value}" for name, value in trial.items()))[:200]
+
+
+def _findings(rows: Sequence[Mapping[str, Any]], config: Config, arguments: Arguments) -> tuple[str, ...]:
+    best, lost = rows[0], sum(not math.isfinite(row["loss"]) for row in rows)
+    words = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
+    first = f"The lowest validation loss, {best['loss']:.4f} nats per token, has {words}."
+    if not math.isfinite(best["loss"]):
+        first = "No trial came to an end with finite numbers."
+    seeds = f"{len(arguments.seeds)} seed{'s' if len(arguments.seeds) > 1 else ''}"
+    t = config.trainer
+    about = f"{len(rows)} trials of {t.updates:,} updates with {seeds}, each on the same batches of {t.batch_size} x "
+    about += f"{config.model.context} tokens; {lost} stopped being finite."
+    edge = [name for name, value in best["settings"].items() if _at_edge(name, value, rows)]
+    advice = f"The best {' and '.join(edge)} lies at the end of what was tried: try beyond." if edge else ""
+    return tuple(filter(None, (first, about, advice)))
+
+
+def _at_edge(name: str, value: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a number is the smallest or the largest of those tried, where these are more than two."""
+    tried = {row["settings"][name] for row in rows}
+    return len(tried) > 2 and all(type(one) in (int, float) for one in tried) and value in (min(tried), max(tried))
+
+
+def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    cells = []
+    for rank, row in enumerate(rows, 1):
+        values = [str(row["settings"][name]) for name in names]
+        finite = [loss for loss in row["losses"] if loss is not None]
+        spread = f"{max(finite) - min(finite):.4f}" if len(finite) > 1 else "–"
+        loss = f"{row['loss']:.4f}" if math.isfinite(row["loss"]) else "not finite"
+        speed = "–" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
+        cells.append((str(rank), *values, loss, spread, speed))
+    return Table("Trials", ("rank", *names, "loss (nats)", "spread of seeds", "tokens/s"), cells)

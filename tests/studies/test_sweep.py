@@ -1,0 +1,90 @@
+"""A sweep tries what it is asked to, ranks it, goes on where it was stopped, and survives a trial that diverges."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from diffeqformer.cli import main
+from diffeqformer.config import dump_yaml
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
+from diffeqformer.runs import trainer
+from diffeqformer.studies.sweep import Arguments, study, trials_of
+from tests.runs.conftest import cache, compiled, config, text  # noqa: F401
+from tests.runs.tiny_run import changed
+
+
+@pytest.fixture
+def file(config, tmp_path) -> str:  # noqa: F811
+    path = tmp_path / "base.yaml"
+    path.write_text(dump_yaml(changed(config, trainer__updates=4, trainer__log_every=2)))
+    return str(path)
+
+
+def test_a_grid_has_all_combinations_in_order():
+    found = trials_of(["optimizer.learning-rate=1e-3,3e-3", "optimizer.rule=adamw,muon"], None)
+    assert found[0] == {"optimizer.learning_rate": 1e-3, "optimizer.rule": "adamw"}
+    assert found[1] == {"optimizer.learning_rate": 1e-3, "optimizer.rule": "muon"} and len(found) == 4
+
+
+def test_drawn_trials_lie_in_their_ranges_and_do_not_depend_on_their_number():
+    over = ["optimizer.learning_rate=1e-4..1e-2", "model.steps=2..5", "optimizer.rule=adamw,lion"]
+    many = trials_of(over, 200)
+    assert many[:20] == trials_of(over, 20)
+    rates = [trial["optimizer.learning_rate"] for trial in many]
+    assert 1e-4 <= min(rates) < 2e-4 and 5e-3 < max(rates) <= 1e-2
+    assert 80 < sum(rate < 1e-3 for rate in rates) < 120  # evenly on a logarithmic scale, four standard deviations
+    assert {trial["model.steps"] for trial in many} == {2, 3, 4, 5}
+    assert {trial["optimizer.rule"] for trial in many} == {"adamw", "lion"}
+
+
+@pytest.mark.parametrize(
+    ("over", "trials", "sentence"),
+    [
+        (["learning_rate=1"], None, "--over has 'learning_rate=1', but must be KEY=VALUES"),
+        (["optimizer.learning_rate="], None, "must be KEY=VALUES"),
+        (["optimizer.learning_rate=1e-3..1e-2"], None, "is a range, of which a grid has no points; give --trials"),
+        (["optimizer.learning_rate=1e-2..1e-3"], 3, "a range must be two positive numbers that rise"),
+        (["optimizer.rule=a..b"], 3, "a range must be two positive numbers that rise"),
+        (["model.steps=2", "model.steps=3"], None, "--over has 2 settings, but 1 different names; name each once"),
+        (["trainer.seed=1,2"], None, "is no setting to search; --seeds are given by themselves"),
+        (["model.steps=[1"], None, "is no value of a setting, but must be a number"),
+    ],
+)
+def test_words_that_are_no_search_are_refused(over, trials, sentence):
+    with pytest.raises(BadInput, match=sentence.replace("[", r"\[")):
+        trials_of(over, trials)
+
+
+def test_a_wrong_setting_or_value_is_refused_before_anything_is_trained(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "train", None)
+    for over, sentence in [
+        ("optimizer.lerning_rate=1", "unknown key 'optimizer.lerning_rate': did you mean 'learning_rate'"),
+        ("optimizer.learning_rate=1e-3,-1", "optimizer.learning_rate is -1.*must be a positive number"),
+        ("optimizer.rule=adamw,sgd", "optimizer.rule is 'sgd', but must be one of"),
+    ]:
+        with pytest.raises(BadInput, match=sentence):
+            study(Arguments(file, (over,), to=str(tmp_path / "sweep")), Silent())
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_ranks_keeps_what_is_done_and_survives_a_divergent_trial(file, tmp_path, capsys, monkeypatch):
+    words = ["sweep", file, "--over", "optimizer.learning_rate=1e-2,1e-3,1e18", "--seeds", "0", "1"]
+    words += ["--to", str(tmp_path / "sweep"), "--updates", "4", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    ranked = found["trials"]
+    assert [row["settings"]["optimizer.learning_rate"] for row in ranked] == [1e-2, 1e-3, 1e18]
+    assert ranked[0]["loss"] < ranked[1]["loss"] and ranked[2]["loss"] is None and None in ranked[2]["losses"]
+    assert math.isclose(ranked[0]["loss"], sum(ranked[0]["losses"]) / 2)
+    page = Path(found["page"]).read_text()
+    assert "has optimizer.learning_rate 0.01." in page and "2 seeds" in page and "1 stopped being finite" in page
+    run = tmp_path / "sweep" / "optimizer.learning_rate=0.01" / "seed-1"
+    entry = json.loads((run / "results.json").read_text())["models"][0]
+    assert entry["validation"]["loss"] == ranked[0]["losses"][1] and entry["config"]["trainer"]["seed"] == 1
+    before = (run / "results.json").read_bytes()
+    assert main([word.replace(",1e18", "") for word in words]) == 0  # again, with fewer: what is done is kept
+    assert (run / "results.json").read_bytes() == before
+    assert json.loads(capsys.readouterr().out)["trials"] == ranked[:2]
