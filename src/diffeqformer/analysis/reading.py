@@ -28,7 +28,7 @@ from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import LayerDropWeights, LayerWeights
 
 TOP = 10
-TOGETHER = 8
+TOGETHER = 4
 """Steps whose weights are generated at one time: tables of few shapes, so that few are compiled."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Float, Key
 
 from diffeqformer.config import TimeConfig
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
@@ -58,14 +58,19 @@ class TimeWeights(eqx.Module):
 
     def _generate(self, networks: Any, times: Any) -> Any:
         dtype = self.networks.attention.output.projection.dtype
-        features = time_features(times, self.time, dtype)
-        shared = None if self.shared is None else self.shared(features)
-        is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
+        return _at(networks, self.shared, time_features(times, self.time, dtype))
 
-        def at(unit: TimeLinear | TimeNorm) -> Linear | Norm:
-            return unit.of(unit.network(features) if unit.network is not None else shared)  # pyright: ignore
 
-        return constrain_weights(jax.tree.map(at, networks, is_leaf=is_unit))
+@jax.jit
+def _at(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
+    """The weights that networks generate, compiled also where the rest is not: for other times nothing is anew."""
+    h = None if shared is None else shared(features)
+    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
+
+    def at(unit: TimeLinear | TimeNorm) -> Linear | Norm:
+        return unit.of(unit.network(features) if unit.network is not None else h)  # pyright: ignore
+
+    return constrain_weights(jax.tree.map(at, networks, is_leaf=is_unit))
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
