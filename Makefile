@@ -19,7 +19,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
 .DELETE_ON_ERROR:
 
 # A target's line ends in `## what it does`, a test target's in `##| what it needs | what it tests`.
@@ -139,6 +139,9 @@ test-trackers: install ##| wandb, trackio (installed) | Weights & Biases and Tra
 
 wheel-check: install ##| 5 to 10 minutes | the wheel, built, installed alone in an empty environment, and run there
 	VENV="$(VENV)" .ci/wheel-check
+
+compat: ##| uv; hours, or ARGS=tests/runs | lowest, locked and newest dependencies, on each Python that is here
+	JOBS="$(JOBS)" PYTHON="$(PYTHON)" .ci/compat $(ARGS)
 
 docs: $(DOCS_STAMP) ## Build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)

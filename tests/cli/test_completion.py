@@ -7,6 +7,8 @@ import pytest
 
 from diffeqformer.cli import HELP, VERBS
 from diffeqformer.cli.completion import bash, fish, known_words, zsh
+from diffeqformer.config import SchemeConfig
+from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
 
@@ -31,13 +33,15 @@ def offered(known):
 
 def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("") == {*VERBS, "--help", "--version"}
-    assert offered("ex") == {"export"}
+    assert offered("expo") == {"export"}
     assert offered("eval", "runs/x", "--st") == {"--steps"}
     assert {"quickstart-gpt", "quickstart-llama"} < offered("train", "quickstart-")
     assert offered("train", "quickstart-gpt", "--model.weights.d") == {"--model.weights.d-emb"}
     assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best", "sound"}
     assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}
     assert offered("train", "quickstart-gpt", "--model.gradient", "rec") == {"recursive"}
+    assert offered("train", "quickstart-gpt", "--model.scheme", "lie") == {"lie-trotter", "lie-trotter-middle"}
+    assert {*SchemeConfig.names, "reversible"} == {name for name in SCHEMES if not name.startswith("diffrax:")}
     assert offered("analyze", "sp") == {"spectra"} and set(ANALYSES) < offered("analyze", "")
     assert "--against" in offered("analyze", "depth", "runs/x", "--")
     assert offered("reproduce", "de") == {"depth"} and "--seeds" in offered("reproduce", "depth", "--")

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -122,11 +122,12 @@ def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
             options |= options_of(hint)
         elif sections:
             if words := _words_for(hint):  # a bare word chooses
-                options[dotted] = Literal[words] if all(map(kinds_of, sections)) else str
+                own = tuple(name for section in sections for name in getattr(section, "names", ()))
+                options[dotted] = Literal[words] if all(map(kinds_of, sections)) else Literal[(*words, *own)] | str
             for section in sections:
                 if section is not OwnConfig:  # which only `build` can make
                     options |= options_of(section, f"{dotted}.")
-        elif name != "builder":
+        elif get_origin(hint) is not ClassVar:
             options[dotted] = hint
             if hint is bool:  # tyro puts the `no` into the name's last part
                 options[f"{prefix}no-{name.replace('_', '-')}"] = hint

@@ -200,6 +200,12 @@ class SchemeConfig(Section):
 
     builder: ClassVar[str] = "diffeqformer.ode.schemes:named_scheme"
 
+    names: ClassVar[tuple[str, ...]] = (
+        "euler", "lie-trotter", "euler-middle", "lie-trotter-middle", "macaron", "strang", "midpoint", "heun", "rk4",
+        "residual",
+    )  # fmt: skip
+    """What shells offer: the library's own, which are known only where JAX is."""
+
     kind: str = "euler"
     """euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4, residual, or
     diffrax:NAME."""
