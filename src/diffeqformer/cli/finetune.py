@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from diffeqformer.cli.distributed import Distributed, join, shown
-from diffeqformer.cli.parse import parse
+from diffeqformer.cli.parse import options_of, parse, positional_first
 from diffeqformer.cli.train import show
 from diffeqformer.config import (
     Config,
@@ -86,7 +86,10 @@ class Arguments:
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
-    given = parse(Arguments, words, PROG, default=Arguments(tyro.MISSING))
+    words = positional_first(words, options_of(Arguments))
+    # With a default, sections can be chosen; a run that is missing has none, and is asked for.
+    known = Arguments(words[0]) if words and not words[0].startswith("-") else None
+    given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
     from diffeqformer.config import validate
     from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings

@@ -287,7 +287,7 @@ def _sentence(box: str, prog: str) -> str:
     return f"{text if len(text) <= LONGEST else f'{text[:LONGEST]} …'}."  # it may quote a value of any length
 
 
-def _config_first(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+def positional_first(words: Sequence[str], options: dict[str, Any]) -> list[str]:
     """The words with the first one in front that is neither an option nor an option's value."""
     before: Any = bool
     for at, word in enumerate(words):
@@ -319,7 +319,7 @@ def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     words = ["--data.strict" if word == "--strict" else word for word in words]
     if not words:
         raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
-    words = _config_first(words, options_of(cls))
+    words = positional_first(words, options_of(cls))
     name = words[0]
     if name.startswith("-"):  # help is asked for, or the config is missing
         name = parse(cls, words, prog, about=about).config
