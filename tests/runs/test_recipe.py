@@ -15,8 +15,11 @@ from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import read_results
+from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import train
 from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.studies.run_report import run_report
 from diffeqformer.training.recipe import Callback, Recipe
 from tests.runs.test_trainer import Lines, lasting, same_model
 from tests.runs.tiny_run import changed
@@ -199,3 +202,17 @@ def test_text_of_ones_own(config):
     assert result.tokens.statistics["name"] == "mine" and result.tokens.statistics["train_documents"] == 180
     with pytest.raises(BadInput, match="has changed since the run began"):
         train(config, Silent())
+
+
+def test_samples_on_the_way_are_in_the_metrics_and_in_the_report(config):
+    prompts = ("the cat", "a dog sees")
+    result = train(changed(config, trainer__samples=prompts), Silent())
+    found = [(record["step"], record["prompt"]) for record in lasting(config.run) if record["kind"] == "sample"]
+    assert found == [(step, prompt) for step in (5, 10, 12) for prompt in prompts]
+    last = result.entry["samples"][-1]
+    assert last["text"] == continue_text(result.model, result.tokens.tokenizer, prompts[1], temperature=0.0)[0]
+    page = run_report(read_results(Path(config.run) / "results.json")).page()
+    assert page.count(", update 10") == 2 and "a dog sees" in page
+    for prompt in ("", "the " * 40):
+        with pytest.raises(BadInput, match="trainer.samples has .* tokens, but must have between 1 and 15"):
+            train(changed(config, run=f"{config.run}-2", trainer__samples=(prompt,)), Silent())

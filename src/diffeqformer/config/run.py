@@ -77,6 +77,8 @@ class TrainerConfig:
     keep_last: int = setting(2, least=1, most=SIZES)
     keep_best: int = setting(1, least=0, most=SIZES)
     """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
+    samples: tuple[str, ...] = ()
+    """Prompts that are continued, greedily, at each evaluation on the way, for the report."""
     loss_block: int = setting(4096, least=1, most=INT32)
     """Positions whose logits exist at one time in the loss."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()

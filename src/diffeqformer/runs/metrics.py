@@ -5,7 +5,7 @@ Every line has `kind` and `step` (updates done):
 - `update`: `loss` (nats per token), `gradient_norm` (before clipping), `learning_rate`, `steps` if depth is drawn,
   `reconstruction_error` (relative) where the backward pass reconstructs states, `skipped` (1 for a spike, else 0) with
   `optimizer.spike`; exactly one for every update;
-- `own`: what callbacks log;
+- `own`: what callbacks log; `sample`: `prompt` and `text` of `trainer.samples`;
 - `validation`: `loss` (nats per token) of an evaluation on the way;
 - `timing`: `seconds` and `tokens_per_second`; on accelerators whose peak is known `utilization`, the MFU; if depth is
   drawn `depths`: the updates at each and their seconds. The only kind that two equal runs disagree about.

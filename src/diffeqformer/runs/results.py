@@ -109,6 +109,7 @@ def model_entry(
         "drawn": drawn_depths(config, records),
         "curve": {"train": train_curve(records), "validation": validation_curve(records)},
         "sample": None,
+        "samples": [{name: r[name] for name in ("step", "prompt", "text")} for r in records if r["kind"] == "sample"],
         "config": to_dict(config),
     }
 

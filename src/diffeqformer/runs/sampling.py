@@ -1,5 +1,6 @@
 """Continuing a text with a model and its tokenizer."""
 
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +14,8 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import Speculation, speculate
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import shown
+from diffeqformer.training.recipe import Callback, Now
 
 NEW_TOKENS = 100
 
@@ -69,6 +72,27 @@ def continue_text_with_drafts(
     target, draft = model.populate(deep), model.populate(shallow)
     found = speculate(target, draft, prompts, new, key=key, draft_length=draft_length, **sampling)
     return _texts(tokenizer, found.tokens), found
+
+
+class Samples(Callback):
+    """Continues prompts greedily at each evaluation on the way, into `metrics.jsonl`.
+
+    **Arguments:** `prompts`; `tokenizer`; `context`, of the model.
+
+    **Raises:** `BadInput` for a prompt that is empty or fills the context.
+    """
+
+    def __init__(self, prompts: Sequence[str], tokenizer: Tokenizer, context: int):
+        self.prompts, self.tokenizer = prompts, tokenizer
+        for prompt in prompts:
+            if not 0 < (count := len(tokenizer.encode(prompt, add_special_tokens=False).ids)) < context:
+                must = f"but must have between 1 and {context - 1}"
+                raise BadInput(f"trainer.samples has {shown(prompt)}, of {count} tokens, {must}.")
+
+    def evaluated(self, now: Now, loss: float) -> None:
+        for prompt in self.prompts:
+            (text,) = continue_text(now.state.result, self.tokenizer, prompt, temperature=0.0)
+            now.logged.append({"kind": "sample", "step": now.step, "prompt": prompt, "text": text})
 
 
 def _arguments(

@@ -33,6 +33,7 @@ from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.recorder import Recorder, validation_batches
 from diffeqformer.runs.resume import Beginning, Clock
+from diffeqformer.runs.sampling import Samples
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
@@ -101,6 +102,9 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     require_same("text", tokens.content)
     folder.config, batches = fitting(config, tokens, base, recipe)
     beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
+    if config.trainer.samples:
+        samples = Samples(config.trainer.samples, tokens.tokenizer, config.model.context)
+        recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
     with folder.held(tokens, beginning.bytes):
         state, resumed = beginning.state(progress)
         step = int(state.step)

@@ -65,7 +65,7 @@ def run_report(results: dict[str, Any]) -> RunReport:
         "depth": depth and drawn(depth),
         "by_depth": by_depth,
         "by_step": by_step,
-        "samples": [(i, m["name"], m["sample"], _pairs(m["sample"])) for i, m in enumerate(models) if m["sample"]],
+        "samples": [sample for i, m in enumerate(models) for sample in _samples(i, m)],
         "corpus": _corpus(results["corpus"]),
         "every": every,
         "differing": differing,
@@ -235,6 +235,13 @@ def _corpus(corpus: dict[str, Any]) -> tuple[str, Table]:
     known = [row for row in rows if row[1:] != (text.MISSING, text.MISSING)]
     said = f"{corpus['name']}, as tokens of a vocabulary of {text.number(corpus.get('vocabulary'))}."
     return said, Table("Corpus", ("", "training", "validation"), known)
+
+
+def _samples(index: int, model: Model) -> list[tuple[int, str, dict[str, Any], list[tuple[str, str]]]]:
+    """Texts of a model, those of training first: its place, a name, prompt and text, settings."""
+    on_the_way = [(index, f"{model['name']}, update {s['step']}", s, []) for s in model.get("samples", ())]
+    last = model["sample"]
+    return [*on_the_way, *([(index, model["name"], last, _pairs(last))] if last else [])]
 
 
 def _pairs(sample: dict[str, Any]) -> list[tuple[str, str]]:
