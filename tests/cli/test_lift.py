@@ -1,6 +1,7 @@
 """`diffeqformer lift`: a run like any other, of the same model, which goes wherever runs go."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -47,14 +48,26 @@ def test_exported_at_its_own_depth_it_is_the_stock_model_to_the_bit(call, place,
     assert json.loads(back.out)["model"]["weights"]["kind"] == "knots"
 
 
-def test_it_is_fine_tuned_as_a_function_of_depth(call, place, lifted, tmp_path):
-    short = ("--trainer.updates", 2, "--trainer.evaluate-every", 1, "--trainer.evaluate-batches", 0)
-    words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", *short)
-    called = call(*words, "--json")
+def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, lifted, tmp_path):
+    words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", "--depths", 2, 3)
+    recipe = ("--depth.jitter", 0.5, "--depth.distill", 0.5, "--depth.teacher", "base", "--trainer.checkpoint-every", 2)
+    rest = ("--trainer.updates", 4, "--trainer.evaluate-every", 2, "--trainer.evaluate-batches", 0, "--json")
+    called = call(*words, *recipe, *rest)
     assert called.status == 0, called.err
-    curve = json.loads(called.out)["models"][0]["curve"]["validation"]
-    assert curve[0][1] == pytest.approx(losses(call("eval", lifted, "--json"))[2], rel=LOSS)  # where it starts
-    assert load_run(tmp_path / "tuned").config.model.weights.kind == "knots"
+    entry = json.loads(called.out)["models"][0]
+    start = losses(call("eval", lifted, "--json"))[2]
+    assert entry["curve"]["validation"][0][1] == pytest.approx(start, rel=LOSS)  # where it starts
+    assert {row["steps"] for row in entry["drawn"]} == {2, 3}
+    run = load_run(tmp_path / "tuned")
+    assert (run.config.model.weights.kind, run.config.depth.teacher) == ("knots", "base")
+    # Stopped in the middle, it goes on with its teacher to the same numbers.
+    shutil.rmtree(tmp_path / "tuned" / "checkpoints" / "4")
+    (tmp_path / "tuned" / "results.json").unlink()
+    again = call(*words, *recipe, *rest)
+    assert again.status == 0, again.err
+    assert json.loads(again.out)["models"][0]["validation"] == entry["validation"]
+    refused = call("finetune", place.run("layer"), "--depths", 2, 3, "--to", tmp_path / "other")
+    assert refused.status == 2 and "a table of layers has one depth" in refused.err
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

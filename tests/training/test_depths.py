@@ -185,6 +185,36 @@ def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
     np.testing.assert_allclose(measured.gradient_norm, optax.tree.norm(mean), rtol=1e-4)
 
 
+def test_a_frozen_teacher_is_learned_from_at_every_depth():
+    """Cross-entropy with a mixture of the targets and the predictions of the teacher, by its own head."""
+    base = {"base__run": "b", "base__method": "continuous"}
+    asked = changed(config(2, sample=(2, 4), distill=0.25, teacher="base"), **base)
+    state, teacher = initial_state(asked), initial_state(changed(asked, trainer__seed=5)).model
+    model = initial_state(asked).model
+    _, measured = make_update(asked, teacher=teacher)(state, IDS, 2)
+
+    def loss(model):
+        told = jax.nn.softmax(teacher(IDS[:, :-1])), jax.nn.one_hot(IDS[:, 1:], 40)
+        logits = jax.nn.log_softmax(model(IDS[:, :-1], steps=2))
+        return -((0.25 * told[0] + 0.75 * told[1]) * logits).sum(-1).mean()
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(model)
+    np.testing.assert_allclose(measured.loss, value, rtol=LOSS)
+    np.testing.assert_allclose(measured.gradient_norm, optax.tree.norm(gradient), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "depth.teacher is 'base', but base.run is not given; `diffeqformer finetune` starts from a base."),
+        ({"base": {"run": "b"}}, "depth.teacher is 'base', but depth.distill is 0: nothing is learned"),
+    ],
+)
+def test_a_teacher_that_is_not_there_is_refused(given, found):
+    with pytest.raises(BadInput, match=found):
+        validate(from_dict(Config, {"depth": {"sample": [2, 4], "teacher": "base"}, **given}))
+
+
 @pytest.mark.parametrize(
     ("depth", "found"),
     [

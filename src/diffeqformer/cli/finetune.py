@@ -12,6 +12,7 @@ from diffeqformer.cli.train import show
 from diffeqformer.config import (
     Config,
     DataConfig,
+    DepthConfig,
     DropoutConfig,
     LoRAConfig,
     MeshConfig,
@@ -40,6 +41,7 @@ class Settings:
     """Sections of a config."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
+    depth: DepthConfig = field(default_factory=DepthConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -63,6 +65,9 @@ class Arguments:
     method: Literal["lora", "full", "continuous"] = "lora"
     """Populate and train low-rank adapters (lora) or all weights (full); or keep the weights as functions of depth
     and train their networks (continuous)."""
+    depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((), least=1, most=MOST_STEPS)
+    """Numbers of steps to draw each update's depth from (method continuous), short for --depth.sample; those of the
+    base run if not given."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base
     run's own text if not given."""
@@ -92,7 +97,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
     from diffeqformer.config import validate
-    from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings
+    from diffeqformer.runs.finetune import RANK, finetune_config, usual_depth, usual_settings
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train
 
@@ -100,8 +105,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     progress = shown()
     base = load_run(given.run, given.checkpoint, progress)
     # Options are read a second time, now that the base run's own settings are known as their defaults.
+    depth = usual_depth(base.config, given.method)
     usual = Settings(
-        ModelSettings(base.config.model.dropout), _text(base, given), *usual_settings(base.config, given.method)
+        ModelSettings(base.config.model.dropout),
+        replace(depth, sample=given.depths or depth.sample),
+        _text(base, given),
+        *usual_settings(base.config, given.method),
     )
     settings = parse(Arguments, words, PROG, default=replace(given, settings=usual)).settings
     _require_text(base, given, settings.data)
@@ -113,6 +122,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         lora=lora,
         train_embeddings=given.train_embeddings,
         checkpoint=given.checkpoint,
+        depth=settings.depth,
         data=settings.data,
         optimizer=settings.optimizer,
         trainer=settings.trainer,

@@ -84,6 +84,9 @@ def validate(config: Config) -> Config:
     for name, value in () if config.base.run else _changed(config.base, BaseConfig(), "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     _validate_depth(config.depth, config.model, t)
+    if config.depth.teacher == "base" and not (config.base.run and config.depth.distill):
+        why = "depth.distill is 0: nothing is learned" if config.base.run else "base.run is not given"
+        raise BadInput(f"depth.teacher is 'base', but {why}; `diffeqformer finetune` starts from a base.")
     m = validate_model(config.model)
     widest = max(m.width, m.hidden_width, m.heads * m.context)
     _require_countable("activations", "steps x batch x context x width", m.steps, t.batch_size, m.context, widest)
@@ -118,10 +121,10 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
         if name != "depth.jitter":
             raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
-    if d.distill and d.together == "one":
+    if d.distill and d.together == "one" and d.teacher == "deepest":
         raise BadInput(
             f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with 'deepest' or "
-            "'ends' the others learn from the deepest."
+            "'ends' the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
     if d.distill and d.together == "rows":
         raise BadInput(

@@ -106,6 +106,9 @@ class DepthConfig:
     so that nothing is drawn and all depths are in each gradient."""
     distill: float = setting(0.0, fraction=True)
     """Of the loss at the other depths of an update, the share that is learned from the deepest one's prediction."""
+    teacher: Literal["deepest", "base"] = "deepest"
+    """Who that share is learned from: the deepest, or at all depths the model that the run starts from, frozen, at its
+    own depth."""
     jitter: float = 0.0
     """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal. With
     `model.first_step` the first keeps its length."""

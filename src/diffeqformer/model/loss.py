@@ -32,6 +32,14 @@ class LossSum(NamedTuple):
     """Evaluations of the vector field; of the whole batch at once."""
 
 
+class Teacher(NamedTuple):
+    """Whose predictions are learned from."""
+
+    model: Transformer
+    states: Float[Array, "batch position width"]
+    """Its own, normalised, through which no gradient flows."""
+
+
 def loss_sum(
     model: Transformer,
     ids: Int[Array, "batch position"],
@@ -64,22 +72,22 @@ def _nats(
     targets: Int[Array, "batch position"],
     counts: Bool[Array, "batch position"],
     block: int,
-    teacher: Float[Array, "batch position width"] | None = None,
+    teacher: Teacher | None = None,
     share: float = 0.0,
 ) -> Float[Array, ""]:
     """Cross-entropy of the predictions of normalised states, summed over positions that count.
 
-    With a `teacher`, other normalised states, the target's distribution is for `share` of it the teacher's prediction.
+    With a `teacher` the target's distribution is for `share` of it the teacher's prediction.
     """
-    taught = (teacher,) if teacher is not None and share else ()
+    taught = (teacher.states,) if teacher is not None and share else ()
     flat = [x.reshape(-1, *x.shape[2:]) for x in (states, targets, counts, *taught)]
 
-    def of_block(states: Array, targets: Array, counts: Array, *teacher: Array) -> Array:
+    def of_block(states: Array, targets: Array, counts: Array, *taught: Array) -> Array:
         logits = constrain(model.unembed(states), BATCH, "tensor")
         at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-        if teacher:
-            taught = jax.nn.softmax(constrain(model.unembed(teacher[0]), BATCH, "tensor"), axis=-1)
-            expected = (jax.lax.stop_gradient(taught) * logits).sum(axis=-1)
+        if taught and teacher is not None:
+            told = jax.nn.softmax(constrain(teacher.model.unembed(taught[0]), BATCH, "tensor"), axis=-1)
+            expected = (jax.lax.stop_gradient(told) * logits).sum(axis=-1)
             at_target = (1 - share) * at_target + share * expected
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
@@ -122,6 +130,7 @@ def loss_of_depths(
     *,
     depths: Sequence[Steps | EarlyExit | None],
     distill: float = 0.0,
+    teacher: Transformer | None = None,
     key: Key[Array, ""] | None = None,
     block: int = 4096,
     count: Array | None = None,
@@ -129,18 +138,22 @@ def loss_of_depths(
     """The mean over several depths of the mean loss of each, in nats.
 
     Of the loss at all depths but the first, `distill` is the cross-entropy with the prediction at the first, through
-    which no gradient flows: what is shallow learns from what is deep. Sources: Yu & Huang 2019 (universally slimmable
-    networks, arXiv:1903.05134); LoopFormer, arXiv:2602.11451.
+    which no gradient flows: what is shallow learns from what is deep. With a `teacher` all depths learn from that model
+    at its own depth. Sources: Yu & Huang 2019 (universally slimmable networks, arXiv:1903.05134); LoopFormer,
+    arXiv:2602.11451; Hinton et al. 2015, arXiv:1503.02531.
 
-    **Arguments:** `depths`, the one that teaches first; `distill`, from 0 to 1; `count`, positions to divide by, those
-    counted if not given: of the whole batch, where `ids` are a part of one; the others as for `loss_sum`.
+    **Arguments:** `depths`, the one that teaches first; `distill`, from 0 to 1; `teacher`, frozen; `count`, positions
+    to divide by, those counted if not given: of the whole batch, where `ids` are a part of one; the others as for
+    `loss_sum`.
     """
-    counts, teacher = _counts(ids, mask), None
+    counts, taught = _counts(ids, mask), None
+    if teacher is not None and distill:
+        taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
     for steps in depths:
         states = model.normalise(model.integrate(ids[:, :-1], steps=steps, key=key).state)
-        nats.append(_nats(model, states, ids[:, 1:], counts, block, teacher, distill))
-        teacher = jax.lax.stop_gradient(states) if teacher is None else teacher
+        nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
+        taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
     total, number = sum(nats[1:], nats[0]), counts.sum() if count is None else count
     return total / (len(depths) * number.astype(total.dtype))
 

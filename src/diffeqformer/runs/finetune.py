@@ -49,6 +49,11 @@ def usual_settings(base: Config, method: Method) -> tuple[OptimizerConfig, Train
     return replace(base.optimizer, learning_rate=rate), trainer
 
 
+def usual_depth(base: Config, method: Method) -> DepthConfig:
+    """The depths that the base drew its updates from, if the weights stay functions of depth."""
+    return base.depth if method == "continuous" else DepthConfig()
+
+
 def finetune_config(
     base: Run,
     folder: str,
@@ -58,6 +63,7 @@ def finetune_config(
     lora: LoRAConfig = LoRAConfig(RANK),
     train_embeddings: bool = True,
     checkpoint: Which = "latest",
+    depth: DepthConfig | None = None,
     data: DataConfig | None = None,
     optimizer: OptimizerConfig | None = None,
     trainer: TrainerConfig | None = None,
@@ -65,12 +71,12 @@ def finetune_config(
     """The config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
 
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
-    `continuous` keeps the functions of depth and trains those, at the depths that the base drew its updates from.
+    `continuous` keeps the functions of depth and trains those, at the depths of `depth`.
 
     **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
-    if not given; `lora`, read by that method only; `train_embeddings`, which the paper
-    does with LoRA too; `checkpoint`, which of the base's `base` is; `data`, the base's if not given; `optimizer` and
-    `trainer`, `usual_settings` if not given. The tokenizer is the base's.
+    if not given; `lora`, read by that method only; `train_embeddings`, which the paper does with LoRA too;
+    `checkpoint`, which of the base's `base` is; `depth`, how depths are drawn, `usual_depth` if not given; `data`, the
+    base's if not given; `optimizer` and `trainer`, `usual_settings` if not given. The tokenizer is the base's.
 
     **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains.
     """
@@ -84,7 +90,7 @@ def finetune_config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
         model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else None),
-        depth=DepthConfig() if layers else base.config.depth,
+        depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES[method] + embeddings),
         trainer=trainer or usual_trainer,

@@ -66,9 +66,10 @@ def train(
     Nothing is written into the run folder until config, folder and text have been found sound.
 
     **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already, which is needed until
-    the run has a checkpoint of its own; `build`, `(model config, key) -> model` for a model with weights, a field or a
-    scheme of your own, `diffeqformer.model.build.build` if not given. It is not recorded in the folder: give the same
-    one to continue the run, and to `load_run`; `recipe`, other parts of your own, which `load_run` needs not.
+    the run has a checkpoint of its own, and to its end where it teaches; `build`, `(model config, key) -> model` for a
+    model with weights, a field or a scheme of your own, `diffeqformer.model.build.build` if not given. It is not
+    recorded in the folder: give the same one to continue the run, and to `load_run`; `recipe`, other parts of your own,
+    which `load_run` needs not.
 
     On several devices the model is sharded over `config.mesh`; of several processes (`distributed.join`) each makes the
     same call, and the main process alone writes and reports to `progress`.
@@ -95,7 +96,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     folder = RunFolder(config)
     by_main(folder.require_own)
     by_main(lambda: require_trackers(config))
-    if config.base.run and base is None and not folder.checkpoints.steps():
+    teaches = config.depth.teacher == "base"
+    if config.base.run and base is None and (teaches or not folder.checkpoints.steps()):
         base = open_base(config.base, progress, build)
     accept = lambda tokens: fitting(config, tokens, base, recipe)
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
@@ -116,7 +118,9 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
                         batch = batches_of(folder.config, batches)
-                        state = train_loop(folder.config, state, batch, recorder, recipe.rule, recipe.schedule)
+                        teacher = placed(base.model.merge().populate()) if base and teaches else None
+                        given = recipe.rule, recipe.schedule, teacher
+                        state = train_loop(folder.config, state, batch, recorder, *given)
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
             except OSError as error:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from diffeqformer.config import Config
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.optimizer import Rule, Schedule
 from diffeqformer.training.update import Measured, State, make_update
@@ -34,15 +35,16 @@ def train_loop(
     observer: Observer,
     rule: Rule | None = None,
     schedule: Schedule | None = None,
+    teacher: Transformer | None = None,
 ) -> State:
     """Update `state` until `trainer.updates` are done, or the observer ends it.
 
     **Arguments:** `config`, with the vocabulary's size; `state`, whose memory is reused; `batch`, of update number k,
-    from 0, as `make_update` takes it; `observer`; `rule` and `schedule`, in place of the config's own.
+    from 0, as `make_update` takes it; `observer`; `rule`, `schedule` and `teacher` as `make_update` takes them.
 
     **Returns:** the last state.
     """
-    update, depth_of = make_update(config, rule, schedule), depth_of_update(config)
+    update, depth_of = make_update(config, rule, schedule, teacher), depth_of_update(config)
     for k in range(int(state.step), config.trainer.updates):
         steps = depth_of(k)
         observer.before_update(steps)

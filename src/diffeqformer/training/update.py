@@ -92,11 +92,11 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
 
 
 def make_update(
-    config: Config, rule: Rule | None = None, schedule: Schedule | None = None
+    config: Config, rule: Rule | None = None, schedule: Schedule | None = None, teacher: Transformer | None = None
 ) -> Callable[..., tuple[State, Measured]]:
     """The compiled update `(state, batch, steps) -> (state, measured)`; the memory of the state passed in is reused.
 
-    `rule` and `schedule` stand in place of the config's own.
+    `rule` and `schedule` stand in place of the config's own; `teacher` is the frozen model of `depth.teacher`, if any.
 
     `batch` is ids, int32 (trainer.batch_size, context + 1), or the pair of these and of a mask, (trainer.batch_size,
     context), true for the targets that the loss is a mean over; or has the parts below on a leading axis already.
@@ -115,24 +115,26 @@ def make_update(
     def update(state: State, batch: Any, steps: int | None = None) -> tuple[State, Measured]:
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             now = both(state.step)
-        return program(state, batch, now, steps)
+        return program(state, batch, now, steps, teacher)
 
     return update
 
 
 @lru_cache(maxsize=8)
 def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Measured]]:
-    """The update `(state, batch, now, steps) -> (state, measured)`, to be compiled once for each depth; `now` is the
-    learning rate and what it adds to the average, if there is one."""
+    """The update `(state, batch, now, steps, teacher) -> (state, measured)`, to be compiled once for each depth; `now`
+    is the learning rate and what it adds to the average, if there is one."""
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
 
-    def loss_of(model: Transformer, depths: Any, rows: Any, count: Any, batch: Batch, key: Array | None) -> Array:
+    def loss_of(
+        model: Transformer, depths: Any, rows: Any, count: Any, teacher: Any, batch: Batch, key: Array | None
+    ) -> Array:
         settings = {"key": key, "block": config.trainer.loss_block, "count": count}
         if rows:
             return loss_of_rows(model, *batch, depths=depths, rows=rows, **settings)
-        return loss_of_depths(model, *batch, depths=depths, distill=config.depth.distill, **settings)
+        return loss_of_depths(model, *batch, depths=depths, distill=config.depth.distill, teacher=teacher, **settings)
 
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
     # networks, comes once per update (unless they are a table anyway, or steps are adaptive or unequal).
@@ -142,7 +144,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     once = parts > 1 and alone and config.model.weights.kind != "layer" and not adaptive and not jitter
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
-    def update(state: State, batch: Any, now: tuple[Array, Array | None], steps: int | None) -> tuple[State, Measured]:
+    def update(
+        state: State, batch: Any, now: tuple[Array, Array | None], steps: int | None, teacher: Transformer | None
+    ) -> tuple[State, Measured]:
         ids, mask = batch if isinstance(batch, tuple) else (batch, None)
         batch = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
         count = None if mask is None else jnp.maximum(mask.sum(), 1) / parts  # the parts may have more or fewer targets
@@ -163,7 +167,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         populated, to_trained = jax.vjp(before, trained)
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         of_part = jax.value_and_grad(
-            lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, *part)
+            lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, teacher, *part)
         )
         loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), batch, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
