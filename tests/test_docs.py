@@ -26,7 +26,7 @@ from tests.blocks import ROOT, Block, blocks_of
 
 QUICK = ("README.md", "docs/python.md", "docs/models.md")
 """Pages that need nothing but what they make themselves: run by `make test`."""
-HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/harness.md")
+HOW_TOS = ("docs/own-text.md", "docs/several-depths.md", "docs/hugging-face.md", "docs/lift.md", "docs/harness.md")
 LONG = (
     "docs/own-parts.md",
     "docs/own-training.md",

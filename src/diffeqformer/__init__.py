@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.model.build import abstract, build
     from diffeqformer.model.count import flops, parameters, vanilla_twin
     from diffeqformer.model.generate import generate
+    from diffeqformer.model.lift import lift
     from diffeqformer.model.loss import next_token_loss
     from diffeqformer.model.solving import with_scheme
     from diffeqformer.model.speculate import speculate
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights, WeightSource
     from diffeqformer.progress import Silent, Terminal
     from diffeqformer.runs.finetune import finetune_config
+    from diffeqformer.runs.lifting import lift_run
     from diffeqformer.runs.opening import Run, load_run
     from diffeqformer.runs.sampling import continue_text
     from diffeqformer.runs.trainer import TrainResult, train
@@ -75,6 +77,7 @@ _MODULES = {
     "diffeqformer.model.build": "abstract build",
     "diffeqformer.model.count": "flops parameters vanilla_twin",
     "diffeqformer.model.generate": "generate",
+    "diffeqformer.model.lift": "lift",
     "diffeqformer.model.loss": "next_token_loss",
     "diffeqformer.model.solving": "with_scheme",
     "diffeqformer.model.speculate": "speculate",
@@ -88,6 +91,7 @@ _MODULES = {
     "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights WeightSource",
     "diffeqformer.progress": "Silent Terminal",
     "diffeqformer.runs.finetune": "finetune_config",
+    "diffeqformer.runs.lifting": "lift_run",
     "diffeqformer.runs.opening": "Run load_run",
     "diffeqformer.runs.sampling": "continue_text",
     "diffeqformer.runs.trainer": "TrainResult train",
@@ -105,7 +109,8 @@ __all__ = [
     "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract",
     "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export",
     "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
-    "import_huggingface", "load_adapter", "load_run", "measure_induction", "next_token_loss", "pairwise",
+    "import_huggingface", "lift", "lift_run", "load_adapter", "load_run", "measure_induction", "next_token_loss",
+    "pairwise",
     "parameters", "prepare", "read_yaml", "simulate", "solve", "spectra", "speculate", "train", "validate",
     "vanilla_twin", "with_scheme", "write_report",
 ]  # fmt: skip
