@@ -149,3 +149,28 @@ def test_conversations_without_a_completion_are_refused(tmp_path, files_config, 
     config = of_lines(tmp_path, files_config, records)
     tokens = prepare(config, progress)
     assert said_and_counted(tokens)[0].replace("<|endoftext|>", "") == ""  # that a text ends is learned
+
+
+@pytest.mark.parametrize("mixture", [[], [(8, 1.0), (16, 1.0)]])
+def test_documents_kept_apart_have_windows_of_their_own(mixture):
+    tokens = np.array([5, 6, 7, 8, 9, 0, 0, 0, 11, 12, 13, 0, 21, 22, 23, 24, 25, 26, 27, 28, 29, 0, 0, 0], "<u2")
+    loader = Loader(tokens, 4, 2, 0, mixture=mixture, end=0)
+    batches = [loader[k] for k in range(3 * len(loader))]  # a mixture does not read its sources equally often
+    ids, mask = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    assert ids.shape == (6 * len(loader), 5) and mask.shape == (6 * len(loader), 4) and loader.masks
+    found = {tuple(row[: 1 + counts.sum()].tolist()) for row, counts in zip(ids, mask, strict=True)}
+    windows = {(5, 6, 7, 8, 9), (9, 0), (11, 12, 13, 0), (21, 22, 23, 24, 25), (25, 26, 27, 28, 29), (29, 0)}
+    assert found == windows and not any((~counts[: counts.sum()]).any() for counts in mask)
+    assert np.array_equal(Loader(tokens, 4, 2, 0, mixture=mixture, end=0)[7][0], loader[7][0])
+
+
+def test_masks_hold_within_documents_too():
+    tokens = np.array([5, 6, 7, 0, 8, 9, 0], "<u2")
+    ids, mask = Loader(tokens, 4, 2, 0, tokens % 2 == 1, end=0)[0]
+    rows = {tuple(row.tolist()): counts.tolist() for row, counts in zip(ids, mask, strict=True)}
+    assert rows == {(5, 6, 7, 0, 0): [False, True, False, False], (8, 9, 0, 0, 0): [True, False, False, False]}
+
+
+def test_documents_that_are_all_empty_are_refused():
+    with pytest.raises(BadInput, match="the training split has 9 tokens, but no document of two"):
+        Loader(np.zeros(9, "<u2"), 4, 2, 0, end=0)

@@ -1,6 +1,8 @@
 """Ideas of one's own in a run: optimisers, schedules, averages, callbacks, batches, text; each resumes to the bit."""
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -216,3 +218,17 @@ def test_samples_on_the_way_are_in_the_metrics_and_in_the_report(config):
     for prompt in ("", "the " * 40):
         with pytest.raises(BadInput, match="trainer.samples has .* tokens, but must have between 1 and 15"):
             train(changed(config, run=f"{config.run}-2", trainer__samples=(prompt,)), Silent())
+
+
+def test_documents_apart_in_a_mixture_with_completions_resume_to_the_bit(config, tmp_path):
+    for name, word in (("a", "yes"), ("b", "no")):
+        lines = [json.dumps({"prompt": f"{name} {n}?", "completion": f" {word} {n}" * 3}) for n in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = replace(
+        config.data, train=(f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"), weights=(2.0, 1.0), targets="completions",
+        documents="apart",
+    )  # fmt: skip
+    whole = whole_and_resumed(replace(config, data=data), tmp_path)
+    assert whole.entry["validation"]["bits_per_byte"] is None
+    joined = train(replace(config, data=replace(data, documents="joined"), run=f"{config.run}-joined"), Silent())
+    assert joined.entry["validation"] != whole.entry["validation"]

@@ -31,6 +31,9 @@ class DataConfig:
     weights: tuple[float, ...] = setting((), positive=True)
     """How often training draws from each of `train`, in proportion: a mixture; if empty, all tokens are drawn equally.
     """
+    documents: Literal["joined", "apart"] = "joined"
+    """Windows of training hold whatever follows, or one document each, padded: so no token attends to another document,
+    and each begins at the first position. Evaluations join them always."""
     targets: Literal["all", "completions"] = "all"
     """Tokens whose prediction is learned: all, or of a .jsonl's `prompt` and `completion`, or of its `messages`, what
     completes or the assistant says."""

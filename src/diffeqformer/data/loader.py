@@ -1,6 +1,7 @@
 """Batches out of a token array: number k directly for training, every token once for evaluation."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,38 @@ class Windows:
     def __len__(self) -> int:
         return max(len(self.tokens) - 1, 0) // self.context
 
+    def span(self, index: int) -> tuple[int, int]:
+        """Where window `index` begins, and where it has ended."""
+        return index * self.context, (index + 1) * self.context + 1
+
     def __getitem__(self, index: int) -> Int32[np.ndarray, " window"]:
-        start = int(index) * self.context
-        return np.asarray(self.tokens[start : start + self.context + 1], np.int32)
+        return np.asarray(self.tokens[slice(*self.span(int(index)))], np.int32)
+
+
+class DocumentWindows:
+    """The same of every document by itself, its last one as short as it comes out: no window has text of two documents.
+
+    **Arguments:** `tokens (tokens,)`; `context`; `end`, the token that ends a document and belongs to it.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int, end: int):
+        stops = np.flatnonzero(tokens == end) + 1
+        firsts = np.concatenate([[0], stops[:-1]])[: len(stops)]
+        counts = -(-(stops - firsts - 1) // context)  # none of a document that is empty
+        self.starts = np.repeat(firsts, counts) + context * _ranges(counts)
+        self.stops = np.minimum(np.repeat(stops, counts), self.starts + context + 1)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Where window `index` begins, and where it has ended."""
+        return self.starts[index].item(), self.stops[index].item()
+
+
+def _ranges(counts: Integer[np.ndarray, " range"]) -> Integer[np.ndarray, " number"]:
+    """0, 1, ... for each count, one range after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 class Loader:
@@ -34,10 +64,11 @@ class Loader:
     one index, Grain's); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
 
     Of a mixture each source has such an order of its own, and their windows are interleaved in proportion to the
-    weights (Grain's).
+    weights (Grain's). Documents that are kept apart have windows of their own, padded at their ends.
 
     **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `seed`, from 0 to 2^32 - 1; `mask (tokens,)`,
-    true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are.
+    true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are;
+    `end`, the token that ends a document, if they are kept apart.
 
     **Raises:** `BadInput` if there are fewer tokens than one window needs, or for a seed out of range.
     """
@@ -50,30 +81,41 @@ class Loader:
         seed: int,
         mask: Bool[np.ndarray, " tokens"] | None = None,
         mixture: Sequence[tuple[int, float]] = (),
+        end: int | None = None,
     ):
         import grain  # takes a second or two, which no other command should wait for
 
-        # The order depends on the seed and the number of windows alone, so masks are read as their tokens are.
-        self.masks = None if mask is None else Loader(mask.view(np.uint8), context, batch_size, seed, mixture=mixture)
-        parts = np.split(tokens, np.cumsum([count for count, _ in mixture])[:-1]) if mixture else [tokens]
-        sources, self.batch_size = [Windows(part, context) for part in parts], batch_size
-        self._windows = sum(map(len, sources))
-        for number, part in enumerate(parts, start=1):
-            if len(part) <= context:
-                what = f"source {number} of the mixture" if mixture else "the training split"
+        self.tokens, self.context, self.batch_size, self.mask, self.end = tokens, context, batch_size, mask, end
+        counts = [count for count, _ in mixture] or [len(tokens)]
+        self._offsets = np.cumsum([0, *counts])[:-1]
+        parts = [tokens[first : first + count] for first, count in zip(self._offsets, counts, strict=True)]
+        one = partial(Windows, context=context) if end is None else partial(DocumentWindows, context=context, end=end)
+        self._sources = list(map(one, parts))
+        for number, (part, windows) in enumerate(zip(parts, self._sources, strict=True), start=1):
+            what = f"source {number} of the mixture" if mixture else "the training split"
+            if not len(windows) and end is not None:
+                raise BadInput(f"{what} has {len(part)} tokens, but no document of two.")
+            if not len(windows):
                 raise BadInput(
                     f"{what} has {len(part)} tokens, but a context of {context} needs at least "
                     f"{context + 1}: give more text or a smaller model.context."
                 )
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
-        orders = [grain.MapDataset.source(windows).seed(seed).shuffle().repeat() for windows in sources]
+        self._ends = np.cumsum(list(map(len, self._sources)))
+        ranges = [(int(end) - len(own), int(end)) for own, end in zip(self._sources, self._ends, strict=True)]
+        orders = [grain.MapDataset.range(*own).seed(seed).shuffle().repeat() for own in ranges]
         weights = [weight for _, weight in mixture]
         self._order = grain.MapDataset.mix(orders, [w / sum(weights) for w in weights]) if mixture else orders[0]
 
     def __len__(self) -> int:
         """Batches an epoch, rounded up: so many show every window at least once."""
-        return (self._windows + self.batch_size - 1) // self.batch_size
+        return (int(self._ends[-1]) + self.batch_size - 1) // self.batch_size
+
+    @property
+    def masks(self) -> bool:
+        """Whether not all targets count."""
+        return self.mask is not None or self.end is not None
 
     def __getitem__(self, k: int) -> Any:
         """Batch number `k`, from 0, without end: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.
@@ -83,21 +125,32 @@ class Loader:
         **Raises:** `IndexError` for a negative `k`.
         """
         ids = self.rows(k, 0, self.batch_size)
-        return ids if self.masks is None else (ids, self.mask_rows(k, 0, self.batch_size))
+        return (ids, self.mask_rows(k, 0, self.batch_size)) if self.masks else ids
 
     def rows(self, k: int, start: int, stop: int) -> Int32[np.ndarray, "row window"]:
         """Rows `start` to `stop - 1` of batch `k`; no others are read.
 
         **Raises:** `IndexError` for a negative `k`.
         """
-        if k < 0:
-            raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
-        return np.stack([np.asarray(self._order[k * self.batch_size + row]) for row in range(start, stop)])
+        own = [np.asarray(self.tokens[first:last], np.int32) for first, last in self._spans(k, start, stop)]
+        return np.stack([np.pad(row, (0, self.context + 1 - len(row)), constant_values=self.end or 0) for row in own])
 
     def mask_rows(self, k: int, start: int, stop: int) -> Bool[np.ndarray, "row context"]:
         """Which targets of the same rows count."""
-        assert self.masks is not None
-        return self.masks.rows(k, start, stop)[:, 1:].astype(bool)
+        counts = lambda first, last: np.ones(last - first, bool) if self.mask is None else self.mask[first:last]
+        own = [counts(*span) for span in self._spans(k, start, stop)]
+        return np.stack([np.pad(row, (0, self.context + 1 - len(row))) for row in own])[:, 1:].astype(bool)
+
+    def _spans(self, k: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Where the windows of these rows begin and have ended, in tokens."""
+        if k < 0:
+            raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
+        for row in range(start, stop):
+            number: Any = self._order[k * self.batch_size + row]
+            source = int(np.searchsorted(self._ends, number, side="right"))
+            windows, offset = self._sources[source], int(self._offsets[source])
+            first, last = windows.span(number - int(self._ends[source]) + len(windows))
+            yield offset + first, offset + last
 
 
 class EvaluationBatches:

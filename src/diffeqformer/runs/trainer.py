@@ -18,7 +18,7 @@ import numpy as np
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
-from diffeqformer.data.tokenizer import vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.build import build as usual_build
@@ -148,7 +148,8 @@ def fitting(
     if recipe.batches is not None:
         return config, recipe.batches(config, tokens)
     sources = list(zip(tokens.statistics.get("train_sources", ()), config.data.weights, strict=False))
-    return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources)
+    end = end_of_text(tokens.tokenizer) if config.data.documents == "apart" else None
+    return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources, end)
 
 
 def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:
