@@ -1,9 +1,7 @@
 """A page in a headless Chromium: a click on a token changes the map. CHROMIUM names the browser if need be."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
@@ -12,11 +10,10 @@ import numpy as np
 import pytest
 
 from diffeqformer.report.page import Animation, Cloud, TokenMap, write
+from diffeqformer.report.table import Table
+from tests.browser.driver import FLAGS, browser
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 TOKENS = ("The", "·cat", "·sat", "·down", "⏎")
 SCORES = np.array([[0.1, 0.9, np.nan, np.nan, np.nan], [0.3, 0.2, 0.1, 0.7, np.nan], [0.0, 0.5, 0.25, 0.1, 1.0]])
 SIGNED = np.where(np.isnan(SCORES), np.nan, SCORES - 0.4)
@@ -26,6 +23,8 @@ SEEN = """
       pressed: [...document.querySelectorAll(".tokens button")].findIndex((b) => b.ariaPressed === "true"),
       low: document.querySelector(".low").textContent, high: document.querySelector(".high").textContent,
       about: document.querySelector(".scale .output").textContent,
+      headline: document.querySelector(".headline").textContent,
+      table: [...document.querySelectorAll("h2.caption, table.plain tbody tr")].map((one) => one.textContent),
       reading: document.querySelector(".reading").textContent, says: document.querySelector(".description").textContent,
       behind: document.querySelectorAll(".tokens .behind").length,
       picture: document.querySelector(".matrix canvas").toDataURL(),
@@ -54,9 +53,7 @@ SEEN = """
 
 def dump(path: Path, folder: Path, width: int) -> str:
     """The page as the browser has it once its scripts have run."""
-    browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    assert browser, f"no browser among {', '.join(NAMES)}: install one, or name it in CHROMIUM."
-    command = [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900",
+    command = [browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900",
                "--virtual-time-budget=1000", "--dump-dom", path.as_uri()]  # fmt: skip
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
@@ -64,10 +61,15 @@ def dump(path: Path, folder: Path, width: int) -> str:
 @pytest.fixture
 def page(tmp_path):
     says = {"attention": "How much is looked at.", "gradient": "Which way it pulls."}
-    token_map = TokenMap(TOKENS, (1, 3, 4), {"attention": SCORES, "gradient": SIGNED}, says)
+    methods = {"attention": SCORES, "gradient": SIGNED}
+    headlines, captions = (tuple(f"{said} {output}" for output in (1, 3, 4)) for said in ("explained", "scores of"))
+    token_map = TokenMap(TOKENS, (1, 3, 4), methods, says, headlines, captions)
+    table = Table(captions[-1], ("input", "attention"), [("as Python has it", "0")])
     path = np.random.default_rng(0).normal(size=(5, 6, 3))
     cloud = Animation("Points.", (Cloud("f", path, (0, 1, 2, 3, -1, -1)),), np.arange(5), "time")
-    return write(tmp_path / "page", "demo", "t", ("s",), maps=(token_map,), animations=(cloud,))
+    return write(
+        tmp_path / "page", "demo", "t", headlines[-1:], maps=(token_map,), tables=(table,), animations=(cloud,)
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 500])  # a headless window is not narrower
@@ -87,6 +89,8 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     assert (click["pressed"], click["behind"], click["low"], click["high"]) == (1, 3, "0.1", "0.1")
     assert click["colours"] != colours and click["colours"][1] == colours[4]
     assert click["picture"] != start["picture"]
+    assert (start["headline"], start["table"]) == ("explained 4", ["scores of 4", "as Python has it0"])
+    assert (click["headline"], click["table"]) == ("explained 1", ["scores of 1", "0 The0.1", "1 ·cat0.9"])
     assert "Output at token 1 ·cat, input token 0 The: 0.1 (rank 2 of 2)." in hover["reading"]
     assert "gradient: −0.3" in hover["reading"] and hover["picture"] != click["picture"]
     assert "not analysed" in other["reading"] and other["pressed"] == 1

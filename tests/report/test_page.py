@@ -121,6 +121,7 @@ def test_a_table_aligns_numbers(tmp_path):
         ({"methods": {"m": np.zeros((2, 3))}, "descriptions": {"m": ""}}, "must be"),
         ({"outputs": (3,)}, "not all positions"),
         ({"descriptions": {}}, "one line for each method"),
+        ({"headlines": ("a", "b")}, "a headline and a caption for each output"),
     ],
 )
 def test_a_map_that_contradicts_itself_is_refused(tmp_path, change, said):

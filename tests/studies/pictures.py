@@ -30,10 +30,10 @@ def band(collection: Any, at: float) -> tuple[float, float]:
     return float(there.min()), float(there.max())
 
 
-def red_is_high(image: Any) -> bool:
-    """Whether a signed map goes from blue at its low end to red at its high end, with the middle pale."""
-    low, middle, high = (image.cmap(share) for share in (0.02, 0.5, 0.98))
-    return low[2] > low[0] + 0.2 and high[0] > high[2] + 0.2 and min(middle[:3]) > 0.9
+def blue_is_high(image: Any) -> bool:
+    """Whether a signed map goes from brown at its low end to blue at its high end, with the middle pale."""
+    low, middle, high = (image.cmap(share) for share in (0.1, 0.5, 0.9))
+    return high[2] > high[0] + 0.2 and low[0] > low[2] + 0.2 and min(middle[:3]) > 0.9
 
 
 def dark_is_high(image: Any) -> bool:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.faithfulness import METHODS, Faithfulness, interval
+from diffeqformer.analysis.faithfulness import METHODS, RANDOM, Faithfulness, interval
 from diffeqformer.studies.attribution import DESCRIPTIONS, trust
 from diffeqformer.studies.attribution_figures import correlations, curves
 from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
@@ -37,21 +37,21 @@ def test_correlations_are_the_estimates_the_best_above(found, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_curves_are_means_over_contexts_against_counts(found, width):
+def test_every_method_has_a_panel_of_its_own_beside_chance(found, width):
     figure = curves(found, width=width)
-    said = [("deletion", "tokens replaced"), ("insertion", "tokens put back")]
-    for axis, values, (name, label) in zip(figure.axes, (found.deletion, found.insertion), said, strict=True):
-        assert title(axis).startswith(name) and axis.get_xlabel() == label and axis.get_xscale() == "log"
-        assert len(axis.lines) == len(METHODS)
-        for index, line in enumerate(axis.lines):
-            np.testing.assert_allclose(points(line), np.stack([COUNTS, values[:, index].mean(0)], 1))
-            low, high = interval(values[:, index])
+    named = legend(figure)
+    panels = {title(axis): axis for axis in figure.axes if axis.get_visible()}
+    assert list(panels) == list(found.ranking("strength")) and list(named) == ["deletion", "insertion"]
+    for method, axis in panels.items():
+        assert axis.get_xscale() == "log" and len(axis.lines) == 4
+        own, chance = METHODS.index(method), METHODS.index(RANDOM)
+        for index, (name, values) in enumerate((("deletion", found.deletion), ("insertion", found.insertion))):
+            behind, line = axis.lines[2 * index : 2 * index + 2]
+            np.testing.assert_allclose(points(behind), np.stack([COUNTS, values[:, chance].mean(0)], 1))
+            np.testing.assert_allclose(points(line), np.stack([COUNTS, values[:, own].mean(0)], 1))
+            assert hexed(line) == named[name]
+            low, high = interval(values[:, own])
             np.testing.assert_allclose(band(axis.collections[index], 2), (low[1], high[1]))
-    names = legend(figure)
-    assert list(names) == list(METHODS)
-    assert list(names.values()) == [hexed(line) for line in figure.axes[0].lines]
-    looks = {(hexed(line), str(line.get_linestyle()), line.get_marker()) for line in figure.axes[0].lines}
-    assert len(looks) == len(METHODS)
 
 
 def test_every_method_is_described_and_ranked(found):

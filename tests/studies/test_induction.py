@@ -6,7 +6,7 @@ import pytest
 from diffeqformer.analysis.induction import INFERENCE, TESTS, Correlation, Induction
 from diffeqformer.studies.induction import findings, strongest
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
-from tests.studies.pictures import WIDTHS, dark_is_high, points, red_is_high, title, warm_is_early
+from tests.studies.pictures import WIDTHS, dark_is_high, points, blue_is_high, title, warm_is_early
 
 TIMES = np.array([0.7, 0.85, 1.0])
 
@@ -34,7 +34,7 @@ def test_maps_have_steps_to_the_right_and_heads_downwards(found, width):
         np.testing.assert_allclose(image.get_array(), values[name].T)
         assert image.get_extent() == [0.5, 3.5, 1.5, -0.5] and image.origin == "upper"  # head 0 above
         signed = "ratio" in name or name == "copying"
-        assert (red_is_high if signed else dark_is_high)(image)
+        assert (blue_is_high if signed else dark_is_high)(image)
         assert image.norm.vmin == (-1 if signed else 0) and image.norm.vmax >= values[name].max()
     assert "step" in {axis.get_xlabel() for axis in panels.values()}
     assert "head" in {axis.get_ylabel() for axis in panels.values()}

@@ -7,7 +7,7 @@ from matplotlib.collections import LineCollection
 from diffeqformer.analysis.spectra import RADIUS, Spectra, Spectrum
 from diffeqformer.studies.spectra import change, figures, findings
 from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
-from tests.studies.pictures import WIDTHS, points, red_is_high, warm_is_early
+from tests.studies.pictures import WIDTHS, points, blue_is_high, warm_is_early
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
 STEPS = np.array([False, False, True, False, True])
@@ -41,7 +41,7 @@ def test_real_parts_stand_at_their_depth_the_largest_above(width, continuous):
         np.testing.assert_allclose(mesh.get_coordinates()[0, :, 0], edges)
         np.testing.assert_allclose(mesh.get_coordinates()[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
         assert axis.get_ylim() == (3.5, 0.5)  # row 1, the largest, above
-        assert red_is_high(mesh) and mesh.norm.vcenter == 0 and mesh.norm(1e-3) > 0.5 > mesh.norm(-1e-3)
+        assert blue_is_high(mesh) and mesh.norm.vcenter == 0 and mesh.norm(1e-3) > 0.5 > mesh.norm(-1e-3)
         marks = [points(line)[:, 0].tolist() for line in axis.lines]
         assert marks == ([[0.7, 1.0]] if continuous else [])
     assert (part.get_supxlabel(), part.get_supylabel()) == ("depth t", "eigenvalue, sorted")

@@ -27,8 +27,13 @@ from diffeqformer.report.text import finite
 
 # Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SIGNED, UNSIGNED = "RdBu_r", "Blues"
-"""Colour maps of signed and of unsigned values: the dark end, red of the signed one, is high."""
+RISING = ("#f4f6ee", "#cbe5d3", "#7fc6c6", "#3593bf", "#2858a0", "#191d5c")
+BOTH = ("#6b1f04", "#c5601d", "#efc39a", "#f1f1ee", "#a8cbe4", "#3778b4", "#0b2a63")
+"""Stops of the two scales of all pages: from low to high, each darker than the one before; where values have both
+signs, zero is pale and both ends are dark, brown below and blue above."""
+SIGNED, UNSIGNED = (
+    LinearSegmentedColormap.from_list(name, stops) for name, stops in (("signed", BOTH), ("rising", RISING))
+)
 DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
 """Of depth, from warm to cool; seen as well on white as on dark paper."""
 MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -9,6 +9,7 @@ script; it stands in the page, and the page's policy names it by its digest, so 
 import base64
 import hashlib
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import NARROW, WIDE, save, svg
+from diffeqformer.report.figures import BOTH, NARROW, RISING, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
 
@@ -71,6 +72,10 @@ class TokenMap:
     """Name to scores of shape (len(outputs), len(tokens)); NaN where an input comes after the output."""
     descriptions: Mapping[str, str]
     """Name to one line: what is seen, and how it was computed."""
+    headlines: tuple[str, ...] = ()
+    """One sentence for each output: of the page's findings the last output's follows the reader's choice."""
+    captions: tuple[str, ...] = ()
+    """The same of the caption of a table whose columns are methods: its rows follow too."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) 
     **Arguments:** `scripts`, files of this package that become the page's one script.
     """
     folder = resources("diffeqformer.report") / "templates"
-    script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
+    stops = f'"use strict";\nconst [RISING, BOTH] = {json.dumps((RISING, BOTH))};\n'
+    script = stops + "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return ENVIRONMENT.get_template(template).render(
         script=Markup(script) if scripts else None,
@@ -178,6 +184,8 @@ def _check(name: str, figures: Sequence[Figure], maps: Sequence[TokenMap]) -> No
             raise ValueError("a token map needs an output, a method, and one line for each method.")
         if wrong := {m: s.shape for m, s in one.methods.items() if s.shape != shape}:
             raise ValueError(f"scores of a token map are {wrong}, but must be {shape}.")
+        if any(said and len(said) != len(one.outputs) for said in (one.headlines, one.captions)):
+            raise ValueError("a token map needs a headline and a caption for each output, or none.")
         if not all(0 <= o < len(one.tokens) for o in one.outputs):
             raise ValueError(f"outputs {one.outputs} are not all positions of {len(one.tokens)} tokens.")
 
@@ -220,7 +228,8 @@ def _map(one: TokenMap) -> dict[str, Any]:
         {"name": clean(name), "description": clean(one.descriptions[name]), "scores": list(map(_row, scores.tolist()))}
         for name, scores in one.methods.items()
     ]
-    return {"tokens": list(map(clean, one.tokens)), "outputs": list(one.outputs), "methods": methods}
+    said = {"headlines": list(map(clean, one.headlines)), "captions": list(map(clean, one.captions))}
+    return {"tokens": list(map(clean, one.tokens)), "outputs": list(one.outputs), "methods": methods} | said
 
 
 def _row(scores: Sequence[float]) -> list[float | None]:

@@ -1,6 +1,6 @@
 """`diffeqformer analyze attribution`: explanations of a prediction, and a test of which of them to trust."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -87,17 +87,28 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         tokens, last = inputs.pieces_of(opened, ids), max(outputs)
         explained = explain(model, jnp.asarray(ids), outputs, **settings)
         scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
-        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS))
-        caption = f"Scores of every input for the prediction after {last}, {tokens[last]}"
-        tables.append(scores_table(caption, last, {name: row[-1] for name, row in scores.items()}, tokens))
-        top = "; ".join(
-            f"{name}: {inputs.highest(tokens, scores[name][-1], 1)}" for name in ("occlusion", END_TO_END, "attention")
+        expected = [
+            f"“{piece}” (probability {np.exp(log_p):.2f})"
+            for piece, log_p in zip(predicted, explained.log_probabilities, strict=True)
+        ]
+        captions = tuple(
+            f"Scores of every input for {what}, expected after {at}, {tokens[at]}"
+            for at, what in zip(outputs, expected, strict=True)
+        )
+        tables.append(scores_table(captions[-1], last, {name: row[-1] for name, row in scores.items()}, tokens))
+        top = lambda row: "; ".join(
+            f"{name}: {inputs.highest(tokens, scores[name][row], 1)}" for name in ("occlusion", END_TO_END, "attention")
+        )
+        headlines = tuple(
+            f"Explained is {what}, which the model expects after token {at}, “{tokens[at]}”. The input of the highest "
+            f"score: {top(row)}."
+            for row, (at, what) in enumerate(zip(outputs, expected, strict=True))
         )
         said = [
-            f"After token {last}, “{tokens[last]}”, the model expects “{predicted[-1]}” with probability "
-            f"{np.exp(explained.log_probabilities[-1]):.2f}. The input of the highest score: {top}.",
+            headlines[-1],
             f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
         ]
+        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions))
         arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
         document |= {
             "tokens": list(tokens),
@@ -118,6 +129,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "well there is partly by construction. Deletion and insertion replace many.",
         ]
         tables.insert(0, trust(found, length))
+        first = {name: i for i, name in enumerate(found.ranking("strength"))}
+        maps = [replace(m, methods=dict(sorted(m.methods.items(), key=lambda one: first[one[0]]))) for m in maps]
         ranked = "Rank correlation of scores with what replacing a token changes"
         replaced = "Replacing the tokens of highest scores, and putting them back"
         figures = [

@@ -1,14 +1,9 @@
 """Figures of the test of explanations."""
 
-from typing import Any
-
 from matplotlib.figure import Figure
 
-from diffeqformer.analysis.faithfulness import Faithfulness, interval
+from diffeqformer.analysis.faithfulness import RANDOM, Faithfulness, interval
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, key, legend, log_axis, look
-
-LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)))
-"""Styles that tell apart methods of the same colour."""
 
 
 def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:
@@ -33,18 +28,26 @@ def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:
 
 
 def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
-    """Deletion and insertion: change of the log-probability against the number of tokens, mean over contexts."""
-    with drawing(width, *((7.2, 2, 1) if width < 5 else (4.2, 1, 2))) as (figure, axes):
-        looks = [look(index, linestyle=LINES[index // 6 % 2]) for index in range(len(found.methods))]
-        for index, own in enumerate(looks):
-            for axis, values in zip(axes.flat, (found.deletion, found.insertion), strict=True):
-                low, high = interval(values[:, index])
-                axis.plot(found.counts, values[:, index].mean(0), **own)
-                axis.fill_between(found.counts, low, high, color=color(index), alpha=0.10, linewidth=0)
-        titles = ("deletion: fall of log p (nats)", "insertion: rise of log p (nats)")
-        for axis, title, label in zip(axes.flat, titles, ("tokens replaced", "tokens put back"), strict=True):
+    """Deletion and insertion: change of the log-probability against the number of tokens, mean over contexts.
+
+    A panel for every method, the most trusted first, with the curves of a random ranking in grey.
+    """
+    columns, chance = 2 if width < 5 else 3, found.methods.index(RANDOM)
+    methods = found.ranking("strength")
+    rows = -(-len(methods) // columns)
+    parts = {"deletion": found.deletion, "insertion": found.insertion}
+    with drawing(width, 0.5 + 1.6 * rows, rows, columns, sharex=True, sharey=True) as (figure, axes):
+        for axis in axes.flat[len(methods) :]:
+            axis.set_visible(False)
+        for axis, method in zip(axes.flat, methods, strict=False):
+            for index, values in enumerate(parts.values()):
+                own = values[:, found.methods.index(method)]
+                axis.plot(found.counts, values[:, chance].mean(0), color=INK, alpha=0.35, linewidth=1)
+                axis.plot(found.counts, own.mean(0), **look(index))
+                axis.fill_between(found.counts, *interval(own), color=color(index), alpha=0.15, linewidth=0)
             log_axis(axis, "x", found.counts.tolist(), base=2)
-            axis.set_title(title)
-            axis.set_xlabel(label)
-        legend(figure, [key(**own) for own in looks], list(found.methods), width)
+            axis.set_title(method)
+        figure.supxlabel("tokens replaced, or put back", fontsize=9)
+        figure.supylabel("fall, or rise, of log p (nats)", fontsize=9)
+        legend(figure, [key(**look(index)) for index in range(len(parts))], list(parts), width)
     return figure

@@ -1,9 +1,4 @@
-"use strict";
-// The one scale of colours of all pages.
-// From low to high, each darker than the one before; where scores have both signs, zero is pale and both ends dark.
-const RISING = ["#f4f6ee", "#cbe5d3", "#7fc6c6", "#3593bf", "#2858a0", "#191d5c"];
-const BOTH = ["#6b1f04", "#c5601d", "#efc39a", "#f1f1ee", "#a8cbe4", "#3778b4", "#0b2a63"];
-
+// The scales of colours: RISING and BOTH are those of all figures.
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const colour = (stops, share) => {
   const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1);

@@ -27,12 +27,15 @@
 
   const make = (section) => {
     const find = (name) => section.querySelector(name);
-    const { tokens, outputs, methods } = JSON.parse(find("script").textContent);
+    const { tokens, outputs, methods, headlines, captions } = JSON.parse(find("script").textContent);
     for (const method of methods) {
       const values = method.scores.flat().filter(known);
       method.signed = values.some((v) => v < 0) && values.some((v) => v > 0);
     }
     let [method, row, pointed] = [0, outputs.length - 1, -1];
+    const headline = [...document.querySelectorAll("header p")].find((p) => p.textContent === headlines[row]);
+    const caption = [...document.querySelectorAll("h2.caption")].find((h) => h.textContent === captions[row]);
+    const columns = [...(caption?.parentElement.querySelectorAll("thead th") ?? [])].slice(1).map((th) => th.textContent);
     const chooser = find(".method");
     const span = find(".span");
     methods.forEach(({ name }, i) => chooser.add(new Option(name, i)));
@@ -160,6 +163,22 @@
       linked();
       read();
     };
+    // What the page says of one output, outside of the map.
+    const follow = () => {
+      if (headline) headline.textContent = headlines[row];
+      if (!caption) return;
+      caption.textContent = captions[row];
+      const element = (tag, text, rest) => Object.assign(document.createElement(tag), { textContent: text, ...rest });
+      const cell = (name, place) => methods.find((m) => m.name === name)?.scores[row][place];
+      caption.parentElement.querySelector("tbody").replaceChildren(...tokens.slice(0, outputs[row] + 1).map((token, place) => {
+        const line = document.createElement("tr");
+        line.append(element("th", `${place} ${token}`, { scope: "row" }), ...columns.map((name) => {
+          const value = cell(name, place);
+          return element("td", known(value) ? written(value) : "–", { className: "number" });
+        }));
+        return line;
+      }));
+    };
     const choose = (next) => {
       if (next < 0) {
         find(".reading").textContent = "The output at this token was not analysed; the underlined ones were.";
@@ -167,6 +186,7 @@
       }
       row = next;
       draw();
+      follow();
     };
     const placeOf = (event) => {
       const button = event.target.closest("button");
