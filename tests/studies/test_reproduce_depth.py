@@ -53,8 +53,8 @@ ENERGY = "at least 20 % of the weights' energy is change over depth"
     ("change", "mark", "verdict"),
     [
         ({}, DEEPER, "holds"),
-        ({"deep": 2.96}, DEEPER, "fails"),  # 3.9 % below
-        ({"seeds": 1}, DEEPER, "fails"),  # no spread, no verdict in favour
+        ({"deep": 2.96, "seeds": 1}, DEEPER, "fails"),  # 3.9 % below, whatever the spread
+        ({"seeds": 1}, DEEPER, "untested"),  # no spread, no verdict in favour
         ({}, NEAR, "holds"),
         ({"gpt": 2.97}, NEAR, "fails"),  # exp(0.03) is 3 % more
         ({"gpt": 2.985}, NEAR, "holds"),

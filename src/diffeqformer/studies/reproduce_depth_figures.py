@@ -138,7 +138,7 @@ def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
         return None
     gains = [deep - shallow for deep, shallow in zip(found[DEEP], found[SHALLOW], strict=False)]
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
-    holds = math.exp(gain) <= 1 - GAIN and spread is not None and -gain > 2 * spread
+    holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
     mark = f"{DEEP} steps at least {GAIN:.0%} below {SHALLOW}, by more than two standard deviations"
     return _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
 
@@ -188,9 +188,10 @@ def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _row(mark: str, found: str, holds: bool) -> tuple[str, str, str]:
+def _row(mark: str, found: str, holds: bool | None) -> tuple[str, str, str]:
+    """A row of the table; `None` for what one seed cannot settle."""
     spaced = lambda text: text.replace("%", " %").replace("  %", " %")
-    return spaced(mark), spaced(found), "holds" if holds else "fails"
+    return spaced(mark), spaced(found), {True: "holds", False: "fails", None: "untested"}[holds]
 
 
 def _percent(nats: float) -> str:
