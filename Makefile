@@ -19,14 +19,14 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth repro-optimizers bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
 .DELETE_ON_ERROR:
 
 # A target's line ends in `## what it does`, a test target's in `##| what it needs | what it tests`.
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
-	@printf '\n%-19s %-30s %s\n' "Tests" "needs" "what is tested"
-	@awk -F ' *(:.*##)?[|] *' '/^[a-z0-9-]+:.*##[|]/ {printf "make %-14s %-30s %s\n", $$1, $$2, $$3}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
+	@printf '\n%-22s %-30s %s\n' "Tests" "needs" "what is tested"
+	@awk -F ' *(:.*##)?[|] *' '/^[a-z0-9-]+:.*##[|]/ {printf "make %-17s %-30s %s\n", $$1, $$2, $$3}' Makefile
 	@echo
 	@echo "PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='...' is passed on to the command."
 
@@ -89,6 +89,11 @@ TASK ?= hops
 
 repro-depth: install ## Where depth pays: one checkpoint beside models of one depth (TASK=hops or text, ARGS='--seeds 0 1 2')
 	@$(BIN)/diffeqformer reproduce depth --task $(TASK) $(ARGS)
+
+RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimizer.learning_rate=5e-4,1e-3,2e-3,4e-3
+
+repro-optimizers: install ## Muon and trapezoids beside AdamW and cosines, each tuned, on the quickstart (about 2 hours)
+	@$(BIN)/diffeqformer sweep quickstart-diffeqformer --over $(RULES) --updates 500 --to runs/optimizers $(ARGS)
 
 BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov start
 RUN ?=

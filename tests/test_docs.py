@@ -83,6 +83,7 @@ NOT_RUN_COMMANDS = {
 }
 """Commands, by their first words and an option."""
 SHORT = {
+    "sweep": "--updates 2",
     "train": "--trainer.updates 2",
     "finetune": "--trainer.updates 2",
     "reproduce adapt": "--pretraining 2 --finetuning 2 --cache cache",

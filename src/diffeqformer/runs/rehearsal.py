@@ -1,17 +1,17 @@
 """What a run would take, before it begins: its text, memory and time, and its first loss."""
 
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
 from diffeqformer.config import Config
 from diffeqformer.data.cache import prepare
+from diffeqformer.data.loader import Loader
 from diffeqformer.progress import Progress
 from diffeqformer.runs.finetune import open_base
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.footprint import Footprint, update_footprint
-from diffeqformer.runs.meter import tokens_per_update
 from diffeqformer.runs.trainer import batches_of, fitting
 from diffeqformer.sharding import laid_out, mesh_of, placed
 from diffeqformer.training.depths import compute_of, together
@@ -53,13 +53,15 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     memory = update_footprint(config)
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))
-        update, batch, steps = make_update(config), batches_of(config, loader), config.model.steps
-        drawn = steps if config.depth.depths else None
+        teacher = base.model if base and config.depth.teacher == "base" else None
+        update, batch = make_update(config, teacher=teacher), batches_of(config, loader)
+        drawn = config.model.steps if config.depth.depths else None
         state, first = jax.block_until_ready(update(state, batch(0), drawn))
         began = time.perf_counter()
         for k in range(1, TIMED + 1):
             state, _ = jax.block_until_ready(update(state, batch(k), drawn))
     each = (time.perf_counter() - began) / TIMED
-    total = each * compute_of(config) / sum(together(config, drawn))
-    epochs = config.trainer.updates * tokens_per_update(config) / len(tokens.train)
+    own = sum(depth * rows for depth, rows in together(config, drawn)) / config.trainer.batch_size
+    total = each * compute_of(config) / own
+    epochs = config.trainer.updates / len(cast(Loader, loader))
     return Rehearsal(tokens.statistics, epochs, memory, float(first.loss), each, total)
