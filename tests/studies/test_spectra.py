@@ -1,5 +1,7 @@
 """The figures of spectra show the eigenvalues where they are, and the page says what they say."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
@@ -7,7 +9,7 @@ from matplotlib.collections import LineCollection
 from diffeqformer.analysis.spectra import RADIUS, Spectra, Spectrum
 from diffeqformer.studies.spectra import change, figures, findings
 from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
-from tests.studies.pictures import WIDTHS, points, blue_is_high, warm_is_early
+from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
 STEPS = np.array([False, False, True, False, True])
@@ -123,5 +125,17 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}")
-    said = findings([("m", found)], fold_norm=True, seed=3)
+    said = findings([("m", found)], (), fold_norm=True, seed=3)
     assert "the norms' scales are multiplied in" in said[2] and "m: 5 times" in said[-1]
+
+
+def test_what_steps_of_other_lengths_add_is_comparable():
+    """Halves of depth in steps of 3 and 1 of the state's clock; QK, behind a softmax, is not multiplied."""
+    found, lengths = dataclasses.replace(model(), edges=np.array([0.0, 0.75, 1.0])), np.array([3.0, 1.0])
+    scaled = found.times_steps(lengths)
+    by = np.where(found.times <= 0.75, 3.0, 1.0)[:, None]
+    np.testing.assert_allclose(scaled.pairs["OV"].radius, by * found.pairs["OV"].radius)
+    np.testing.assert_allclose(scaled.pairs["FF"].singular_values, by[..., None] * found.pairs["FF"].singular_values)
+    assert scaled.pairs["QK"] is found.pairs["QK"]
+    said = findings([("m", scaled), ("n", found)], (lengths, np.ones(4)), fold_norm=False, seed=0)
+    assert "multiplied by it, 1 to 3 in m, 1 in n" in " ".join(said)

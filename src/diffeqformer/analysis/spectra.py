@@ -13,7 +13,7 @@ there), whatever the precision and the device of the model. Source: paper sectio
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -25,7 +25,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.grid import Steps
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -130,6 +130,16 @@ class Spectra:
     def steps(self, name: str) -> np.ndarray:
         """The mask of times at which the forward pass takes the weights of pair `name`."""
         return self.feed_forward_step if name.startswith("FF") else self.attention_step
+
+    def times_steps(self, lengths: np.ndarray) -> "Spectra":
+        """The same with OV and FF multiplied by the length of the step that each time is in: what a step adds.
+
+        **Arguments:** `lengths` of the steps in the state's clock.
+        """
+        by = lengths[Grid.of(self.edges).layer_at(self.times)][:, None, None]
+        scaled = lambda one: Spectrum(one.eigenvalues * by, one.singular_values * by)
+        pairs = {name: one if name == "QK" else scaled(one) for name, one in self.pairs.items()}
+        return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
         """Means over heads at the first, a middle and the last time."""

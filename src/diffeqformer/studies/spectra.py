@@ -12,7 +12,10 @@ from diffeqformer.studies.inputs import OfRun, whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from diffeqformer.analysis.spectra import Spectra
+    from diffeqformer.model.transformer import Transformer
     from diffeqformer.report.page import Figure
 
 AUTHORS_RANKS = (100, 500)
@@ -52,24 +55,37 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
         one.model.grid(arguments.steps)
         hidden_subsets(hidden_of(one.model.config), some)
-    models = []
+    models, lengths = [], []
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
         steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         models.append((str(one.folder), spectra(one.model, times=arguments.times, steps=steps, ranks=some, **settings)))
+        lengths.append(step_lengths(one.model, steps))
+    bare, comparable = models, len({tuple(own) for own in lengths}) > 1
+    if comparable:
+        models = [(name, found.times_steps(own)) for (name, found), own in zip(bare, lengths, strict=True)]
     with progress.stage("Drawing", 1) as stage:
         drawn = figures(models)
         stage.advance()
-    arrays = dict(models[0][1].arrays())
-    for _, found in models[1:]:
+    arrays = dict(bare[0][1].arrays())
+    for _, found in bare[1:]:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
     return Result(
-        "spectra", "Spectra over depth", findings(models, fold_norm=arguments.fold_norm, seed=arguments.seed),
+        "spectra", "Spectra over depth",
+        findings(models, lengths if comparable else (), fold_norm=arguments.fold_norm, seed=arguments.seed),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
-        document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, models, strict=True)]},
+        document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
         folder=folder,
     )  # fmt: skip
+
+
+def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
+    """The length of every step in the state's clock, by which it multiplies what its block gives."""
+    from diffeqformer.ode.schemes.splitting import Residual
+
+    lengths = model.grid(steps).lengths
+    return 0 * lengths + 1 if isinstance(model.scheme, Residual) else model.config.interval * lengths
 
 
 def numbers(found: "Spectra") -> dict[str, Any]:
@@ -115,6 +131,17 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     return tuple(made)
 
 
+def multiplied(models: Models, lengths: "Sequence[np.ndarray]") -> str:
+    """That OV and FF are what a step adds, in models whose steps are of other lengths."""
+    spans = (f"{own.min():.3g}" if own.max() - own.min() < 1e-9 else f"{own.min():.3g} to {own.max():.3g}"
+             for own in lengths)  # fmt: skip
+    said = ", ".join(f"{span} in {name}" for (name, _), span in zip(models, spans, strict=True))
+    return (
+        f"Here, on this page, OV and FF are multiplied by it, {said}: their sizes are what a step adds, and can be "
+        "compared. The arrays hold the bare products."
+    )
+
+
 def _file(kind: str, pair: str) -> str:
     return f"{kind}-{pair.lower().replace(' ', '-')}"
 
@@ -137,8 +164,11 @@ def change(models: Models, what: str, write: str) -> str:
     return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
 
 
-def findings(models: Models, *, fold_norm: bool, seed: int) -> tuple[str, ...]:
-    """How shares and radii change, what the matrices are, and how far the curves can be trusted."""
+def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool, seed: int) -> tuple[str, ...]:
+    """How shares and radii change, what the matrices are, and how far the curves can be trusted.
+
+    **Arguments:** `lengths` of every model's steps, if OV and FF are multiplied by them.
+    """
     from diffeqformer.analysis.spectra import RADIUS, SHARE
 
     said = [
@@ -149,7 +179,7 @@ def findings(models: Models, *, fold_norm: bool, seed: int) -> tuple[str, ...]:
         "They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
         + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
         "A step multiplies what OV and FF give by its length: 1/L for continuous models, 1 for ordinary transformers. "
-        "The products are shown without it, so their sizes are not comparable between the two.",
+        + (multiplied(models, lengths) if lengths else "The products are shown without it."),
         "Real parts alone are half of a spectrum: the figures of the complex plane show the rest. Curves are made by "
         "matching the eigenvalues of neighbouring times one to one, so that they move least.",
     ]

@@ -18,10 +18,10 @@ from diffeqformer.studies.spectra import Models
 def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     """Real parts of a pair's eigenvalues, sorted at each time, over depth: a heat map for every head.
 
-    The layout of the paper's figure 2 and appendix E. Each model has a colour scale of its own (a step of 1/L or of 1
-    multiplies OV and FF, so their sizes cannot be compared as they are), the same for all of its heads; it ends at the
-    99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale. Marks above a map are
-    the times of the forward pass's steps. Models stand side by side, or one below the other if `width` is below 5.
+    The layout of the paper's figure 2 and appendix E. Each model has a colour scale of its own, the same for all of its
+    heads; it ends at the 99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale.
+    Marks above a map are the times of the forward pass's steps. Models stand side by side, or one below the other if
+    `width` is below 5.
     """
     stacked = width < 5
     spectra = [(name, found, found.pairs[pair].eigenvalues) for name, found in models]
