@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.runs.trainer import TrainResult
 
-Kind = Literal["gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "first-recipe"]
+Kind = Literal["gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "drawn", "first-recipe"]
 """Shipped configs, each `depth-KIND`."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
 """Those that have a model for each depth, which is read there only; the others are one checkpoint."""
 SAME_COMPUTE = ", same compute"
 """Ends the kind of models of one depth that have the compute of the elastic one, not its tokens."""
-READ = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """Depths that one checkpoint is read at, as far as it can."""
 PUZZLES = {"hops": HopsConfig(), "p-hop": PHopConfig(), "permutations": PermutationsConfig()}
 PUZZLE_RATE = 3e-3

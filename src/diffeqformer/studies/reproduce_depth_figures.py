@@ -25,7 +25,8 @@ NAMES = {
     f"diffeqformer{SAME_COMPUTE}": "DiffEqFormer of that depth, same compute",
     "layerdrop": "LayerDrop",
     "loop": "LoopFormer-style",
-    "shared": "shared weights, drawn depth",
+    "shared": "shared weights",
+    "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
 """The kinds of records, in order, and how they are written."""
@@ -178,7 +179,7 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     rows, elastic = [], means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "first-recipe"):
+    for kind in ("layerdrop", "loop", "shared", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
