@@ -62,6 +62,7 @@ WORDS = {
     "bench page": "folder --to page.md",
     "reproduce adapt": "--texts a=text.txt b=text.txt --cache cache --to adapted",
     "reproduce depth": "--task text --data text.txt --cache cache --to there",
+    "reproduce lift": "--data text.txt --cache cache --to there",
     **{f"analyze {name}": "run --to page" for name in ("spectra", "induction", "steps", "depth")},
 }
 """What else a command needs; the option comes after it, and replaces its own."""

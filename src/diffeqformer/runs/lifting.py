@@ -9,6 +9,7 @@ import jax
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
 from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, lift
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.opening import Run
@@ -44,18 +45,29 @@ def lift_run(
     with progress.stage("Lifting", 1) as stage:
         lifted = lift(run.model, kind, knots=knots, d_emb=d_emb, key=jax.random.key(run.config.trainer.seed))
         stage.advance(1)
+    return write_derived(run, to, lifted.model, checkpoint), lifted
+
+
+def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "latest") -> Run:
+    """A run of a model that was made of that of `run` without training, on the same text.
+
+    **Arguments:** `to`, its folder, new or empty; `checkpoint`, which of the run's its model is.
+
+    **Raises:** `BadInput` for a config that cannot be, or a folder that cannot be written; nothing has been written
+    then.
+    """
     config = validate(
         replace(
             run.config,
             run=str(to),
             base=BaseConfig(str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1]),
-            model=lifted.model.config,
+            model=model.config,
             depth=DepthConfig(),
             data=replace(run.config.data, tokenizer=str(to / files.TOKENIZER)),
         )
     )
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
-        require_space(aside, 4 * count(lifted.model), "the run")
+        require_space(aside, 4 * count(model), "the run")
         text = files.text_of(run.folder)
-        files.write_model(aside, config, run.tokenizer, lifted.model, text, {})
-    return Run(to, config, run.tokenizer, lifted.model, 0, "imported" if text is None else "lifted"), lifted
+        files.write_model(aside, config, run.tokenizer, model, text, {})
+    return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

@@ -1,0 +1,83 @@
+"""From lifted to elastic: which layers a model begins with, how it is judged, and the whole command at small size."""
+
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from diffeqformer.config import shipped_configs
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
+from diffeqformer.runs.folder import RESULTS
+from diffeqformer.studies import reproduce_lift
+from diffeqformer.studies.reproduce_lift import NAMES, Arguments, _starts, result_of, selected, study
+from tests.models import KINDS, logits, model_of, tokens
+from tests.tolerances import STATES
+
+DEPTHS = (3, 4, 6, 8, 12)
+
+
+def records(elastic: dict[int, float]) -> list[dict]:
+    """Losses of a lifted model beside dedicated ones of perplexity 20."""
+    row = lambda kind, steps, loss: {"kind": kind, "steps": steps, "seed": 0, "loss": loss}
+    found = [row("dedicated", steps, math.log(20)) for steps in DEPTHS]
+    return [*found, *(row("elastic", steps, math.log(20 * elastic.get(steps, 1.0))) for steps in DEPTHS)]
+
+
+def test_marks_are_stricter_at_the_models_own_depth():
+    result = result_of(records({4: 1.019, 6: 1.006, 8: 1.021}), 6)
+    judged = {mark.split(" steps")[0]: verdict for mark, _, verdict in result.tables[0].rows}
+    assert judged == {"at 3": "holds", "at 4": "holds", "at 6": "fails", "at 8": "fails", "at 12": "holds"}
+    assert result.findings[0].startswith("3 of 5 marks hold for a lifted model of 6 layers")
+    assert result.tables[1].rows[0] == (NAMES["dedicated"], *["20.00"] * 5)
+
+
+def test_what_is_fine_tuned_at_one_depth_begins_with_layers_in_order():
+    rows = {(kind, depth): rows for kind, depth, rows in _starts(Arguments(layers=6))}
+    assert rows["dropped", 3] == [1, 3, 5] and rows["dropped", 4] == [0, 2, 3, 5]
+    assert rows["repeated", 12] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert rows["stacked", 8] == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert all(rows["alone", depth] is None for depth in (3, 4, 8, 12)) and len(rows) == 10
+
+
+def test_selected_layers_do_what_they_did():
+    model, ids = model_of(KINDS["vanilla"]), tokens()
+    np.testing.assert_array_equal(logits(selected(model, [0, 1, 2]), ids), logits(model, ids))
+    twice = selected(model, [0, 1, 1, 2])
+    assert twice.config.interval == 4  # steps of 1
+    identity = jax.tree.map(lambda leaf: leaf.at[1].set(0.0), model.weights.layers)  # a layer that adds nothing
+    without = model.replace(weights=replace(model.weights, layers=identity))
+    np.testing.assert_allclose(logits(selected(without, [0, 2]), ids), logits(without, ids), atol=STATES)
+
+
+def test_layers_that_have_no_two_thirds_are_refused():
+    with pytest.raises(BadInput, match="--layers is 8, but must be a multiple of 6"):
+        study(Arguments(layers=8), Silent())
+
+
+@pytest.mark.slow
+def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
+    values = yaml.safe_load(shipped_configs()["quickstart-gpt"].read_text())
+    values["model"] |= {"width": 16, "heads": 2, "context": 16}
+    values["trainer"] |= {"batch_size": 4}
+    values["data"] = {"tokenizer_vocabulary": 280}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(reproduce_lift, "shipped_configs", lambda: {"quickstart-gpt": tmp_path / "small.yaml"})
+    (tmp_path / "text.txt").write_text("the cat sees the river and the stars.\n" * 200)
+    arguments = Arguments(
+        to=str(tmp_path / "lift"), pretraining=4, finetuning=2, data=(str(tmp_path / "text.txt"),),
+        cache=str(tmp_path / "cache"), rivals=("stacked",),
+    )  # fmt: skip
+    result = study(arguments, Silent())
+    kinds = {row["kind"] for row in result.document}
+    assert kinds == {"dedicated", "lifted", "elastic", "stacked"} and len(result.document) == 5 + 5 + 5 + 2
+    at = {(row["kind"], row["steps"]): row["loss"] for row in result.document}
+    assert at["lifted", 6] == pytest.approx(at["dedicated", 6], abs=1e-5)
+    assert at["elastic", 6] < at["lifted", 6]
+    written = (tmp_path / "lift" / "gpt-6" / "seed-0" / RESULTS).stat().st_mtime_ns
+    monkeypatch.setattr("diffeqformer.training.loop.make_update", None)  # nothing is trained again
+    assert study(arguments, Silent()).document == result.document
+    assert (tmp_path / "lift" / "gpt-6" / "seed-0" / RESULTS).stat().st_mtime_ns > written
