@@ -94,8 +94,18 @@ class Verb:
 
 
 def write_page(result: Result, arguments: Any) -> dict[str, str]:
-    """Write the page and the numbers to the study's folder; returns their paths."""
-    path = result.write()
+    """Write the page and the numbers to the study's folder; returns their paths.
+
+    In the usual folder of an analysis, a page beside it links those of all analyses.
+    """
+    usual = result.name in ANALYSES and not getattr(arguments, "to", "")
+    path = result.write(home="../index.html" if usual else "")
+    if usual:
+        from diffeqformer.report.contents import write_contents
+
+        write_contents(
+            path.parents[1], f"{getattr(arguments, 'run', '') or 'Simulated particles'}: all pages", ANALYSES
+        )
     return {"page": str(path), "arrays": str(path.with_name(f"{result.name}.npz"))}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.plain import clean
@@ -39,6 +39,7 @@ ENVIRONMENT = Environment(
     finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
 )
 
+ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(clean(text)))))
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_FRAMES = 67
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -138,17 +139,19 @@ def render(
     maps: Sequence[TokenMap] = (),
     animations: Sequence[Animation] = (),
     arrays: Mapping[str, np.ndarray] | None = None,
+    home: str = "",
 ) -> str:
     """The text of a page, in this order: findings, token maps, animations, figures, tables, names of the arrays.
 
-    **Arguments:** `name`, of the study and of its files; `findings`, sentences, the first of which is the headline.
+    **Arguments:** `name`, of the study and of its files; `findings`, sentences, the first of which is the headline;
+    `home`, the address of the page that links this one, if there is one.
 
     **Raises:** `ValueError` for a page that contradicts itself.
     """
     _check(name, figures, maps)
     return from_template(
         "page.html", scripts=("colours.js", "page.js") if maps or animations else (),
-        name=name, title=title, findings=findings,
+        name=name, title=title, findings=findings, home=home,
         figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],
         arrays=[(k, "×".join(map(str, v.shape)) or "scalar", str(v.dtype)) for k, v in (arrays or {}).items()],

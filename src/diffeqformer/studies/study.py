@@ -40,14 +40,16 @@ class Result:
 
         return page.render(**self._shown())
 
-    def write(self, folder: "Path | str | None" = None) -> Path:
+    def write(self, folder: "Path | str | None" = None, *, home: str = "") -> Path:
         """Write the numbers, the figures and the page; returns the path of `index.html`.
+
+        **Arguments:** `folder`; `home`, the address of a page that links this one, if there is one.
 
         **Raises:** `RunFailed` if a file cannot be written.
         """
         from diffeqformer.report import page
 
-        return page.write(self.folder if folder is None else Path(folder), **self._shown())
+        return page.write(self.folder if folder is None else Path(folder), home=home, **self._shown())
 
     def show(self) -> None:
         """Print the headline and the tables."""
