@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import BOTH, NARROW, RISING, WIDE, save, svg
+from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
 
@@ -77,6 +78,23 @@ class TokenMap:
     """One sentence for each output: of the page's findings the last output's follows the reader's choice."""
     captions: tuple[str, ...] = ()
     """The same of the caption of a table whose columns are methods: its rows follow too."""
+
+    def to_html(self) -> str:
+        """The text in the colours of the last output's scores by the first method, for a notebook."""
+        (name, scores), own = next(iter(self.methods.items())), self.outputs[-1]
+        row, seen = scores[-1], np.isfinite(scores[-1])
+        others = row[seen & (np.arange(len(row)) != own)]
+        low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
+        signed = np.nanmin(scores) < 0 < np.nanmax(scores)
+        low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
+        shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row))
+        pieces = []
+        for token, score, shade, known in zip(self.tokens, row, shades, seen, strict=True):
+            ink = INK if shade[:3] @ (0.3, 0.59, 0.11) > 0.55 else "#ffffff"
+            look = f"background:{to_hex(shade)};color:{ink}" if known else "opacity:.5"
+            pieces.append(f'<span style="{look}" title="{score:.4g}">{escape(clean(token))}</span>')
+        said = escape(clean(f"{name}, output at token {own}: {self.descriptions[name]}"))
+        return f'<p>{said}</p><p style="font-family:monospace;line-height:1.8">{" ".join(pieces)}</p>'
 
 
 @dataclass(frozen=True)

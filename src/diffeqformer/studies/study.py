@@ -65,11 +65,11 @@ class Result:
         from html import escape
 
         said = "".join(f"<p>{escape(line)}</p>" for line in self.findings)
-        drawn = ""
+        drawn = "".join(one.to_html() for one in self.maps)
         if self.figures:
             from diffeqformer.report.figures import svg
 
-            drawn = "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
+            drawn += "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
         return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}"
 
     def _shown(self) -> dict[str, Any]:
