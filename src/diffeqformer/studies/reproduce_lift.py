@@ -160,7 +160,9 @@ def _starts(arguments: Arguments) -> Iterator[tuple[Start, int, list[int] | None
             starts["dropped"] = spread
         else:
             starts |= {"repeated": spread, "stacked": [row % layers for row in range(depth)]}
-        yield from ((kind, depth, rows) for kind, rows in starts.items() if kind in arguments.rivals)
+        for kind in arguments.rivals:
+            if kind in starts:
+                yield kind, depth, starts[kind]
 
 
 def selected(model: "Transformer", rows: Sequence[int]) -> "Transformer":
