@@ -152,6 +152,7 @@ def test_views_are_exported(browser, session, address):
         ("one mlp, strang", 4, "strang"),
         ("time, llama, nested norm", 4, "heun"),
         ("vanilla llama, grouped queries", 3, "lie-trotter"),
+        ("wide heads, biases", 3, "lie-trotter"),
         ("macaron", 3, "macaron"),
         ("ode transformer", 3, "rk4"),
         ("knots, normalised", 5, "lie-trotter-middle"),

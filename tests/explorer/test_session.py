@@ -117,8 +117,9 @@ def test_only_the_page_is_answered():
 
 
 def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
-    with pytest.raises(BadInput, match="scheme 'reversible'"):
-        portable_page(session_of(run_of("time, reversible")))
+    for kind, said in (("time, reversible", "scheme 'reversible'"), ("head norms", "has head norms")):
+        with pytest.raises(BadInput, match=said):
+            portable_page(session_of(run_of(kind)))
     assert main(["explore", str(tmp_path), "--to", str(tmp_path / "page.txt")]) == 2
     assert "must end with .html" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

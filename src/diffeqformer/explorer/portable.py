@@ -71,6 +71,8 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
     field = model.field
     if not isinstance(field, TransformerField):
         raise _refusal(run, "has a field of its own, which a browser cannot run")
+    if field.head_norms or field.rope_scaling is not None:
+        raise _refusal(run, "has head norms or a scaled rotary embedding, which a page does not run")
     names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if runs_at_any_depth(model) else ())]
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
@@ -87,7 +89,7 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
     if weights is None:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
     times = _eigenvalues(model, arrays)
-    known = ("width", "heads", "hidden", "gated", "norm_epsilon", "rope_theta", "nested_norm")
+    known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "rope_theta", "nested_norm")
     about = about_run(run)
     about |= {"schemes": list(schemes), "tolerances": []}
     return {

@@ -71,8 +71,8 @@ const backend = (() => {
   const open = (run, number) => {
     const { model, tokenizer, pieces } = run;
     const arrays = decode(document.getElementById(`arrays-${number}`).textContent, model.arrays);
-    const { width, heads, kvHeads, weights, gated } = model;
-    const head = width / heads;
+    const { width, heads, kvHeads, weights, gated, head_width: head } = model;
+    const across = heads * head;
     const encode = encoder(tokenizer);
 
     const edgesOf = (steps) => {
@@ -136,7 +136,7 @@ const backend = (() => {
     // Attention weights of one head at one query, over the positions up to it.
     const projections = (x, when) => {
       const all = linear(normed(x, "attention.norm", when), unit("attention.query_key_value", when), width);
-      const stride = width + 2 * kvHeads * head;
+      const stride = across + 2 * kvHeads * head;
       if (model.rope_theta !== null) for (let r = 0; r * stride < all.length; r += 1) for (let h = 0; h < heads + kvHeads; h += 1) for (let i = 0; i < head / 2; i += 1) {
         const [at, angle] = [r * stride + h * head + i, r * model.rope_theta ** ((-2 * i) / head)];
         const [a, b, cos, sin] = [all[at], all[at + head / 2], Math.cos(angle), Math.sin(angle)];
@@ -145,7 +145,7 @@ const backend = (() => {
       return { all, stride };
     };
     const row = ({ all, stride }, h, query) => {
-      const key = width + Math.floor((h * kvHeads) / heads) * head;
+      const key = across + Math.floor((h * kvHeads) / heads) * head;
       const scores = new Float64Array(query + 1);
       for (let k = 0; k <= query; k += 1) {
         let dot = 0;
@@ -159,14 +159,14 @@ const backend = (() => {
     };
     const attention = (x, when) => {
       const found = projections(x, when);
-      const mixed = new Float32Array(x.length);
+      const mixed = new Float32Array((x.length / width) * across);
       for (let query = 0; query * width < x.length; query += 1) for (let h = 0; h < heads; h += 1) {
-        const value = width + (kvHeads + Math.floor((h * kvHeads) / heads)) * head;
+        const value = across + (kvHeads + Math.floor((h * kvHeads) / heads)) * head;
         row(found, h, query).forEach((share, k) => {
-          for (let i = 0; i < head; i += 1) mixed[query * width + h * head + i] += share * found.all[k * found.stride + value + i];
+          for (let i = 0; i < head; i += 1) mixed[query * across + h * head + i] += share * found.all[k * found.stride + value + i];
         });
       }
-      return linear(mixed, unit("attention.output", when), width);
+      return linear(mixed, unit("attention.output", when), across);
     };
     const feedForward = (x, when) => {
       const y = normed(model.nested_norm ? normed(x, "attention.norm", when) : x, "feed_forward.norm", when);
