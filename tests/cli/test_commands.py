@@ -250,13 +250,17 @@ def test_info_of_a_run_counts_its_parameters(call, place, kind):
     count = lambda model: sum(leaf.size for leaf in jax.tree.leaves(model))
     assert counts == {"stored": count(run.model), "effective": count(run.model.populate(run.config.model.steps))}
     assert (kind == "time") == bool(document["d_emb"])
+    memory = document["models"]["this model"]["memory_bytes"]
+    assert memory["weights"] > 0 and memory["total"] is None  # nothing was compiled
 
 
 @pytest.mark.slow
 def test_info_of_a_config(call, place):
     table = call("info", place.time, "--model.vocabulary", 280)
     assert table.status == 0, table.err
-    assert "parameters, stored" in table.out and "d_emb" in table.out
+    assert "parameters, stored" in table.out and "d_emb" in table.out and "--memory" in table.out
+    planned = call("info", place.time, "--model.vocabulary", 280, "--memory")
+    assert "activations, workspace" in planned.out and "as the compiled update plans it" in planned.out
     strang = call("info", place.time, "--model.scheme", "strang", "--json")
     assert strict_json(strang.out)["models"]["this model"]["evaluations"] == {"attention": 4, "feed_forward": 8}
     document = strict_json(call("info", place.time, "--json").out)

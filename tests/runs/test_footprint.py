@@ -92,6 +92,8 @@ def test_parts_of_the_footprint():
     model = dataclasses.replace(MODEL, width=16, heads=2, vocabulary=40, context=16, gradient="plain")
     config = Config(model=model, trainer=TrainerConfig(batch_size=2))
     state, planned = initial_state(config), update_footprint(config)
+    counted = update_footprint(config, compiled=False)
+    assert counted == planned._replace(temporary=None) and counted.rest is counted.total is None
     assert planned.weights == planned.gradients == 4 * count(state.model)
     assert planned.optimizer == 4 * count(state.optimizer)
     assert planned.generated == 4 * model.steps * (12 * 16 * 16 + 9 * 16 + 4 * 16)  # matrices, biases, norms
@@ -105,7 +107,7 @@ def test_parts_of_the_footprint():
     "name, columns", [("llama-1b", ["this model"]), ("diffeqformer-llama-1b", ["this model", "vanilla twin"])]
 )
 def test_a_vanilla_model_has_no_twin_beside_it(name, columns, monkeypatch, capsys):
-    monkeypatch.setattr(info, "_measure", lambda config: {"weights": config.model.weights.kind})
+    monkeypatch.setattr(info, "_measure", lambda config, compiled: {"weights": config.model.weights.kind})
     assert main(["info", name, "--json"]) == 0
     kinds = dict(zip(columns, ["layer"] if len(columns) == 1 else ["time", "layer"], strict=True))
     assert json.loads(capsys.readouterr().out)["models"] == {name: {"weights": kinds[name]} for name in columns}

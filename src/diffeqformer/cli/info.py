@@ -21,8 +21,10 @@ D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 class InfoArguments(ConfigArguments):
     """A config and its settings; --mesh.data, .fsdp and .tensor give the devices that it would be trained on."""
 
+    memory: bool = False
+    """Compile the update, which takes a minute for large models, to tell what activations take."""
     card: str = ""
-    """Also print whether the update fits into a device of this kind, such as h100 or a100-40gb."""
+    """Also print whether the update fits into a device of this kind, such as h100 or a100-40gb; compiles it."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -45,9 +47,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if twin != config.model:
         cases["vanilla twin"] = dataclasses.replace(config, model=twin)
     models: dict[str, dict[str, Any]] = {}
-    with Terminal().stage("Compiling the training update", len(cases)) as stage:
+    compiled = given.memory or bool(given.card)
+    with Terminal().stage("Compiling the training update" if compiled else "Counting", len(cases)) as stage:
         for name, one in cases.items():
-            models[name] = _measure(one)
+            models[name] = _measure(one, compiled)
             stage.advance(1, name)
     choices = _d_emb_choices(config, config.model.time) if config.model.time else []
     fits, usable = {}, 0.0
@@ -56,7 +59,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         fits = {name: cell["memory_bytes"]["total"] <= usable for name, cell in models.items()}
     if as_json:
         return print_json({"models": models, "d_emb": choices, **({"fits": fits} if fits else {})})
-    _print(config, models)
+    _print(config, models, compiled)
     if fits:
         verdict = ", ".join(f"{name} {'fits' if fit else 'does not fit'}" for name, fit in fits.items())
         print(f"{given.card}: {human(usable, 'B')} of its memory can be used; {verdict}.")
@@ -76,13 +79,13 @@ def _with_vocabulary(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=size))
 
 
-def _measure(config: Config) -> dict[str, Any]:
+def _measure(config: Config, compiled: bool) -> dict[str, Any]:
     """Parameters, NFE, operations and memory of one model, as `--json` prints them."""
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import update_footprint
 
     tokens = config.trainer.batch_size * config.model.context
-    operations, memory = flops(config.model), update_footprint(config)
+    operations, memory = flops(config.model), update_footprint(config, compiled=compiled)
     return {
         "parameters": parameters(config.model)._asdict(),
         "evaluations": config.model.scheme.build().evaluations.times(config.model.steps)._asdict(),
@@ -105,7 +108,7 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[dict[str, Any]]:
     return choices
 
 
-def _print(config: Config, models: dict[str, dict[str, Any]]) -> None:
+def _print(config: Config, models: dict[str, dict[str, Any]], compiled: bool) -> None:
     from diffeqformer.report.text import evaluations
 
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
@@ -127,11 +130,17 @@ def _print(config: Config, models: dict[str, dict[str, Any]]) -> None:
             row("  optimiser", "B", "memory_bytes", "optimizer"),
             row("  gradients", "B", "memory_bytes", "gradients"),
             row("  generated weights", "B", "memory_bytes", "generated"),
-            row("  activations, workspace", "B", "memory_bytes", "rest"),
-            row("  total", "B", "memory_bytes", "total"),
+            *(
+                [
+                    row("  activations, workspace", "B", "memory_bytes", "rest"),
+                    row("  total", "B", "memory_bytes", "total"),
+                ]
+                if compiled
+                else []
+            ),
         ],
     )
-    print(_about_memory(config))
+    print(_about_memory(config) if compiled else "What activations take, --memory tells: it compiles the update.")
     if m.tolerance:
         print(f"NFE and operations are those of {m.steps} fixed steps; the tolerance will choose its own.")
 

@@ -32,28 +32,29 @@ class Footprint(NamedTuple):
     """Parameters."""
     optimizer: int
     """Moments of AdamW."""
-    temporary: int
-    """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries."""
+    temporary: int | None
+    """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries; `None`
+    if it was not compiled."""
     gradients: int
     """Of these, the gradients of all trained parameters."""
     generated: int
     """And the weights of the whole grid, if time networks generate them, in the precision of computation."""
 
     @property
-    def rest(self) -> int:
+    def rest(self) -> int | None:
         """Activations and workspace."""
-        return max(self.temporary - self.gradients - self.generated, 0)
+        return None if self.temporary is None else max(self.temporary - self.gradients - self.generated, 0)
 
     @property
-    def total(self) -> int:
+    def total(self) -> int | None:
         """All that an update needs at one time."""
-        return self.weights + self.optimizer + self.temporary
+        return None if self.temporary is None else self.weights + self.optimizer + self.temporary
 
 
-def update_footprint(config: Config) -> Footprint:
+def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
     """Compile the training update of `config` without running it, and read its memory plan.
 
-    Compiled for this machine's kind of device, or, if `config.mesh` asks for more devices than there are, for as many
+    If not `compiled`, sizes alone are counted, which takes no time. Compiled for this machine's kind of device, or, if `config.mesh` asks for more devices than there are, for as many
     virtual CPUs, in a process of its own. `config.model.vocabulary` must be set. Nothing of the model's size is
     allocated.
 
@@ -63,7 +64,7 @@ def update_footprint(config: Config) -> Footprint:
     if -1 in sizes:
         raise BadInput(f"mesh.{AXES[sizes.index(-1)]} is -1, but what is not here cannot be counted; give a number.")
     if math.prod(sizes) > len(jax.devices()):
-        return _on_virtual_devices(config, math.prod(sizes))
+        return _on_virtual_devices(config, math.prod(sizes), compiled)
     mesh = mesh_of(config)
     with laid_out(mesh):
         state = with_shardings(jax.eval_shape(lambda: initial_state(config)))
@@ -71,12 +72,14 @@ def update_footprint(config: Config) -> Footprint:
         shape = (parts, config.trainer.batch_size // parts, context + 1)
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-        plan = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile().memory_analysis()
+        plan = None
+        if compiled:
+            plan = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile().memory_analysis()
         trained = split_trained(state.model, config.optimizer)[0]
         generated = with_shardings(_generated(config))
     # What the update returns and does not write over what it was given lives beside the temporaries.
     beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
-    temporary = 0 if plan is None else plan.temp_size_in_bytes + beside
+    temporary = None if plan is None else plan.temp_size_in_bytes + beside
     return Footprint(_bytes(state.model), _bytes(state.optimizer), temporary, _bytes(trained), _bytes(generated))
 
 
@@ -99,13 +102,13 @@ def _bytes(tree: Any) -> int:
     return sum(map(of, jax.tree.leaves(tree)))
 
 
-def _on_virtual_devices(config: Config, devices: int) -> Footprint:
+def _on_virtual_devices(config: Config, devices: int, compiled: bool) -> Footprint:
     if devices > MOST_DEVICES:
         raise BadInput(f"mesh has {devices} devices, but memory can be planned for at most {MOST_DEVICES}.")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     found = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=json.dumps(to_dict(config)),
+        input=json.dumps({"compiled": compiled, "config": to_dict(config)}),
         capture_output=True,
         text=True,
         check=False,
@@ -121,7 +124,8 @@ def _on_virtual_devices(config: Config, devices: int) -> Footprint:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(update_footprint(from_dict(Config, json.load(sys.stdin)))._asdict()))
+        asked = json.load(sys.stdin)
+        print(json.dumps(update_footprint(from_dict(Config, asked["config"]), compiled=asked["compiled"])._asdict()))
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
