@@ -43,6 +43,7 @@ LONG = (
     "docs/devices.md",
     "docs/analysis-sensitivity.md",
     "docs/analysis-steps.md",
+    "docs/explorer.md",
 )
 PAGES = (*QUICK, *LONG, "docs/analysis-spectra.md", "docs/troubleshooting.md")
 NOTEBOOKS = {

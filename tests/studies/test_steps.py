@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.participation import Participation
-from diffeqformer.studies.steps import by_matrix, by_step, headline, result
+from diffeqformer.studies.steps import by_matrix, by_step, by_token, headline, result
 from diffeqformer.studies.steps_figures import loss_by_step, movement_by_step
 from tests.studies.pictures import WIDTHS, hexed, legend, points
 
@@ -63,3 +63,9 @@ def test_tables_and_document_hold_the_numbers():
     found = result(FLAT, "about", {"run": "r"})
     assert found.document["settled"] == 1 and found.document["loss"] == FLAT.loss.tolist()
     assert found.findings[0] == headline(FLAT) and "<svg" in found.page()
+
+
+def test_what_would_come_next_is_a_row_for_each_token():
+    table = by_token(("the", "·cat"), [("x", "y"), ("·sat", "⏎")], np.array([[0.1, 0.2], [0.75, 1.0]]))
+    assert tuple(table.columns) == ("token", "depth 0", "step 1")
+    assert list(table.rows) == [("0 the", "x 0.10", "·sat 0.75"), ("1 ·cat", "y 0.20", "⏎ 1.00")]

@@ -1,7 +1,10 @@
 """`diffeqformer analyze steps`: what each step of depth does, for any model."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.progress import Progress
@@ -24,6 +27,8 @@ class Arguments(inputs.OfRun):
 
     texts: int = setting(64, least=1, most=SIZES)
     """Stretches of the validation split, evenly spread over it, each as long as the context."""
+    text: str = ""
+    """A text whose predictions after every step are shown too, token by token."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
@@ -36,11 +41,33 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     opened, folder = arguments.open("steps", progress)
     grid = opened.model.grid(arguments.steps)
+    ids = inputs.ids_of(opened, arguments.text) if arguments.text else None
     length = opened.config.model.context + 1
     texts = inputs.validation_windows(opened, arguments.texts, length, progress)
     found = participation(opened.model, texts, steps=grid, progress=progress)
     about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {arguments.texts} texts of {length - 1} tokens"
-    return result(found, f"{about}.", opened.which, folder)
+    made = result(found, f"{about}.", opened.which, folder)
+    if ids is None:
+        return made
+    from diffeqformer.analysis.reading import lens, walk
+
+    read = lens(walk(opened.model, ids, steps=grid), np.append(ids[1:], 0))
+    top = [inputs.pieces_of(opened, row) for row in read.top]
+    arrays = {"ids": ids, "lens_top": read.top, "lens_probability": read.probability, "lens_kl": read.kl}
+    return replace(
+        made,
+        tables=(by_token(inputs.pieces_of(opened, ids), top, read.probability), *made.tables),
+        arrays={**made.arrays, **arrays},
+        document={**made.document, **{name: values.tolist() for name, values in arrays.items()}},
+    )
+
+
+def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], probability: np.ndarray) -> Table:
+    """One row per token: what would come next after every step, and its probability."""
+    columns = ("token", "depth 0", *(f"step {step}" for step in range(1, len(top))))
+    said = lambda i: (f"{pieces[i]} {p[i]:.2f}" for pieces, p in zip(top, probability, strict=True))
+    rows = tuple((f"{i} {token}", *said(i)) for i, token in enumerate(tokens))
+    return Table("What would come next after every step, and its probability", columns, rows)
 
 
 def result(found: "Participation", about: str, document: dict, folder: object = None) -> Result:

@@ -88,7 +88,7 @@
     const [end, last] = [times.length - 1, tokens.length - 1];
     let since = end;
     while (since && top[since - 1][last] === top[end][last]) since -= 1;
-    const before = tokens.slice(-4).join("");
+    const before = tokens.slice(-4).join(tokens.some((token) => token.includes("·")) ? "" : " ");
     $("headline").textContent = `After “${tokens.length > 4 ? "…" : ""}${before}” comes “${top[end][last]}”, with probability ${written(p[end][last], 2)} at ${end} step${end === 1 ? "" : "s"}.`;
     $("terms").textContent = `${since === end ? "Only the last step makes it the first choice" : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`}${end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : ""}.${loss ? ` Loss of the whole text: ${written(loss[end])} nats per token.` : ""}`;
   };
