@@ -26,8 +26,8 @@ ANY_TEXT = "The answer to the question is"
 TEXT_UNIT = 16
 """Texts are computed at multiples of so many tokens, so that an edit compiles nothing anew: no token sees what follows
 it."""
-KEPT = 8
-"""Forward passes that are kept, for cells that are opened."""
+KEPT = 3
+"""Forward passes that are kept with the weights of their steps, for cells that are opened."""
 LONGEST_TEXT = 1 << 16
 
 
