@@ -19,7 +19,8 @@ def test_a_rehearsal_has_the_runs_own_first_loss_and_leaves_no_run(config):
     result = train(config, Silent())
     assert found.first_loss == lasting(config.run)[0]["loss"]
     assert abs(found.first_loss - math.log(280)) < 0.2
-    assert found.text == result.tokens.statistics and found.epochs == 12 / -(-((len(result.tokens.train) - 1) // 16) // 4)
+    windows = (len(result.tokens.train) - 1) // 16
+    assert found.text == result.tokens.statistics and found.epochs == 12 / -(-windows // 4)
     assert found.memory.total > 4 * result.entry["parameters"]["stored"]
     assert math.isclose(found.seconds, 12 * found.seconds_per_update)
 

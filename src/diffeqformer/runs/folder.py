@@ -39,7 +39,10 @@ Origin = Literal["trained", "fine-tuned", "imported", "lifted"]
 MAY_CHANGE = frozenset(
     ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
     + ["model.gradient", "model.gradient.kind", "model.gradient.checkpoints"]
-    + [f"trainer.{name}" for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best", "samples")]
+    + [
+        f"trainer.{name}"
+        for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best", "samples")
+    ]
     + [
         f"trainer.{name}"
         for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project", "profile")
