@@ -163,6 +163,8 @@ def texts(tmp_path_factory, compile_once):
             weights = weights if isinstance(weights, dict) else {"kind": weights}
             if weights.get("kind", "time").startswith("time"):
                 values["model"]["weights"] = weights | {"d_emb": 8, "frequencies": 8}
+            if name == "quickstart-elastic":  # of a batch of 4 each depth has one
+                values["depth"] |= {"sample": [2, 4, 6, 12], "weights": "equal"}
             values["trainer"] |= {"updates": 20, "batch_size": 4, "evaluate_batches": 2, "evaluate_every": 10}
         (configs / path.name).write_text(yaml.safe_dump(values), encoding="utf-8")
     prose = "\n\n".join(re.findall(r'"""(.*?)"""', source.read_text(encoding="utf-8"), re.S))

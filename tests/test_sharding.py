@@ -147,7 +147,7 @@ from diffeqformer.runs import results
 from diffeqformer.training import update as module
 from diffeqformer.training.update import initial_state, make_update
 program, made = module._program, []
-module._program = lambda config: made.append(program(config)) or made[-1]
+module._program = lambda *of: made.append(program(*of)) or made[-1]
 model = ModelConfig(width=16, heads=4, steps=2, context=8, vocabulary=40, gradient="plain",
                     weights=TimeConfig(d_emb=6, frequencies=4))
 ids = np.random.default_rng(0).integers(0, 40, (8, 9)).astype(np.int32)

@@ -63,7 +63,7 @@ def results():
                            {HOSTILE: spectrum}),
         "induction": Induction(np.array([0.5, 1.0]), heads, heads, (Correlation(*INFERENCE, 0.5, (0.1, 0.9)),
                                Correlation(HOSTILE, HOSTILE, 0.0, (0.0, 0.0))), 0.1, 4.0, 1.0, 4, 3, 2),
-        "pairwise": Pairwise((1, 2), np.stack([upper, upper - 1], -1), 16, 1.0),
+        "pairwise": Pairwise((1, 2), np.stack([upper, upper - 1], -1), upper, upper[..., None], 16, 1.0),
         "end-to-end": EndToEnd((1, 2), upper, abs(upper), upper[..., None]),
         "attributions": Attributions((1, 2), np.array([5, 6]), np.zeros(2), {HOSTILE: upper}, np.zeros(2)),
         "faithfulness": Faithfulness((*METHODS[:-1], HOSTILE), np.arange(3), np.array([1, 2]),

@@ -6,7 +6,7 @@ import pytest
 from diffeqformer.analysis.induction import INFERENCE, TESTS, Correlation, Induction
 from diffeqformer.studies.induction import findings, strongest
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
-from tests.studies.pictures import WIDTHS, dark_is_high, points, blue_is_high, title, warm_is_early
+from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, points, title, warm_is_early
 
 TIMES = np.array([0.7, 0.85, 1.0])
 

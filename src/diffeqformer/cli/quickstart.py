@@ -10,7 +10,7 @@ import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse
-from diffeqformer.config import read_yaml, validate
+from diffeqformer.config import find_config, read_yaml, validate
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of, require_writable

@@ -49,7 +49,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
                  f"{number(text['validation_tokens'])} held out"),
         ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens, "
                      f"{found.epochs:.3g} epochs"),
-        ("memory", f"{human(found.memory.total, 'B')} per device"),
+        ("memory", f"{human(found.memory.total or 0, 'B')} per device"),
         ("time", f"{duration(found.seconds)}, {found.seconds_per_update:.3g} s per update"),
         ("first loss", f"{found.first_loss:.4f} nats per token"),
     ]  # fmt: skip

@@ -54,9 +54,9 @@ class Footprint(NamedTuple):
 def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
     """Compile the training update of `config` without running it, and read its memory plan.
 
-    If not `compiled`, sizes alone are counted, which takes no time. Compiled for this machine's kind of device, or, if `config.mesh` asks for more devices than there are, for as many
-    virtual CPUs, in a process of its own. `config.model.vocabulary` must be set. Nothing of the model's size is
-    allocated.
+    If not `compiled`, sizes alone are counted, which takes no time. Compiled for this machine's kind of device, or, if
+    `config.mesh` asks for more devices than there are, for as many virtual CPUs, in a process of its own.
+    `config.model.vocabulary` must be set. Nothing of the model's size is allocated.
 
     **Raises:** `BadInput` if the mesh does not fit the model, or is left open by -1.
     """
