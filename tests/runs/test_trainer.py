@@ -138,8 +138,10 @@ def test_a_second_ctrl_c_ends_at_once(config, monkeypatch):
     class Impatient(Loader):
         def __getitem__(self, k: int):
             if k == 6:
+                caught = signal.getsignal(signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(1)  # batches are read in a thread of their own: until the main one has seen it, two are one
+                while signal.getsignal(signal.SIGINT) is caught:  # until the main thread has seen it, two are one
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGINT)
             return super().__getitem__(k)
 

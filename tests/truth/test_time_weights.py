@@ -119,4 +119,4 @@ def test_weights_of_a_grid_are_those_at_the_ends_of_its_steps(model, steps):
     at_ends = model.weights.at(np.array(ends))
     for ours, expected in zip(jax.tree.leaves(model.weights.table(Grid(steps))), jax.tree.leaves(at_ends), strict=True):
         assert ours.shape[:2] == (steps, 1)
-        np.testing.assert_array_equal(ours[:, 0], expected)
+        np.testing.assert_allclose(ours[:, 0], expected, rtol=0, atol=GENERATED)  # compiled with other sums
