@@ -146,8 +146,12 @@ def test_a_second_ctrl_c_ends_at_once(config, monkeypatch):
             return super().__getitem__(k)
 
     monkeypatch.setattr(trainer, "Loader", Impatient)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, Silent())
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(config, Silent())
+    finally:
+        signal.signal(signal.SIGINT, earlier)
     assert Checkpoints(Path(config.run) / "checkpoints").steps() == [4, 5]
 
 
