@@ -174,7 +174,7 @@ def test_pairwise_of_a_scheme_that_carries_two_states():
             assert np.allclose(found[i], -np.sort(-np.log(abs(np.diag(r)))), **EXACT)
 
 
-@pytest.mark.parametrize("kind", ["diffeqformer", "time, reversible"])
+@pytest.mark.parametrize("kind", ["diffeqformer", pytest.param("time, reversible", marks=pytest.mark.slow)])
 def test_leading_exponents_are_the_singular_values_of_the_whole_flow_whatever_the_seed(kind):
     """Against the flow's dense matrix; the growth of random directions, the paper's, is below and depends on them."""
     model, ids, output, width = model_of(KINDS[kind]), text(), 5, TINY.width
