@@ -40,7 +40,8 @@ def leading_directions(
     """Leading right singular vectors of linear maps F by subspace iteration, `Q <- qr(F^T F Q)`.
 
     With unit vectors v, u and a number s such that `F v = s u`, a singular value is within `|F^T u - s v| / sqrt 2`
-    of s, and s is no more than the largest.
+    of s, and s is no more than the largest; it is the largest that this one is, unless `first` has nothing of its
+    direction, which for random directions has probability zero.
 
     **Arguments:** `flow`, from Q to `F Q` and to what multiplies with `F^T`, for a batch of maps; `first`, Q to begin
     with; `iterations` at most; `settled`, the bound at which it ends.

@@ -24,7 +24,7 @@ from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_wei
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, TransformerField, Window
 from diffeqformer.ode.schemes import Scheme
-from diffeqformer.ode.solve import Step, split
+from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
 TANGENT_NUMBERS = 1 << 24
@@ -45,7 +45,7 @@ class Pairwise:
     exponents: Float[np.ndarray, "output input tangent"]
     """Sums of `log |diag R|` over all of depth, the largest first."""
     error: Float[np.ndarray, "output input"]
-    """Bound of the leading exponent's error; NaN if first tangents were not refined."""
+    """Bound of the leading exponent's error, see `leading_directions`; NaN if first tangents were not refined."""
     over_depth: Float[np.ndarray, "output input step"]
     """What the leading exponent has grown to after each step."""
     width: int
@@ -179,8 +179,7 @@ def flow_and_transpose(
     """Tangents at the end of depth, and the transpose of what took them there."""
 
     def flow(first: Array) -> Array:
-        observer = _Tangents(model.field, model.scheme, output, inputs, first, keep=False)
-        found = model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
+        found = _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first, keep=False))
         return model.scheme.state(found.observer).swapaxes(-1, -2)
 
     images, transpose = jax.vjp(flow, first)
@@ -205,9 +204,12 @@ def pairwise_growth(
 
     Those of inputs behind the output do not: nothing moves them.
     """
-    observer = _Tangents(model.field, model.scheme, output, inputs, first)
-    found = model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
-    return found.kept
+    return _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first)).kept
+
+
+def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents") -> Solution:
+    """The forward pass of one text, looked on by `observer`."""
+    return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
 
 
 class _Tangents:
