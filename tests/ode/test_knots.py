@@ -1,6 +1,7 @@
 """Weights between knots: the basis is SciPy's, a table at its own nodes, and continuous in between."""
 
 import dataclasses
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from scipy.interpolate import CubicSpline
 from diffeqformer.config import KnotsConfig
 from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid, Nodes
-from diffeqformer.ode.weights.knots import PLACES, cardinal_basis
+from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 from tests.models import TINY, logits, model_of, tokens
 
 TIMES = np.linspace(0, 1, 57)
@@ -57,6 +58,36 @@ def test_at_its_own_nodes_it_is_the_table_of_its_knots_to_the_bit(place, node, b
     table = weights.table(Grid(3), Nodes.same(node))
     for row, leaf in zip(jax.tree.leaves(table), jax.tree.leaves(weights.rows), strict=True):
         np.testing.assert_array_equal(row[:, 0], leaf)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("knots", "basis"), [(1, "hat"), (2, "cubic"), (5, "hat"), (6, "cubic")])
+def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, place):
+    edges = np.array([0, 0.03, 0.2, 0.21, 0.5, 0.77, 0.97, 1.0])
+    # Gauss and Legendre's rule of four points is exact for cubics, piece by piece between the knots.
+    pieces = np.unique(np.concatenate([edges, places(knots, place)]))
+    at, share = np.polynomial.legendre.leggauss(4)
+    expected = np.zeros((len(edges) - 1, knots))
+    for start, end in pairwise(pieces):
+        times = (start + end) / 2 + (end - start) / 2 * at
+        values = np.asarray(cardinal_basis(times, knots, basis, place), np.float64)
+        step = np.searchsorted(edges, start, side="right") - 1
+        expected[step] += share @ values * (end - start) / 2 / (edges[step + 1] - edges[step])
+    # The reference's values are rounded to float32, and a mean of them is no further off.
+    np.testing.assert_allclose(mean_basis(edges, knots, basis, place), expected, rtol=0, atol=4 * SINGLE)
+    traced = jax.jit(lambda t: mean_basis(t, knots, basis, place))(jnp.asarray(edges, jnp.float32))
+    # Edges are rounded to float32, and integrals of at most about one are divided by a length of 0.01.
+    np.testing.assert_allclose(traced, expected, rtol=0, atol=8 * knots * SINGLE / 0.01)
+
+
+def test_a_long_step_has_the_mean_weights_of_the_short_ones_that_it_stands_for():
+    section = KnotsConfig(5, average=True)
+    weights = model_of(dataclasses.replace(TINY, weights=section)).weights
+    fine, coarse = (weights.table(Grid(steps), Nodes((0.5,), (0.0, 1.0))) for steps in (6, 2))
+    for short, long in zip(jax.tree.leaves(fine), jax.tree.leaves(coarse), strict=True):
+        assert long.shape[1] == 1  # for all nodes
+        mean = np.asarray(short, np.float64).reshape(2, 3, *short.shape[1:]).mean(1)
+        np.testing.assert_allclose(long, mean, rtol=0, atol=16 * SINGLE * max(1.0, np.abs(short).max()))
 
 
 def test_the_parameters_are_those_of_a_table_of_as_many_layers():

@@ -97,6 +97,8 @@ class KnotsConfig(Section):
     """Piecewise linear, or the natural cubic spline."""
     place: Literal["middle", "end"] = "middle"
     """Knots in the middles or at the ends of K equal parts of depth; constant before the first and after the last."""
+    average: bool = False
+    """A step takes the mean of the weights over it, instead of those at the scheme's nodes."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,14 @@
 with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
 a block is a function of this kind, biases and norms included. With K knots the parameters are those of a table of K
 layers. Source: Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
+
+A step from a to b takes W at the scheme's nodes, or, with `average`, its mean over the step,
+
+    (b - a)^-1 int_a^b W(t) dt,
+
+the first term of Magnus's expansion (Blanes et al. 2009, arXiv:0810.5488). Each knot then counts by its share in every
+number of steps, where W at a node depends on where between two knots the node happens to lie; and the weights of a long
+step are the mean of those of the short ones that it stands for.
 """
 
 from typing import Any
@@ -39,21 +47,51 @@ def cardinal_basis(
     **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
     `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
     """
-    traced = isinstance(times, Tracer)
-    xp = jnp if traced else np
-    t = times.astype(wide(times.dtype)) if traced else np.asarray(times, np.float64)
-    place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
-    if not traced:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
-        place_in_knots = np.round(place_in_knots, 9)
-    left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
-    right = xp.minimum(left + 1, knots - 1)
-    b = (place_in_knots - left.astype(t.dtype))[:, None]
-    unit = xp.asarray(np.eye(knots), t.dtype)
+    xp, t, place_in_knots = _in_knots(times, knots, place)
+    left, right, b, unit = _neighbours(xp, xp.clip(place_in_knots, 0.0, knots - 1.0), knots)
     rows = (1 - b) * unit[left] + b * unit[right]
     if len(second := bends(basis, knots)):
         bend, a = xp.asarray(second, t.dtype), 1 - b
         rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
     return jnp.asarray(rows, dtype)
+
+
+def mean_basis(
+    edges: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+) -> Float[Array, "step knot"]:
+    """The mean of `B_k` over each step, from the closed form of its integral; the rows sum to one.
+
+    **Arguments:** `edges`, the times between steps, rising, shape (step + 1,); the others as for `cardinal_basis`.
+    """
+    xp, t, place_in_knots = _in_knots(edges, knots, place)
+    inside = xp.clip(place_in_knots, 0.0, knots - 1.0)
+    left, right, b, unit = _neighbours(xp, inside, knots)
+    a, pairs = 1 - b, lambda values: np.concatenate([np.zeros((1, knots)), np.cumsum(values[:-1] + values[1:], axis=0)])
+    integral = (
+        xp.asarray(pairs(np.eye(knots)) / 2, t.dtype)[left] + (1 - a**2) / 2 * unit[left] + b**2 / 2 * unit[right]
+    )
+    if len(second := bends(basis, knots)):
+        bend, before = xp.asarray(second, t.dtype), xp.asarray(pairs(second), t.dtype)
+        integral += ((2 * a**2 - a**4 - 1) * bend[left] + (b**4 - 2 * b**2) * bend[right] - before[left]) / 24
+    integral += (place_in_knots - inside)[:, None] * unit[xp.where(place_in_knots < 0, 0, knots - 1)]
+    return jnp.asarray((integral[1:] - integral[:-1]) / (knots * (t[1:] - t[:-1])[:, None]), dtype)
+
+
+def _in_knots(times: Any, knots: int, place: str) -> tuple[Any, Any, Any]:
+    """The module of arrays, the times in the widest precision that it has, and where they lie, knot k at k."""
+    if isinstance(times, Tracer):
+        t = times.astype(wide(times.dtype))
+        return jnp, t, t * knots - PLACES[place]
+    t = np.asarray(times, np.float64)
+    # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
+    return np, t, np.round(t * knots - PLACES[place], 9)
+
+
+def _neighbours(xp: Any, inside: Any, knots: int) -> tuple[Any, Any, Any, Any]:
+    """The knots before and after a place, the part of the way between them, (time, 1), and all knots' unit vectors."""
+    left = xp.clip(xp.floor(inside).astype(int), 0, max(knots - 2, 0))
+    between = (inside - left.astype(inside.dtype))[:, None]
+    return left, xp.minimum(left + 1, knots - 1), between, xp.asarray(np.eye(knots), inside.dtype)
 
 
 def bends(basis: str, knots: int) -> np.ndarray:
@@ -75,6 +113,7 @@ class KnotWeights(eqx.Module):
     """Weights at the knots, in order, on one leading axis."""
     basis: str = eqx.field(static=True, default="hat")
     place: str = eqx.field(static=True, default="middle")
+    average: bool = eqx.field(static=True, default=False)
 
     @property
     def knots(self) -> int:
@@ -83,15 +122,21 @@ class KnotWeights(eqx.Module):
 
     def at(self, times: Any) -> BlockWeights:
         """Weights at `times`; one product of a (time, K) matrix with each array."""
-        return self._interpolated(self.rows, times)
+        return self._mixed(self.rows, cardinal_basis(times, *self._basis))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """Weights at all nodes of the grid."""
-        half = lambda rows, own: unstack(self._interpolated(rows, grid.times(own)), grid.steps, len(own))
+        """Weights at all nodes of the grid, or means over its steps."""
+        if self.average:
+            return unstack(self._mixed(self.rows, mean_basis(grid.edges, *self._basis)), grid.steps, 1)
+        at = lambda rows, own: self._mixed(rows, cardinal_basis(grid.times(own), *self._basis))
+        half = lambda rows, own: unstack(at(rows, own), grid.steps, len(own))
         return Block(half(self.rows.attention, nodes.attention), half(self.rows.feed_forward, nodes.feed_forward))
 
-    def _interpolated(self, rows: Any, times: Any) -> Any:
-        weights = cardinal_basis(times, self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype)
+    @property
+    def _basis(self) -> tuple[Any, ...]:
+        return self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype
+
+    def _mixed(self, rows: Any, weights: Float[Array, "time knot"]) -> Any:
         mixed = lambda leaf: jnp.tensordot(weights, leaf, 1, precision="highest")  # not in TensorFloat-32
         return constrain_weights(jax.tree.map(mixed, rows))
 
@@ -99,4 +144,4 @@ class KnotWeights(eqx.Module):
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
     """New weights of kind `knots`: each knot starts as a layer of a table does."""
     rows = initial_rows(shapes, END_OF_STEP, section.knots or grid.steps, key)
-    return KnotWeights(rows, section.basis, section.place)
+    return KnotWeights(rows, section.basis, section.place, section.average)
