@@ -1,6 +1,7 @@
 import pytest
 
 from tests.cli.conftest import call  # noqa: F401
+from tests.hub import hub  # noqa: F401
 from tests.interop.folders import CONFIGS, golden, write
 
 

@@ -270,7 +270,7 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(call, tmp_path, kind
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere", "--to", "run"], "folder 'nowhere' does not exist; `hf download"),
+        (["nowhere", "--to", "run"], "'nowhere' is no file or folder here and cannot be fetched from the"),
         (["published"], "needs --to"),
         (["published", "--to", "published"], "'published' exists and is not an empty folder; choose another one"),
         (["published", "--to", "file"], "'file' exists and is not an empty folder"),

@@ -1,4 +1,4 @@
-"""`diffeqformer export RUN --to DIR [--steps N] [--dtype ...] [--adapter]`"""
+"""`diffeqformer export RUN --to DIR [--steps N] [--dtype ...] [--adapter] [--push NAME]`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import parse
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
 
 
@@ -34,6 +35,10 @@ class Arguments:
     """Megabytes of the largest file of tensors."""
     adapter: bool = False
     """Keep low-rank adapters apart, in DIR/adapter in PEFT's format, instead of merging them into the matrices."""
+    push: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Send the folder to this repository on the Hugging Face hub, ORGANISATION/NAME; `hf auth login` signs in."""
+    private: bool = False
+    """Make that repository, if it is new, one that others do not see."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -41,15 +46,20 @@ def run(words: Sequence[str], as_json: bool) -> None:
     given = parse(Arguments, words, "diffeqformer export")
     from diffeqformer.interop.exporting import export
     from diffeqformer.runs.opening import load_run
+    from diffeqformer.store.hub import Upload
 
     progress = Terminal()
+    if given.private and given.push is None:
+        raise BadInput("--private is given, but without --push nothing is sent anywhere.")
+    upload = None if given.push is None else Upload(given.push, given.private)
     opened = load_run(given.run, given.checkpoint, progress)
     made = export(opened, given.to, given.steps, given.dtype, given.shard_mb * 1_000_000, given.adapter, progress)
+    address = None if upload is None else upload.send(made.folder)
     if as_json:
         found = {"folder": str(made.folder), "architecture": made.architecture, "trust_remote_code": made.own_code}
         sizes = {"continuous": made.continuous, "steps": made.steps, "parameters": made.parameters, "dtype": made.dtype}
-        return print_json({**found, **opened.which, **sizes})
+        return print_json({**found, **opened.which, **sizes, "pushed": address})
     columns, steps = ["class", "steps", "parameters", "dtype"], f"any; {made.steps}" if made.continuous else made.steps
     print_table(str(made.folder), columns, [[made.architecture, str(steps), human(made.parameters), made.dtype]])
     trust = ", trust_remote_code=True" if made.own_code else ""
-    print(f"Load it with AutoModelForCausalLM.from_pretrained({str(made.folder)!r}{trust})")
+    print(f"Load it with AutoModelForCausalLM.from_pretrained({upload.name if upload else str(made.folder)!r}{trust})")

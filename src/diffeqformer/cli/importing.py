@@ -1,4 +1,4 @@
-"""`diffeqformer import FOLDER [--adapter DIR] --to RUN`"""
+"""`diffeqformer import FOLDER|NAME [--adapter DIR] --to RUN`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ class Arguments:
     """
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """With config.json, model.safetensors (or several such files and their index) and tokenizer.json."""
+    """With config.json, model.safetensors (or several such files and their index) and tokenizer.json; or the name of
+    such a repository, or of a run, on the Hugging Face hub: ORGANISATION/NAME, with @REVISION for another revision."""
     to: Annotated[str, tyro.conf.arg(metavar="RUN")]
     """Folder of the run, new or empty."""
     adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None

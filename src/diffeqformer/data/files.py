@@ -159,9 +159,6 @@ class Reader:
                     yield tuple(type(part)(decoder.without_surrogates(part, where)) for part in parts)
         self._tell(decoder)
 
-    def _parts(self, record: Any, where: str) -> tuple[str, ...]:
-        return completions(record, where) if self.completions else (text_of(record, self.text_field, where),)
-
     def _rows(self, file: TextFile) -> Iterator[str]:
         import pyarrow as pa
         from pyarrow import parquet

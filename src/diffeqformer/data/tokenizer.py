@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput, reason
+from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
 
@@ -57,15 +58,10 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return _plain_text(_from_folder(path))
     if path.is_file():
         return _plain_text(_from_file(path))
-    if path.suffix == ".json" or str(spec).startswith((".", "/", "~")) or str(spec).count("/") > 1:
+    repository = None if path.suffix == ".json" else Repository.named(spec)
+    if repository is None:
         raise BadInput(f"tokenizer {str(spec)!r} does not exist; give a file, a folder, a hub name or 'train'.")
-    try:
-        return _plain_text(Tokenizer.from_pretrained(str(spec)))
-    except Exception as error:  # the library raises bare exceptions of several kinds
-        raise BadInput(
-            f"tokenizer {str(spec)!r} is no file or folder here and cannot be fetched from the Hugging Face hub: "
-            f"{reason(error)}."
-        ) from error
+    return _plain_text(_from_folder(fetch(repository, TOKENIZER_FILES)))
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:

@@ -118,7 +118,7 @@ def open_huggingface(folder: str | Path) -> Published:
     folder = path_of(folder)
     if not folder.is_dir():
         raise BadInput(
-            f"folder {str(folder)!r} does not exist; `hf download MODEL --local-dir FOLDER` fetches a published model."
+            f"folder {str(folder)!r} does not exist; `import ORGANISATION/NAME` fetches a published model from the hub."
         )
     require_sums(folder, (CONFIG, TOKENIZER, INDEX, "*.safetensors"))
     values = read_json(folder / CONFIG)

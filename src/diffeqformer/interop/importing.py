@@ -1,6 +1,7 @@
 """A Hugging Face folder goes in, a run folder comes out, whole or not at all."""
 
 import json
+import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -8,16 +9,23 @@ from tokenizers import Tokenizer
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput
-from diffeqformer.interop.huggingface import Published, open_huggingface
+from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter
+from diffeqformer.interop.tensors import INDEX
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
-from diffeqformer.runs.opening import Run
-from diffeqformer.store.folders import becoming, require_free, require_space
+from diffeqformer.runs.opening import Run, load_run
+from diffeqformer.store.folders import SUMS, becoming, require_free, require_space
+from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 
 SENTENCEPIECE = "tokenizer.model"
+MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, files.CONFIG)
+"""What is fetched from the hub; the last makes a repository a run."""
+RUN_FILES = (
+    files.CONFIG, files.TOKENIZER, files.DATA, files.IMPORTED, files.METRICS, files.RESULTS, f"{files.CHECKPOINTS}/*"
+)  # fmt: skip
 LEARNING_RATE = 1e-4
 """What fine-tuning starts from, since nobody knows what the model was trained with: cautious at GPT-2's size."""
 
@@ -27,15 +35,21 @@ def import_huggingface(
 ) -> Run:
     """Make a run of the model and the tokenizer in a Hugging Face folder; `load_run` opens it again.
 
-    **Arguments:** `folder`, as for `from_huggingface`, with a tokenizer that `load_tokenizer` can load; `run`, the
-    run's folder, which must not exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it.
+    **Arguments:** `folder`, as for `from_huggingface`, with a tokenizer that `load_tokenizer` can load; or the name of
+    such a repository on the hub, or of a run there, which is copied. `run`, the run's folder, which must not
+    exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it.
 
-    **Returns:** the run, at update 0.
+    **Returns:** the run, at update 0 unless it was one.
 
     **Raises:** `BadInput` for anything that makes the import impossible; nothing has been written then.
     """
     progress, run = progress or Silent(), path_of(run)
     require_free(run)
+    repository = Repository.named(folder)
+    if repository is not None:
+        folder = fetch(repository, (*MODEL_FILES, *TOKENIZER_FILES))
+        if (folder / files.CONFIG).is_file() and adapter is None:
+            return _copied(fetch(repository, RUN_FILES), run)
     published = open_huggingface(folder)
     tokenizer = _tokenizer_of(published)
     data = DataConfig(tokenizer=str(run / files.TOKENIZER))
@@ -47,10 +61,20 @@ def import_huggingface(
         with progress.stage("Writing the run", 1) as stage:
             origin = {"folder": str(published.folder), "model_type": published.model_type}
             origin |= {} if adapter is None else {"adapter": str(adapter)}
+            origin |= {"hub": repository.name} if repository else {}
             more = {files.IMPORTED: json.dumps(origin, indent=1) + "\n"}
             files.write_model(aside, config, tokenizer, model, None, more)
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0, "imported")
+
+
+def _copied(folder: Path, run: Path) -> Run:
+    """A run out of the hub's cache, whose files are links, as regular files."""
+    with becoming(run, "run folder", "importing", keep_lock=True) as aside:
+        require_space(aside, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), "the run")
+        shutil.copytree(folder, aside, dirs_exist_ok=True)
+        load_run(aside)
+    return load_run(run)
 
 
 def _tokenizer_of(published: Published) -> Tokenizer:
