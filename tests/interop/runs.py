@@ -42,7 +42,9 @@ CONTINUOUS: dict[str, ModelConfig] = {
     "time, llama": replace(TINY, field=LlamaConfig(kv_heads=1, nested_norm=True, norm_shift=True), embedding_norm=True),
     "one mlp, gpt": replace(TINY, weights=ONE_MLP, scheme="strang", first_step=0.5, tied=False),
     "one mlp, llama": replace(TINY, weights=ONE_MLP, field="llama", scheme=ReversibleConfig("heun")),
-    "knots, gpt": replace(TINY, weights=KnotsConfig(4, "cubic", "end"), scheme="heun", embedding_norm=True),
+    "knots, gpt": replace(
+        TINY, weights=KnotsConfig(4, "cubic", "end", average=True), scheme="heun", embedding_norm=True
+    ),
     "knots, llama": replace(TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0),
     "knots, llama 3 and qwen": replace(
         TINY,

@@ -76,7 +76,7 @@ def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, plac
     # The reference's values are rounded to float32, and a mean of them is no further off.
     np.testing.assert_allclose(mean_basis(edges, knots, basis, place), expected, rtol=0, atol=4 * SINGLE)
     traced = jax.jit(lambda t: mean_basis(t, knots, basis, place))(jnp.asarray(edges, jnp.float32))
-    # Edges are rounded to float32, and integrals of at most about one are divided by a length of 0.01.
+    # Edges are rounded to float32, which is 2 * SINGLE / 0.01 of the shortest step, and more of the slopes of knots.
     np.testing.assert_allclose(traced, expected, rtol=0, atol=8 * knots * SINGLE / 0.01)
 
 

@@ -222,11 +222,12 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         ):
             times = config.times(nodes)
             if config.weights["kind"] == "knots":
-                tensors = interpolate(getattr(self, name), times, **config.weights)
+                edges = torch.tensor(config.grid(), dtype=torch.float64, device="cpu")
+                tensors = interpolate(getattr(self, name), times, edges, **config.weights)
             else:
                 tensors = generate(self.networks[name], self.shared, times)
-            tensors = {name: stack.to(dtype).unbind() for name, stack in tensors.items()}
-            rows = [generated_row(block, config, {n: t[i] for n, t in tensors.items()}) for i in range(len(times))]
+            named = zip(*(stack.to(dtype).unbind() for stack in tensors.values()), strict=True)
+            rows = [generated_row(block, config, dict(zip(tensors, row, strict=True))) for row in named]
             for row in rows:
                 row.train(self.training)
                 row.gradient_checkpointing = self.gradient_checkpointing

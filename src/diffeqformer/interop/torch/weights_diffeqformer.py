@@ -196,13 +196,26 @@ def generate(networks, shared, times) -> dict:
     }
 
 
-def interpolate(rows, times, knots, basis, place, **_) -> dict:
-    """The tensors of a block at `times`, stacked, between the rows at the knots: `sum_k B_k(t) W_k`."""
-    weights, named = cardinal_basis(times, knots, basis, place), [dict(row.named_parameters()) for row in rows]
+def interpolate(rows, times, edges, knots, basis, place, average=False, **_) -> dict:
+    """The tensors of a block between the rows at the knots, `sum_k B_k(t) W_k`, stacked: at `times`, or, for
+    `average`, their means over the steps between `edges`."""
+    weights = mean_basis(edges, knots, basis, place) if average else cardinal_basis(times, knots, basis, place)
+    named = [dict(row.named_parameters()) for row in rows]
     if any("base_layer" in name for name in named[0]):
         raise ValueError("adapters cannot be interpolated between knots; export the model at a number of steps.")
     stacks = {name: torch.stack([wide(row[name]) for row in named]) for name in named[0]}
     return {name: torch.tensordot(weights.to(stack), stack, 1) for name, stack in stacks.items()}
+
+
+def mean_basis(edges, knots, basis, place):
+    """The mean of `B_k` over each step; Simpson's rule is exact between edges and knots."""
+    at_knots = (torch.arange(knots, dtype=edges.dtype, device="cpu") + {"middle": 0.5, "end": 1.0}[place]) / knots
+    ends = torch.cat([edges, at_knots]).sort().values
+    middle = (ends[:-1] + ends[1:]) / 2
+    first, second, third = (cardinal_basis(one, knots, basis, place) for one in (ends[:-1], middle, ends[1:]))
+    pieces = ends.diff()[:, None] / 6 * (first + 4 * second + third)
+    within = (edges[:-1, None] <= middle) & (middle < edges[1:, None])
+    return within.to(edges.dtype) @ pieces / edges.diff()[:, None]
 
 
 def cardinal_basis(times, knots, basis, place):

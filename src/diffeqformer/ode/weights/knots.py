@@ -47,51 +47,48 @@ def cardinal_basis(
     **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
     `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
     """
-    xp, t, place_in_knots = _in_knots(times, knots, place)
-    left, right, b, unit = _neighbours(xp, xp.clip(place_in_knots, 0.0, knots - 1.0), knots)
-    rows = (1 - b) * unit[left] + b * unit[right]
-    if len(second := bends(basis, knots)):
-        bend, a = xp.asarray(second, t.dtype), 1 - b
-        rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
-    return jnp.asarray(rows, dtype)
+    xp, t = _widest(times)
+    return jnp.asarray(_values(xp, t, knots, basis, place), dtype)
 
 
 def mean_basis(
     edges: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
 ) -> Float[Array, "step knot"]:
-    """The mean of `B_k` over each step, from the closed form of its integral; the rows sum to one.
+    """The mean of `B_k` over each step; the rows sum to one.
 
-    **Arguments:** `edges`, the times between steps, rising, shape (step + 1,); the others as for `cardinal_basis`.
+    Between edges and knots all `B_k` are polynomials of a degree that Simpson's rule integrates exactly.
+
+    **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
-    xp, t, place_in_knots = _in_knots(edges, knots, place)
-    inside = xp.clip(place_in_knots, 0.0, knots - 1.0)
-    left, right, b, unit = _neighbours(xp, inside, knots)
-    a, pairs = 1 - b, lambda values: np.concatenate([np.zeros((1, knots)), np.cumsum(values[:-1] + values[1:], axis=0)])
-    integral = (
-        xp.asarray(pairs(np.eye(knots)) / 2, t.dtype)[left] + (1 - a**2) / 2 * unit[left] + b**2 / 2 * unit[right]
-    )
-    if len(second := bends(basis, knots)):
-        bend, before = xp.asarray(second, t.dtype), xp.asarray(pairs(second), t.dtype)
-        integral += ((2 * a**2 - a**4 - 1) * bend[left] + (b**4 - 2 * b**2) * bend[right] - before[left]) / 24
-    integral += (place_in_knots - inside)[:, None] * unit[xp.where(place_in_knots < 0, 0, knots - 1)]
-    return jnp.asarray((integral[1:] - integral[:-1]) / (knots * (t[1:] - t[:-1])[:, None]), dtype)
+    xp, t = _widest(edges)
+    ends = xp.sort(xp.concatenate([t, xp.asarray((np.arange(knots) + PLACES[place]) / knots, t.dtype)]))
+    start, middle, end = ends[:-1], (ends[:-1] + ends[1:]) / 2, ends[1:]
+    first, second, third = (_values(xp, one, knots, basis, place) for one in (start, middle, end))
+    pieces = (end - start)[:, None] / 6 * (first + 4 * second + third)
+    within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
+    return jnp.asarray(within.astype(t.dtype) @ pieces / (t[1:] - t[:-1])[:, None], dtype)
 
 
-def _in_knots(times: Any, knots: int, place: str) -> tuple[Any, Any, Any]:
-    """The module of arrays, the times in the widest precision that it has, and where they lie, knot k at k."""
+def _widest(times: Any) -> tuple[Any, Any]:
+    """The module of arrays, and the times in the widest precision that they can have."""
     if isinstance(times, Tracer):
-        t = times.astype(wide(times.dtype))
-        return jnp, t, t * knots - PLACES[place]
-    t = np.asarray(times, np.float64)
-    # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
-    return np, t, np.round(t * knots - PLACES[place], 9)
+        return jnp, times.astype(wide(times.dtype))
+    return np, np.asarray(times, np.float64)
 
 
-def _neighbours(xp: Any, inside: Any, knots: int) -> tuple[Any, Any, Any, Any]:
-    """The knots before and after a place, the part of the way between them, (time, 1), and all knots' unit vectors."""
-    left = xp.clip(xp.floor(inside).astype(int), 0, max(knots - 2, 0))
-    between = (inside - left.astype(inside.dtype))[:, None]
-    return left, xp.minimum(left + 1, knots - 1), between, xp.asarray(np.eye(knots), inside.dtype)
+def _values(xp: Any, t: Any, knots: int, basis: str, place: str) -> Any:
+    place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
+    if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
+        place_in_knots = np.round(place_in_knots, 9)
+    left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
+    right = xp.minimum(left + 1, knots - 1)
+    b = (place_in_knots - left.astype(t.dtype))[:, None]
+    unit = xp.asarray(np.eye(knots), t.dtype)
+    rows = (1 - b) * unit[left] + b * unit[right]
+    if len(second := bends(basis, knots)):
+        bend, a = xp.asarray(second, t.dtype), 1 - b
+        rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
+    return rows
 
 
 def bends(basis: str, knots: int) -> np.ndarray:
