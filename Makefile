@@ -19,7 +19,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth repro-optimizers bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth repro-paper repro-optimizers bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
 .DELETE_ON_ERROR:
 
 # A target's line ends in `## what it does`, a test target's in `##| what it needs | what it tests`.
@@ -89,6 +89,9 @@ TASK ?= hops
 
 repro-depth: install ## Where depth pays: one checkpoint beside models of one depth (TASK=hops or text, ARGS='--seeds 0 1 2')
 	@$(BIN)/diffeqformer reproduce depth --task $(TASK) $(ARGS)
+
+repro-paper: install ## The paper, item by item, into docs/paper.md (ITEMS='table-1 figure-7', ARGS='--seeds 0'; hours for all)
+	@$(BIN)/diffeqformer reproduce paper $(ITEMS) --markdown docs/paper.md $(ARGS)
 
 RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimizer.learning_rate=5e-4,1e-3,2e-3,4e-3
 

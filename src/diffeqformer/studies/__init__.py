@@ -38,6 +38,7 @@ BENCHMARKS = {
 EXPERIMENTS = {
     "adapt": "the paper's figure 5: pretrain on one text, fine-tune on another, at several depths",
     "depth": "where depth pays: one checkpoint at every depth, beside models of one depth and other elastic models",
+    "paper": "the paper's tables and figures, item by item, each claim with its effect over seeds and a verdict",
     "lift": "a pretrained model, lifted and fine-tuned for a few more tokens, beside models of each depth",
 }
 """Of `diffeqformer reproduce`; the module of each begins with `reproduce_`."""

@@ -1,0 +1,141 @@
+"""What the paper's registry is made of: models that are trained, claims that are measured, and the rule that judges.
+
+An item is a table or a figure of the paper. Each of its claims is a number per seed, its *effect*, which is positive if
+the claim is so. One rule judges all of them, written here before any run:
+
+- with fewer than `SEEDS` seeds a claim is **untested**;
+- it **holds** if the 95 % confidence interval of the mean effect over seeds (Student's t) lies above zero, it **fails**
+  if the interval lies below zero, and else the effect is **within noise**;
+- a claim that nothing random enters holds or fails by the sign of its effect.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffeqformer.progress import Progress
+
+if TYPE_CHECKING:
+    from diffeqformer.runs.trainer import TrainResult
+
+SEEDS = 3
+"""That a verdict needs."""
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be trained: a shipped config, and what is different."""
+
+    config: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By dotted name."""
+    rate_of: str = ""
+    """The model whose learning rate it takes; searched for itself if empty."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a claim is measured on: the trained models of one seed, and texts beside the one of training."""
+
+    models: "Mapping[str, TrainResult]"
+    seed: int
+    folder: Path
+    """For what a claim trains itself."""
+    progress: Progress
+    other: tuple[str, ...] = ()
+    """Files of another text; empty if none were given."""
+
+    def loss(self, name: str) -> float:
+        """Of the whole validation split, in nats per token."""
+        return self.models[name].entry["validation"]["loss"]
+
+
+Measure = Callable[[Trained], float | None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, or of this library about it, that a number decides."""
+
+    sentence: str
+    unit: str
+    """Of the effect, and what it is the difference of."""
+    models: tuple[str, ...]
+    """That must have been trained."""
+    measure: Measure
+    """The effect of one seed, positive if the claim is so; `None` where it could not be measured."""
+    exact: bool = False
+    """Whether nothing random enters."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of the paper."""
+
+    where: str
+    """In the paper."""
+    reported: str
+    """What the paper reports, in a sentence."""
+    claims: tuple[Claim, ...]
+    missing: str = ""
+    """What it takes to test what is not tested here; empty if all is."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the seeds say of a claim."""
+
+    word: str
+    """`holds`, `fails`, `within noise` or `untested`."""
+    effects: tuple[float, ...]
+    """Of the seeds that could be measured."""
+    mean: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    """Ends of the confidence interval; NaN where there is none."""
+
+
+def judge(effects: Sequence[float | None], *, exact: bool = False) -> Verdict:
+    """The verdict of the rule above.
+
+    **Arguments:** `effects`, one per seed, `None` or not finite where it could not be measured; `exact`, whether
+    nothing random enters.
+    """
+    known = tuple(one for one in effects if one is not None and math.isfinite(one))
+    if not known:
+        return Verdict("untested", ())
+    mean = statistics.fmean(known)
+    if exact:
+        return Verdict("holds" if mean > 0 else "fails", known, mean)
+    if len(known) < 2:
+        return Verdict("untested", known, mean)
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1)) * statistics.stdev(known) / math.sqrt(len(known))
+    low, high = mean - half, mean + half
+    word = "holds" if low > 0 else "fails" if high < 0 else "within noise"
+    return Verdict(word if len(known) >= SEEDS else "untested", known, mean, low, high)
+
+
+def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:
+    """The best learning rate of a grid by factors of two, which grows until its best value is inside it.
+
+    **Arguments:** `loss_of`, what a rate leads to, infinite where training diverged; `start`, the middle of the first
+    three; `most`, how many are tried: the same budget for every model.
+
+    **Returns:** the best rate, and the loss of every one that was tried.
+    """
+    tried = {rate: loss_of(rate) for rate in (start / 2, start, 2 * start)}
+    while len(tried) < most:
+        best = min(tried, key=tried.__getitem__)
+        if best == min(tried):
+            tried[best / 2] = loss_of(best / 2)
+        elif best == max(tried):
+            tried[2 * best] = loss_of(2 * best)
+        else:
+            break
+    return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
