@@ -13,7 +13,8 @@ from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies import paper_items, reproduce_paper
 from diffeqformer.studies.paper import Claim, Item, Model, Trained, judge, search
-from diffeqformer.studies.paper_items import ITEMS, MODELS, gap, lower
+from diffeqformer.studies.paper_items import ITEMS, MODELS
+from diffeqformer.studies.paper_measures import gap, lower
 from diffeqformer.studies.reproduce_paper import Arguments, Runs, study, write
 from diffeqformer.studies.reproduce_paper_figures import effects
 

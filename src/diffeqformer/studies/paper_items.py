@@ -4,23 +4,27 @@ Sizes are the quickstart's: what holds or fails here is said of small models, on
 given. A new item is an entry of `ITEMS`; a model that it needs, one of `MODELS`.
 """
 
-import math
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from diffeqformer.studies.paper import Claim, Item, Measure, Model, Trained
-
-if TYPE_CHECKING:
-    from diffeqformer.runs.trainer import TrainResult
+from diffeqformer.studies.paper import Claim, Item, Model
+from diffeqformer.studies.paper_measures import (
+    MATCHING,
+    NATS,
+    OURS,
+    adapted,
+    cheaper_memory,
+    counts,
+    elsewhere,
+    faithful,
+    gain,
+    gap,
+    growth,
+    induction,
+    lower,
+    more_clusters,
+    task,
+)
 
 SMOOTH = 12.0
 """Radians per unit of depth of the fastest feature of the smooth band: twice the number of steps."""
-MATCHING = 0.5
-"""Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
-CONTEXTS = 48
-"""On which explanations are tested."""
-OURS = "diffeqformer"
 B2 = (0.9, 0.95, 0.99, 0.999)
 D_EMB = (4, 8, 12, 24, 96, 144)
 
@@ -41,182 +45,13 @@ MODELS = {
     "gpt-normed": Model("quickstart-gpt", {"model.embedding_norm": True}),
     "diffeqformer-normed": Model("quickstart-diffeqformer", {"model.embedding_norm": True}),
     "diffeqformer-normed-long": Model("quickstart-diffeqformer", {"model.embedding_norm": True, "model.horizon": 6.0}),
-    "knots-normed": Model("quickstart-gpt", {"model.embedding_norm": True, "model.weights": "knots"}),
+    "smooth-normed": Model(
+        "quickstart-gpt", {"model.embedding_norm": True, "model.weights": {"kind": "knots", "average": True}}
+    ),
 }
 """By the name of their folder."""
 
 
-def gain(found: Trained, better: str, worse: str) -> float:
-    """By how many nats per token one model's loss is below another's."""
-    return found.loss(worse) - found.loss(better)
-
-
-def lower(better: str, worse: str, sentence: str) -> Claim:
-    """A claim that one model has a lower loss than another."""
-    unit = "nats per token, the other's loss minus its own"
-    return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse))
-
-
-def gap(result: "TrainResult") -> float:
-    """How much higher the loss is on validation than on the last tenth of the training batches."""
-    curve = result.entry["curve"]["train"]
-    last = [loss for step, loss in curve if step > 0.9 * result.entry["updates"]]
-    return result.entry["validation"]["loss"] - sum(last) / len(last)
-
-
-def elsewhere(better: str, worse: str) -> Measure:
-    """The difference of bits per byte on the other text, without training on it."""
-
-    def measure(found: Trained) -> float | None:
-        if not found.other:
-            return None
-        ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
-        return theirs - ours
-
-    return measure
-
-
-def _bits(result: "TrainResult", files: tuple[str, ...]) -> float:
-    from diffeqformer.data.cache import tokens_of
-    from diffeqformer.data.loader import evaluation_batches
-    from diffeqformer.evaluation.perplexity import evaluate
-    from diffeqformer.progress import Silent
-
-    config = result.config
-    tokens, bytes_ = tokens_of(files, config.data, result.tokens.tokenizer, Silent())
-    batches = evaluation_batches(tokens, config.model.context, config.trainer.batch_size)
-    found = evaluate(result.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
-    return math.nan if found is None else found
-
-
-def growth(name: str, pair: str) -> Measure:
-    """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
-
-    def measure(found: Trained) -> float:
-        from diffeqformer.analysis.spectra import spectra
-
-        seen = spectra(found.models[name].model, times=24)
-        radius = seen.pairs[pair].radius
-        over_depth = radius.reshape(len(radius), -1).mean(1)
-        third = max(1, len(over_depth) // 3)
-        return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
-
-    return measure
-
-
-def induction(name: str) -> Measure:
-    """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
-
-    def measure(found: Trained) -> float | None:
-        from diffeqformer.analysis.induction import measure_induction
-
-        result = found.models[name]
-        special = result.tokens.tokenizer.get_added_tokens_decoder()
-        seen = measure_induction(
-            result.model,
-            candidates=[one for one in range(result.tokens.tokenizer.get_vocab_size()) if one not in special],
-            sequences=16, length=25, repeats=4, seed=found.seed,
-        )  # fmt: skip
-        there = seen.behaviours["prefix matching"].max() >= MATCHING
-        return seen.inference.rho if there else None
-
-    return measure
-
-
-def more_clusters(*, level: bool) -> Measure:
-    """Clusters left where weights grow with the square of depth, over those where they are shared, as a logarithm.
-
-    **Arguments:** `level`, whether growing weights have the integral of shared ones.
-    """
-
-    def measure(found: Trained) -> float:
-        from diffeqformer.analysis.clusters import simulate
-
-        ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
-        shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
-        return math.log(growing / shared)
-
-    return measure
-
-
-def faithful(name: str) -> Measure:
-    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
-
-    def measure(found: Trained) -> float:
-        from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
-
-        result = found.models[name]
-        length = min(48, result.config.model.context)
-        tokens = result.tokens.validation
-        seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
-        of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
-        return of(PAIRWISE) - of("attention rollout")
-
-    return measure
-
-
-def counts(found: Trained) -> float:
-    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
-    from diffeqformer.config import read_yaml, shipped_configs
-    from diffeqformer.model.count import parameters
-
-    published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
-    stored: dict[str, Any] = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
-    return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
-
-
-def cheaper_memory(found: Trained) -> float:
-    """The ratio of stored parameters at d_emb 144 and at 48, less that of what an update needs, as compiled."""
-    from diffeqformer.runs.footprint import update_footprint
-
-    small, large = (found.models[name] for name in (OURS, "d_emb-144"))
-    sizes = [one.entry["parameters"]["stored"] for one in (small, large)]
-    totals = [update_footprint(one.config).total or math.nan for one in (small, large)]
-    return sizes[1] / sizes[0] - totals[1] / totals[0]
-
-
-def task(name: str) -> Measure:
-    """The difference of accuracies on a task that the runs' folders hold evaluations of."""
-
-    def measure(found: Trained) -> float | None:
-        from diffeqformer.interop.comparing import compare_runs
-
-        compared = compare_runs(*(str(found.models[one].folder) for one in (OURS, "gpt")))
-        rows = [
-            row for row in compared.rows if row.task.startswith(name) and row.is_accuracy and None not in row.values
-        ]
-        return float(np.mean([np.subtract(*map(float, row.values)) for row in rows])) if rows else None
-
-    return measure
-
-
-def adapted(steps: int | None) -> Measure:
-    """GPT's perplexity after LoRA over DiffEqFormer's at so many steps (own ones if `None`), as a logarithm, over both
-    directions."""
-
-    def measure(found: Trained) -> float | None:
-        if not found.other:
-            return None
-        from diffeqformer.config import DataConfig
-        from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
-
-        own = found.models[OURS].config.data
-        texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
-        words = Arguments(texts=("own", "other"), seeds=(found.seed,), cache=own.cache)
-        rows = records([reproduce(words, texts, found.seed, found.folder / f"adapt/seed-{found.seed}", found.progress)])
-        lora = [row for row in rows if row["method"] == "lora"]
-        depth = words.steps if steps is None else steps
-        pairs = [
-            (row["final"]["loss"], next(ours["final"]["loss"] for ours in lora if ours["direction"] == row["direction"]
-             and ours["system"].startswith("DiffEqFormer") and ours["steps"] == depth))
-            for row in lora if not row["system"].startswith("DiffEqFormer")
-        ]  # fmt: skip
-        return sum(theirs - ours for theirs, ours in pairs) / len(pairs)
-
-    return measure
-
-
-NATS = "nats per token"
 ITEMS = {
     "table-1": Item(
         "table 1, figure 4",
@@ -347,7 +182,7 @@ ITEMS = {
             lower("gpt-normed", OURS, "GPT with that line is better than DiffEqFormer as published"),
             lower("diffeqformer-normed-long", "diffeqformer-normed", "with it DiffEqFormer needs steps of 1, not 1/6"),
             lower("diffeqformer-normed-long", "gpt-normed", "with it and steps of 1 DiffEqFormer is better than GPT"),
-            lower("knots-normed", "gpt-normed", "knots are better than a table of layers, both normalised"),
+            lower("smooth-normed", "gpt-normed", "means over steps of knots are better than a table, both normalised"),
         ),
     ),
 }  # fmt: skip

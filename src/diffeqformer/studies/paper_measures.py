@@ -1,0 +1,187 @@
+"""How the claims of `paper_items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffeqformer.studies.paper import Claim, Measure, Trained
+
+if TYPE_CHECKING:
+    from diffeqformer.runs.trainer import TrainResult
+
+NATS = "nats per token"
+MATCHING = 0.5
+"""Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
+CONTEXTS = 48
+"""On which explanations are tested."""
+OURS = "diffeqformer"
+
+
+def gain(found: Trained, better: str, worse: str) -> float:
+    """By how many nats per token one model's loss is below another's."""
+    return found.loss(worse) - found.loss(better)
+
+
+def lower(better: str, worse: str, sentence: str) -> Claim:
+    """A claim that one model has a lower loss than another."""
+    unit = "nats per token, the other's loss minus its own"
+    return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse))
+
+
+def gap(result: "TrainResult") -> float:
+    """How much higher the loss is on validation than on the last tenth of the training batches."""
+    curve = result.entry["curve"]["train"]
+    last = [loss for step, loss in curve if step > 0.9 * result.entry["updates"]]
+    return result.entry["validation"]["loss"] - sum(last) / len(last)
+
+
+def elsewhere(better: str, worse: str) -> Measure:
+    """The difference of bits per byte on the other text, without training on it."""
+
+    def measure(found: Trained) -> float | None:
+        if not found.other:
+            return None
+        ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
+        return theirs - ours
+
+    return measure
+
+
+def _bits(result: "TrainResult", files: tuple[str, ...]) -> float:
+    from diffeqformer.data.cache import tokens_of
+    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.evaluation.perplexity import evaluate
+    from diffeqformer.progress import Silent
+
+    config = result.config
+    tokens, bytes_ = tokens_of(files, config.data, result.tokens.tokenizer, Silent())
+    batches = evaluation_batches(tokens, config.model.context, config.trainer.batch_size)
+    found = evaluate(result.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
+    return math.nan if found is None else found
+
+
+def growth(name: str, pair: str) -> Measure:
+    """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
+
+    def measure(found: Trained) -> float:
+        from diffeqformer.analysis.spectra import spectra
+
+        seen = spectra(found.models[name].model, times=24)
+        radius = seen.pairs[pair].radius
+        over_depth = radius.reshape(len(radius), -1).mean(1)
+        third = max(1, len(over_depth) // 3)
+        return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
+
+    return measure
+
+
+def induction(name: str) -> Measure:
+    """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
+
+    def measure(found: Trained) -> float | None:
+        from diffeqformer.analysis.induction import measure_induction
+
+        result = found.models[name]
+        special = result.tokens.tokenizer.get_added_tokens_decoder()
+        seen = measure_induction(
+            result.model,
+            candidates=[one for one in range(result.tokens.tokenizer.get_vocab_size()) if one not in special],
+            sequences=16, length=25, repeats=4, seed=found.seed,
+        )  # fmt: skip
+        there = seen.behaviours["prefix matching"].max() >= MATCHING
+        return seen.inference.rho if there else None
+
+    return measure
+
+
+def more_clusters(*, level: bool) -> Measure:
+    """Clusters left where weights grow with the square of depth, over those where they are shared, as a logarithm.
+
+    **Arguments:** `level`, whether growing weights have the integral of shared ones.
+    """
+
+    def measure(found: Trained) -> float:
+        from diffeqformer.analysis.clusters import simulate
+
+        ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
+        shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
+        return math.log(growing / shared)
+
+    return measure
+
+
+def faithful(name: str) -> Measure:
+    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
+
+    def measure(found: Trained) -> float:
+        from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
+
+        result = found.models[name]
+        length = min(48, result.config.model.context)
+        tokens = result.tokens.validation
+        seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
+        of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
+        return of(PAIRWISE) - of("attention rollout")
+
+    return measure
+
+
+def counts(found: Trained) -> float:
+    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
+    from diffeqformer.config import read_yaml, shipped_configs
+    from diffeqformer.model.count import parameters
+
+    published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
+    stored: dict[str, Any] = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
+    return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
+
+
+def cheaper_memory(found: Trained) -> float:
+    """The ratio of stored parameters at d_emb 144 and at 48, less that of what an update needs, as compiled."""
+    from diffeqformer.runs.footprint import update_footprint
+
+    small, large = (found.models[name] for name in (OURS, "d_emb-144"))
+    sizes = [one.entry["parameters"]["stored"] for one in (small, large)]
+    totals = [update_footprint(one.config).total or math.nan for one in (small, large)]
+    return sizes[1] / sizes[0] - totals[1] / totals[0]
+
+
+def task(name: str) -> Measure:
+    """The difference of accuracies on a task that the runs' folders hold evaluations of."""
+
+    def measure(found: Trained) -> float | None:
+        from diffeqformer.interop.comparing import compare_runs
+
+        compared = compare_runs(*(str(found.models[one].folder) for one in (OURS, "gpt")))
+        rows = [row.values for row in compared.rows if row.task.startswith(name) and row.is_accuracy]
+        known = [ours - theirs for ours, theirs in rows if ours is not None and theirs is not None]
+        return sum(known) / len(known) if known else None
+
+    return measure
+
+
+def adapted(steps: int | None) -> Measure:
+    """GPT's perplexity after LoRA over DiffEqFormer's at so many steps (own ones if `None`), as a logarithm, over both
+    directions."""
+
+    def measure(found: Trained) -> float | None:
+        if not found.other:
+            return None
+        from diffeqformer.config import DataConfig
+        from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
+
+        own = found.models[OURS].config.data
+        texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
+        words = Arguments(texts=("own", "other"), seeds=(found.seed,), cache=own.cache)
+        rows = records([reproduce(words, texts, found.seed, found.folder / f"adapt/seed-{found.seed}", found.progress)])
+        lora = [row for row in rows if row["method"] == "lora"]
+        depth = words.steps if steps is None else steps
+        pairs = [
+            (row["final"]["loss"], next(ours["final"]["loss"] for ours in lora if ours["direction"] == row["direction"]
+             and ours["system"].startswith("DiffEqFormer") and ours["steps"] == depth))
+            for row in lora if not row["system"].startswith("DiffEqFormer")
+        ]  # fmt: skip
+        return sum(theirs - ours for theirs, ours in pairs) / len(pairs)
+
+    return measure
