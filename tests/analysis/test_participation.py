@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.participation import participation
+from diffeqformer.analysis.tuned_lens import TunedLens, tuned_lens
 from diffeqformer.model.loss import next_token_loss
 from tests.models import KINDS, TINY, model_of, tokens
 from tests.tolerances import STATES
@@ -61,3 +62,13 @@ def test_a_model_whose_later_steps_do_nothing_is_found_out():
     assert found.settled == 1 and (found.attention[1:] == 0).all() and (found.feed_forward[1:] == 0).all()
     np.testing.assert_allclose(found.loss[1:], found.loss[-1], atol=1e-12)
     assert participation(model_of(dataclasses.replace(TINY, horizon=6.0)), TEXTS).settled == 3
+
+
+def test_a_tuned_lens_lowers_the_divergence_on_text_it_has_not_seen():
+    model = model_of(KINDS["vanilla"])
+    plain = participation(model, TEXTS)
+    at_identity = TunedLens(np.zeros((3, 16, 16), np.float32), np.zeros((3, 16), np.float32)).read(model, TEXTS)
+    np.testing.assert_allclose(at_identity, (plain.loss, plain.kl), atol=STATES)
+    probes = tuned_lens(model, np.asarray(tokens(24, 11, seed=1)), updates=200)
+    loss, kl = probes.read(model, TEXTS)
+    assert (kl[:-1] < 0.8 * plain.kl[:-1]).all() and kl[-1] == 0 and loss[-1] == pytest.approx(plain.loss[-1])

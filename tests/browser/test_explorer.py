@@ -28,6 +28,13 @@ SEEN = """
 """
 
 
+CHOOSE = """
+    const element = document.getElementById(arguments[0]);
+    element.value = arguments[1];
+    element.dispatchEvent(new Event("change"));
+"""
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     opened = Browser(tmp_path_factory.mktemp("browser"))
@@ -42,7 +49,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def address(session):
-    server, found = serve(served_page(session), {"read": session.read, "cell": session.cell})
+    server, found = serve(served_page(session), session.answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield found
     server.shutdown()
@@ -105,6 +112,52 @@ def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, w
     assert not browser.complaints()
 
 
+def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, address):
+    opened(browser, address, 390)
+    last = len(session.read(asked(session))["tokens"]) - 1
+    done = "Number(document.getElementById('written').dataset.done ?? 0)"
+    browser.run("draft.value = 1; draft.dispatchEvent(new Event('change')); count.value = 6;")
+    browser.click("#go")
+    browser.wait(f"{done} === 1")
+    spans = "return [...document.querySelectorAll('#written [title]')].map((s) => [s.firstChild.data, s.className])"
+    found, text = browser.run(spans), []
+    for _ in range(6):
+        question = asked(session, added=text, since=last + len(text))
+        predicted = session.predict(question)
+        assert found[len(text)][0] == predicted["pieces"][0]
+        text.append(predicted["ids"][0])
+    assert len(found) == 6 and {kind for _, kind in found} <= {"drafted", "replaced", "own"}
+    drafts = sum(kind == "drafted" for _, kind in found)
+    tally = "return document.getElementById('tally').textContent"
+    assert f"Drafts at 1 step gave {drafts} of them" in browser.run(tally)
+    for choice in (("exit", 1), ("draft", -1)):
+        browser.run(CHOOSE, *choice)
+    browser.click("#go")
+    browser.wait(f"{done} === 2")
+    numbers = browser.run("return [...document.querySelectorAll('#written small')].map((s) => s.textContent)")
+    taken = [int(number) for number in numbers]
+    assert min(taken) >= 1 and f"{np.mean(taken):.1f} steps on average" in browser.run(tally)
+
+    choose = (
+        "const o = document.getElementById('overlay'); o.value = 'occlusion'; o.dispatchEvent(new Event('change'));"
+    )
+    explained = after(browser, lambda: browser.run(choose))
+    wanted = session.explain(asked(session, position=last))
+    said = browser.run("return document.getElementById('explained').textContent")
+    assert f"“{wanted['piece']}” (probability {wanted['p']:.2f})" in said and "rests by occlusion" in said
+    shades = "return [...document.querySelectorAll('#grid thead th')].slice(1).map((th) => th.style.background)"
+    assert all(browser.run(shades)) and "overlay=occlusion" in explained["hash"]
+
+    after(browser, lambda: browser.click("#depth summary"))
+    dots = "return ['QK', 'OV', 'FF'].map((n) => document.querySelectorAll(`#depth${n} circle:not(.past)`).length)"
+    assert browser.run(dots) == [16, 16, 16]
+    wound = after(browser, lambda: browser.run("time.value = 0.5; time.dispatchEvent(new Event('input'));"))
+    assert (
+        browser.run("return document.querySelectorAll('#depthFF .past').length") == 16 and "time=0.5" in wound["hash"]
+    )
+    assert wound["sideways"] <= 0 and not browser.complaints()
+
+
 def test_by_keyboard_alone(browser, session, address):
     start = opened(browser, address)
     browser.press("Tab")
@@ -156,6 +209,7 @@ def test_views_are_exported(browser, session, address):
         ("macaron", 3, "macaron"),
         ("ode transformer", 3, "rk4"),
         ("knots, normalised", 5, "lie-trotter-middle"),
+        ("knots, modulated", 3, "lie-trotter-middle"),
         ("time, long first step", 4, "euler-middle"),
         ("shared", 2, "midpoint"),
     ],
@@ -187,7 +241,21 @@ def compare(browser, tmp_path, run, settings, tolerance):
     found, wanted = browser.run("return backend.cell(arguments[0])", place), session.cell(place)
     np.testing.assert_allclose(found["attention"], wanted["attention"], atol=tolerance)
     assert found["top"][0][0] == wanted["top"][0][0]
-    for pair in ("QK", "OV"):
-        size = lambda of, pair=pair: np.sort(np.linalg.norm(np.asarray(of["eigenvalues"][pair]), axis=-1), axis=-1)
-        np.testing.assert_allclose(size(found), size(wanted), atol=1e-3)
+    at = {"run": 0, "time": 0.4}
+    spectra = (
+        (found["eigenvalues"], wanted["eigenvalues"]),
+        (
+            browser.run("return backend.weights(arguments[0])", at),
+            session.weights(at),
+        ),
+    )
+    for found, wanted in spectra:
+        for pair, values in wanted.items():
+            size = lambda of: np.sort(np.linalg.norm(np.asarray(of), axis=-1), axis=-1)
+            np.testing.assert_allclose(size(found[pair]), size(values), atol=10 * tolerance * max(1, np.max(values)))
+    for threshold in (None, 0.5):
+        going = {**question, "added": [5, 6], "since": 3, "threshold": threshold}
+        found, wanted = browser.run("return backend.predict(arguments[0])", going), session.predict(going)
+        assert {**found, "p": None} == {**wanted, "p": None}
+        np.testing.assert_allclose(found["p"], wanted["p"], atol=tolerance)
     assert not browser.complaints()

@@ -4,7 +4,7 @@ import dataclasses
 from functools import lru_cache
 from pathlib import Path
 
-from diffeqformer.config import Config, LlamaConfig
+from diffeqformer.config import Config, LlamaConfig, ModulationConfig
 from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.explorer.session import Session
 from diffeqformer.progress import Silent
@@ -15,6 +15,7 @@ TEXT = "the cat sat on the mat, isn't it? \n  ¿12 naïve 猫"
 LLAMA = KINDS["vanilla llama, grouped queries"]
 KINDS = KINDS | {
     "wide heads, biases": dataclasses.replace(LLAMA, field=LlamaConfig(kv_heads=2, head_width=6, biases=True)),
+    "knots, modulated": dataclasses.replace(KINDS["knots, normalised"], modulation=ModulationConfig(halvings=2)),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),
 }
 TOKENIZER = train_tokenizer([TEXT * 3, "the cat and the mat"], 300)

@@ -8,7 +8,7 @@ import report_examples as examples
 
 from diffeqformer.report.figures import INK, MARKERS, NARROW, color
 from diffeqformer.report.run_figures import depth_curve, loss_curves, smooth, smooth_window
-from diffeqformer.report.run_text import comparison, compute_at, depth_finding, trained_depths
+from diffeqformer.report.run_text import claim, comparison, compute_at, depth_finding, trained_depths
 from diffeqformer.studies.run_report import run_report
 
 
@@ -81,18 +81,35 @@ def test_compute_of_drawn_depths_grows_as_they_cost():
     figure = loss_curves(elastic(), against_compute=True)
     ends = [figure.axes[0].lines[3 * index].get_xdata()[-1] for index in range(3)]
     assert ends == [9000, 9000, 9000]
-    assert figure.axes[0].get_xlabel() == "compute (steps of depth, all updates)"
+    assert figure.axes[0].get_xlabel() == "compute (steps of depth, summed over updates)"
     assert figure.axes[0].lines[0].get_ydata().tolist() == [loss for _, loss in first["curve"]["train"]]
 
 
-def test_losses_are_shown_against_compute_where_updates_are_unequal():
-    results = examples.comparison()
-    assert [figure.name for figure in run_report(results).figures] == ["loss", "depth"]
-    results["models"] = elastic()
+def test_the_page_of_several_models_opens_with_depth_and_shows_losses_against_compute():
+    results = {**examples.comparison(), "models": elastic()}
     report = run_report(results)
-    assert [figure.name for figure in report.figures] == ["loss", "compute", "depth"]
-    assert "against compute" in report.figures[1].caption and 'aria-label="The same losses' in report.page()
+    assert [figure.name for figure in report.figures] == ["depth", "loss"]
+    (axis, _) = report.figures[1].figure.axes
+    assert axis.get_xlabel().startswith("compute") and "an update counts by its own" in report.figures[1].caption
+    page = report.page()
+    assert page.index('id="depth"') < page.index('id="results"') < page.index('id="losses"')
     assert "with the same compute" in comparison(results["models"])
+    assert "updates" in run_report(examples.single()).figures[0].figure.axes[0].get_xlabel()
+
+
+def test_the_headline_of_a_checkpoint_of_several_depths_is_what_it_reads_at_its_ends():
+    models = elastic()
+    assert claim(models) == (
+        "One checkpoint at any depth: Elastic DiffEqFormer has a validation loss of 4.100 nats per token at 2 steps "
+        "and 3.980 at 6, with the same weights."
+    )
+    models[1]["depth"] = [{**models[1]["validation"], "steps": n, "loss": loss} for n, loss in ((1, 7.5), (2, 6.5))]
+    second = "Vanilla GPT, trained at 6 steps alone, has 6.500 nats per token at 2 steps and 4.080 at 6."
+    assert claim(models).endswith(second)
+    assert run_report({**examples.comparison(), "models": models}).findings[0] == claim(models)
+    assert "3.420 nats above it at 1 step." in depth_finding(models[1])
+    rows = models[0] | {"drawn": []}  # all depths in each update
+    assert trained_depths(rows) == [2, 6] and claim(examples.comparison()["models"]) == ""
 
 
 def test_the_depth_curve_is_drawn_against_steps_and_marks_what_was_trained():
@@ -125,13 +142,10 @@ def test_a_model_of_drawn_depths_was_trained_at_them_and_not_at_one():
 
 
 def test_columns_without_a_number_are_left_out():
-    results = examples.comparison()
-    for point in results["models"][0]["depth"]:
-        point["bits_per_byte"] = None
-    tables = {table.caption: table for table in run_report(results).tables}
-    assert tables["DiffEqFormer by depth"].columns[-1] == "perplexity"
-    assert all(len(row) == 4 for row in tables["DiffEqFormer by depth"].rows)
-    assert "bits per byte" in tables["Results"].columns
+    results = {**examples.comparison(), "models": elastic()}
+    depth, main = run_report(results).tables[:2]
+    assert depth.columns == ("steps run", "Elastic DiffEqFormer") and depth.rows[0] == ("2", "4.100")
+    assert "bits per byte" in main.columns
     for model in results["models"]:
         model["validation"]["bits_per_byte"] = None
-    assert "bits per byte" not in run_report(results).tables[0].columns
+    assert "bits per byte" not in run_report(results).tables[1].columns

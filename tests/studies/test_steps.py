@@ -27,6 +27,11 @@ def test_losses_are_drawn_from_before_the_first_step(width):
         (line,) = axis.lines
         np.testing.assert_allclose(points(line), np.stack([np.arange(4), values], 1))
         assert axis.get_xlabel() == "steps taken" and axis.get_ylim()[0] == 0
+    both = loss_by_step(FLAT, (FLAT.loss / 2, FLAT.kl / 2), width=width)
+    np.testing.assert_allclose(points(both.axes[1].lines[1])[:, 1], FLAT.kl / 2)
+    assert [*legend(both)] == ["logit lens", "tuned lens"] or {*legend(both).values()} == {"logit lens", "tuned lens"}
+    table = by_step(FLAT, tuned=(FLAT.loss / 2, FLAT.kl / 2))
+    assert table.columns[-2:] == ("tuned loss", "tuned KL") and table.rows[1][-2:] == ("1.350", "0.050")
     assert first.get_ylabel() == "loss (nats per token)" and second.get_ylabel().startswith("KL to the last")
 
 

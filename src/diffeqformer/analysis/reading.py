@@ -6,6 +6,7 @@ anew.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from diffeqformer.analysis.watch import weights_of_heads
 from diffeqformer.config import ModelConfig
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Scheme
@@ -92,18 +94,42 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
     return dataclasses.replace(found, moved=np.stack(moved).astype(np.float64))
 
 
-def lens(taken: Walk, following: Int[np.ndarray, " position"]) -> Lens:
-    """The prediction after every step; `following` are the tokens that are next."""
-    end = _log_probabilities(taken.model, taken.states[-1])
-    each = [_compare(taken.model, state, end, jnp.asarray(following)) for state in taken.states]
+def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[Array] = ()) -> Lens:
+    """The prediction after every step; `following` are the tokens that are next, `states` others to read instead."""
+    end = log_probabilities(taken.model, taken.states[-1])
+    each = [_compare(taken.model, state, end, jnp.asarray(following)) for state in states or taken.states]
     return Lens(*(np.stack(part) for part in zip(*each, strict=True)))
+
+
+@eqx.filter_jit
+def log_probabilities(model: Transformer, x: Float[Array, "1 position width"]) -> Float[Array, "1 position vocabulary"]:
+    """What the final norm and the head make of a state."""
+    logits = model.unembed(model.normalise(x))
+    return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
 
 
 def most_likely(taken: Walk, step: int, position: int, number: int = TOP) -> tuple[np.ndarray, np.ndarray]:
     """The most likely tokens after `step` steps at a position, the first one first, and their probabilities."""
-    p = np.exp(np.asarray(_log_probabilities(taken.model, taken.states[step][:, position : position + 1]))[0, 0])
+    p = np.exp(np.asarray(log_probabilities(taken.model, taken.states[step][:, position : position + 1]))[0, 0])
     ids = np.argsort(-p, kind="stable")[:number]
     return ids, p[ids]
+
+
+def likeliest(model: Transformer, state: Float[Array, "1 position width"]) -> tuple[np.ndarray, np.ndarray]:
+    """The most likely token after every position of a state, and its probability."""
+    log_p = np.asarray(log_probabilities(model, state))[0]
+    return log_p.argmax(-1), np.exp(log_p.max(-1))
+
+
+def settled(
+    model: Transformer, ids: Int[np.ndarray, " position"], early_exit: EarlyExit
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `likeliest` gives with early exit, and the steps that each token took.
+
+    **Raises:** `BadInput` for a scheme that carries more than the state, or a number of steps the model lacks.
+    """
+    state, taken = _settled(model, jnp.asarray(ids)[None], early_exit)
+    return *likeliest(model, state), np.asarray(taken)[0, :, 0]
 
 
 def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head position"]:
@@ -117,10 +143,12 @@ def eigenvalues(taken: Walk, step: int) -> dict[str, np.ndarray]:
     return eigenvalues_of(jax.tree.map(lambda leaf: np.asarray(leaf[-1]), taken.row(step)), taken.model.config)
 
 
-def eigenvalues_of(rows: BlockWeights, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Eigenvalues of QK and OV of every head with some weights: complex (..., head, number)."""
+def eigenvalues_of(
+    rows: BlockWeights, config: ModelConfig, names: Sequence[str] = ("QK", "OV")
+) -> dict[str, np.ndarray]:
+    """Eigenvalues of some pairs of every head with some weights: complex (..., head, number)."""
     pairs = pairs_of(rows, config)
-    return {name: product_eigenvalues(*pairs[name]) for name in ("QK", "OV")}
+    return {name: product_eigenvalues(*pairs[name]) for name in names}
 
 
 def _padded(grid: Grid) -> Grid:
@@ -154,6 +182,12 @@ def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: Any, dt: Ar
 
 
 @eqx.filter_jit
+def _settled(model: Transformer, ids: Array, early_exit: EarlyExit) -> tuple[Array, Array]:
+    found = model.integrate(ids, steps=early_exit)
+    return found.state, found.carry.taken
+
+
+@eqx.filter_jit
 def _looks(field: Any, scheme: Scheme, row: BlockWeights, carry: Any, dt: Array, position: Array) -> Array:
     _, step = take_step(field, scheme, row, carry, dt)
     return jnp.stack([weights_of_heads(field, at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
@@ -165,16 +199,8 @@ def _adaptive_states(model: Transformer, x: Array) -> Array:
 
 
 @eqx.filter_jit
-def _log_probabilities(
-    model: Transformer, x: Float[Array, "1 position width"]
-) -> Float[Array, "1 position vocabulary"]:
-    logits = model.unembed(model.normalise(x))
-    return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
-
-
-@eqx.filter_jit
 def _compare(model: Transformer, x: Array, end: Array, following: Array) -> tuple[Array, ...]:
-    here = _log_probabilities(model, x)[0]
+    here = log_probabilities(model, x)[0]
     top = here.argmax(-1)
     at = lambda ids: jnp.take_along_axis(here, ids[:, None], axis=-1)[:, 0]
     return top, jnp.exp(at(top)), (jnp.exp(end[0]) * (end[0] - here)).sum(-1), at(following)

@@ -66,7 +66,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     progress = Terminal()
     part = min(1.0, max(0.05, minutes / WHOLE_DEPTHS))
-    readings = Readings(PROMPT, DEPTHS if minutes >= MINUTES / 2 else DEPTHS[::3], part)
+    readings = Readings(PROMPT, DEPTHS if minutes >= MINUTES / 2 else (*DEPTHS[:2], *DEPTHS[3::3]), part)
     found = compare(
         configs, list(MODELS.values()), folder, "Quickstart", readings, began + 60 * minutes - START, progress
     )

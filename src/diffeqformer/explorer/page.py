@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 
+from diffeqformer.analysis.faithfulness import RANDOM
 from diffeqformer.explorer.portable import portable
 from diffeqformer.explorer.session import Session
 from diffeqformer.report.page import from_template
+from diffeqformer.studies.attribution import DESCRIPTIONS
 
 
 def served_page(session: Session) -> str:
     """The page that asks the server it came from, and nobody else."""
-    return _page(session, "explorer_server.js", "'self'", {}, session.about())
+    return _page(session, ("explorer_server.js",), "'self'", {}, session.about(), list(session.answers))
+
+
+def framed_page(session: Session) -> str:
+    """The page that asks the page around it, as in a notebook's widget; it can reach nothing else."""
+    return _page(session, ("explorer_frame.js",), "'none'", {}, session.about(), list(session.answers))
 
 
 def portable_page(session: Session) -> str:
@@ -19,15 +26,23 @@ def portable_page(session: Session) -> str:
     """
     documents, arrays = zip(*map(portable, session.runs), strict=True)
     data = {f"arrays-{number}": content for number, content in enumerate(arrays)}
-    return _page(session, "explorer_model.js", "'none'", data, documents)
+    return _page(session, MODEL, "'none'", data, documents)
 
 
-def _page(session: Session, backend: str, connections: str, data: dict[str, str], runs: Sequence[dict]) -> str:
+OVERLAYS = [{"name": name, "description": said} for name, said in DESCRIPTIONS.items() if name != RANDOM]
+MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
+"""The model in JavaScript."""
+
+
+def _page(
+    session: Session, backend: Sequence[str], connections: str, data: dict[str, str], runs: Sequence[dict],
+    answers: Sequence[str] = (),
+) -> str:  # fmt: skip
     return from_template(
         "explorer.html",
-        scripts=("colours.js", backend, "explorer.js"),
+        scripts=("colours.js", "explorer_draw.js", *backend, "explorer_panels.js", "explorer.js"),
         title=f"{' and '.join(run.folder.name for run in session.runs)}: explorer",
         connections=connections,
-        about={"text": session.text, "runs": runs},
+        about={"text": session.text, "runs": runs, "answers": answers, "methods": OVERLAYS if answers else []},
         data=data,
     )

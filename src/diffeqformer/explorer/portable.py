@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffeqformer.analysis.reading import eigenvalues_of, runs_at_any_depth
+from diffeqformer.analysis.reading import runs_at_any_depth
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
 from diffeqformer.model.transformer import Transformer
@@ -20,8 +20,9 @@ from diffeqformer.ode.field import Block, BlockWeights, TransformerField
 from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
-from diffeqformer.ode.weights import KnotWeights, LayerWeights, SharedWeights, TimeWeights
+from diffeqformer.ode.weights import KnotWeights, LayerWeights, SharedWeights, TimeWeights, WeightSource
 from diffeqformer.ode.weights.knots import PLACES, bends
+from diffeqformer.ode.weights.modulated import ModulatedWeights
 from diffeqformer.ode.weights.time_features import frequencies
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
 from diffeqformer.runs.opening import Run
@@ -31,8 +32,6 @@ MOST_PARAMETERS = 40_000_000
 """That a page holds: 107 MB."""
 WHOLE_PARAMETERS = 2_000_000
 """Up to which they are in single precision: half of it moves a prediction that hangs in the balance by a percent."""
-DIAL = 24
-"""Steps up to which eigenvalues are those of the steps' own times; beyond, of the nearest."""
 SHARED = "shared"
 
 
@@ -88,7 +87,6 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
     weights = _weights(model, arrays)
     if weights is None:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
-    times = _eigenvalues(model, arrays)
     known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "rope_theta", "nested_norm")
     about = about_run(run)
     about |= {"schemes": list(schemes), "tolerances": []}
@@ -98,8 +96,7 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
             **{name: getattr(field, name) for name in known},
             "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
             "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
-            "edges": config.edges, "schemes": schemes, "weights": weights, "eigenvalueTimes": times,
-            "arrays": arrays.places,
+            "edges": config.edges, "schemes": schemes, "weights": weights, "arrays": arrays.places,
         },
         "tokenizer": _tokenizer(run),
         "pieces": pieces_of(run, np.arange(model.embedding.tokens.shape[0])),
@@ -123,7 +120,20 @@ def _scheme(scheme: Scheme) -> dict[str, Any] | None:
 
 def _weights(model: Transformer, arrays: Arrays) -> dict[str, Any] | None:
     """How the coefficients of rows are computed, the rows being added to the arrays; `None` if a page cannot."""
-    weights = model.weights
+    weights, modulated = model.weights, isinstance(model.weights, ModulatedWeights)
+    if isinstance(weights, ModulatedWeights):
+        for half in ("attention", "feed_forward"):
+            change = getattr(weights, half)
+            parts = {"scale": change.norm.scale, "shift": change.norm.shift, "gain": change.gain.scale}
+            for name, values in parts.items():
+                if values is not None:
+                    arrays.add(f"modulated.{half}.{name}", values)
+        weights = weights.base
+    about = _source(weights, arrays)
+    return about and about | {"modulated": modulated}
+
+
+def _source(weights: WeightSource, arrays: Arrays) -> dict[str, Any] | None:
     if isinstance(weights, TimeWeights):
         _time_rows(weights, arrays)
         shared = weights.shared is not None
@@ -178,19 +188,6 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
         elif isinstance(unit, TimeNorm):
             rows(f"{name}.scale", 1.0, unit.scale_projection)
             rows(f"{name}.shift", 0.0, unit.shift_projection)
-
-
-def _eigenvalues(model: Transformer, arrays: Arrays) -> list[float]:
-    """Add the eigenvalues of QK and OV at the times at which steps take their weights, and return these times."""
-    nodes = model.scheme.nodes.attention[-1:]
-    grids = [model.grid()]
-    if runs_at_any_depth(model):  # the other schemes' last evaluation is in the middle of a step, or at its end
-        nodes, grids = tuple({*nodes, 0.5, 1.0}), [model.grid(steps) for steps in range(1, DIAL + 1)]
-    times = np.unique(np.concatenate([grid.times(nodes) for grid in grids]).round(9))
-    rows = jax.tree.map(np.asarray, model.weights.at(times))
-    for name, values in eigenvalues_of(rows, model.config).items():
-        arrays.add(f"eigenvalues.{name}", np.stack([np.real(values), np.imag(values)], -1), "<f4")
-    return times.tolist()
 
 
 def _tokenizer(run: Run) -> dict[str, Any]:

@@ -4,14 +4,30 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.analysis.reading import Walk, eigenvalues, lens, looks, most_likely, runs_at_any_depth, walk
+from diffeqformer.analysis.attribution import Attributions
+from diffeqformer.analysis.faithfulness import RANDOM, explain
+from diffeqformer.analysis.reading import (
+    Walk,
+    eigenvalues,
+    eigenvalues_of,
+    lens,
+    likeliest,
+    looks,
+    most_likely,
+    runs_at_any_depth,
+    settled,
+    walk,
+)  # fmt: skip
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import can_adapt
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
@@ -29,6 +45,9 @@ it."""
 KEPT = 3
 """Forward passes that are kept with the weights of their steps, for cells that are opened."""
 LONGEST_TEXT = 1 << 16
+MOST_THRESHOLD = 1e6
+POINTS = 8
+"""Of the quadrature of integrated gradients."""
 
 
 class Session:
@@ -37,7 +56,8 @@ class Session:
     def __init__(self, runs: Sequence[Run], text: str, progress: Progress) -> None:
         self.runs = tuple(runs)
         self.text = text or opening_text(runs[0], progress)
-        self._walk = lru_cache(KEPT)(self._walked)
+        self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
+        self.answers = {name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "weights")}
         inputs.ids_of(runs[0], self.text)
 
     def about(self) -> list[dict[str, Any]]:
@@ -83,12 +103,73 @@ class Session:
             "attention": np.round(looks(taken, step, position)[:, : position + 1].astype(float), 5).tolist()
             if step and taken.carries
             else None,
-            "eigenvalues": spectrum(taken, step) if step else None,
+            "eigenvalues": _parts(eigenvalues(taken, step)) if step else None,
         }
 
+    def predict(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The most likely token after each position from `since` on, and the steps that it took: greedy continuation.
+
+        With a `threshold` tokens exit early (`EarlyExit`).
+
+        **Raises:** `BadInput` as `read`, and for a threshold or a position that cannot be.
+        """
+        number, ids, steps, scheme, rtol = self._question(asked)
+        since, threshold = _whole(asked, "since", 0, len(ids) - 1), asked.get("threshold")
+        if threshold is not None and not (isinstance(threshold, int | float) and 0 < threshold <= MOST_THRESHOLD):
+            raise BadInput(f"threshold is {shown(threshold)}, but must be above 0 and at most {MOST_THRESHOLD:g}.")
+        run, padded = self.runs[number], self._padded(number, ids)
+        if threshold is None:
+            taken = self._walk(number, ids.tobytes(), steps, scheme, rtol)
+            top, p, used = *likeliest(taken.model, taken.states[-1]), np.full(len(ids), taken.grid.steps)
+        else:
+            exit_early = EarlyExit(steps or run.config.model.steps, float(threshold))
+            top, p, used = settled(self._model(number, scheme, rtol), padded, exit_early)
+        here = np.s_[since : len(ids)]
+        return {
+            "ids": top[here].tolist(),
+            "pieces": list(inputs.pieces_of(run, top[here])),
+            "p": np.round(p[here].astype(float), 6).tolist(),
+            "taken": used[here].tolist(),
+        }
+
+    def explain(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the prediction after `position` rests on, by every method: scores of the tokens up to it.
+
+        **Raises:** `BadInput` as `read`, and for a position that there is not.
+        """
+        number, ids, *how = self._question(asked)
+        position = _whole(asked, "position", 0, len(ids) - 1)
+        found = self._explain(number, ids.tobytes(), position, *how)
+        return {
+            "piece": inputs.pieces_of(self.runs[number], found.targets)[0],
+            "p": float(np.exp(found.log_probabilities[0])),
+            "scores": {
+                name: inputs.finite_rows(rows[:, : position + 1])[0]
+                for name, rows in found.scores.items()
+                if name != RANDOM
+            },
+        }
+
+    def weights(self, asked: Mapping[str, Any]) -> dict[str, list]:
+        """Eigenvalues of QK and OV of every head and of the feed-forward pair at a `time` from 0 to 1.
+
+        **Raises:** `BadInput` for a run or a time that there is not.
+        """
+        run, time = self.runs[_whole(asked, "run", 0, len(self.runs) - 1)], asked.get("time")
+        if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= 1:
+            raise BadInput(f"time is {shown(time)}, but must be from 0 to 1.")
+        model = run.model.merge()
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.weights.at(np.asarray([time])))
+        return _parts(eigenvalues_of(rows, model.config, ("QK", "OV", "FF")))
+
     def _asked(self, asked: Mapping[str, Any]) -> tuple[Run, np.ndarray, Walk]:
+        number, ids, *how = self._question(asked)
+        return self.runs[number], ids, self._walk(number, ids.tobytes(), *how)
+
+    def _question(self, asked: Mapping[str, Any]) -> tuple[int, np.ndarray, int | None, str | None, float | None]:
+        """The run's number, the text's tokens and those `added` to it, steps, scheme and tolerance."""
         number = _whole(asked, "run", 0, len(self.runs) - 1)
-        text, scheme, rtol = (asked.get(name) for name in ("text", "scheme", "rtol"))
+        text, scheme, rtol, added = (asked.get(name) for name in ("text", "scheme", "rtol", "added"))
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
             raise BadInput(f"text must be at most {LONGEST_TEXT} characters.")
         if scheme is not None and (not isinstance(scheme, str) or scheme not in SCHEMES):
@@ -97,22 +178,42 @@ class Session:
             raise BadInput(f"rtol is {shown(rtol)}, but must be between 0 and 1.")
         steps = None if rtol is not None else _whole(asked, "steps", 1, MOST_STEPS)
         run = self.runs[number]
-        ids = inputs.ids_of(run, text)
-        return run, ids, self._walk(number, ids.tobytes(), steps, scheme, rtol)
+        ids, context, vocabulary = (
+            inputs.ids_of(run, text),
+            run.config.model.context,
+            run.model.embedding.tokens.shape[0],
+        )
+        if added is not None:
+            if not isinstance(added, list) or not all(type(one) is int and 0 <= one < vocabulary for one in added):
+                raise BadInput(f"added must be a list of tokens, whole numbers from 0 to {vocabulary - 1}.")
+            if len(ids) + len(added) > context:
+                raise BadInput(f"the text has {len(ids) + len(added)} tokens, but the model's context is {context}.")
+            ids = np.append(ids, np.asarray(added, np.int32))
+        return number, ids, steps, scheme, rtol
+
+    def _model(self, number: int, scheme: str | None, rtol: float | None) -> Transformer:
+        model = self.runs[number].model
+        return model if scheme is None and rtol is None else with_scheme(model, scheme, rtol)
+
+    def _padded(self, number: int, ids: np.ndarray) -> np.ndarray:
+        return np.pad(ids, (0, min(-len(ids) % TEXT_UNIT, self.runs[number].config.model.context - len(ids))))
+
+    def _explained(
+        self, number: int, ids: bytes, position: int, steps: int | None, scheme: str | None, rtol: float | None
+    ) -> Attributions:
+        padded = self._padded(number, np.frombuffer(ids, np.int32))
+        return explain(self._model(number, scheme, rtol), jnp.asarray(padded), (position,), points=POINTS, steps=steps)
 
     def _walked(self, number: int, ids: bytes, steps: int | None, scheme: str | None, rtol: float | None) -> Walk:
-        model, text = self.runs[number].model, np.frombuffer(ids, np.int32)
-        if scheme is not None or rtol is not None:
-            model = with_scheme(model, scheme, rtol)
+        text = np.frombuffer(ids, np.int32)
         if rtol is None:  # which later tokens have a say in
-            text = np.pad(text, (0, min(-len(text) % TEXT_UNIT, model.config.context - len(text))))
-        return walk(model, text, steps=steps)
+            text = self._padded(number, text)
+        return walk(self._model(number, scheme, rtol), text, steps=steps)
 
 
-def spectrum(taken: Walk, step: int) -> dict[str, list]:
-    """Eigenvalues with a step's weights, by pair and head, each as its real and imaginary part."""
-    parts = lambda values: np.round(np.stack([values.real, values.imag], -1), 5).tolist()
-    return {name: parts(values) for name, values in eigenvalues(taken, step).items()}
+def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
+    """Complex numbers as their real and imaginary parts."""
+    return {name: np.round(np.stack([np.real(own), np.imag(own)], -1), 5).tolist() for name, own in values.items()}
 
 
 def about_run(run: Run) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def solve_until_settled(
     **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon` as for `solve`; `threshold` as for `EarlyExit`;
     `normalise`, the final norm.
 
-    **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took.
+    **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took; its `carry.taken`
+    has each token's steps.
 
     **Raises:** `BadInput` for a scheme that carries more than the state.
 
@@ -118,4 +119,4 @@ def solve_until_settled(
     settling = _Settling(scheme, threshold, horizon, normalise)
     found = solve(field, settling, table, x, grid=grid, horizon=horizon, until=lambda carry: carry.settled.all())
     taken = found.carry.taken.astype(jnp.float32).mean()
-    return Solution(found.state, Evaluations(*scheme.evaluations).times(taken))
+    return Solution(found.state, Evaluations(*scheme.evaluations).times(taken), carry=found.carry)

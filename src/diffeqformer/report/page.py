@@ -168,7 +168,7 @@ def render(
     """
     _check(name, figures, maps)
     return from_template(
-        "page.html", scripts=("colours.js", "page.js") if maps or animations else (),
+        "page.html", scripts=("colours.js", "token_maps.js", "clouds.js") if maps or animations else (),
         name=name, title=title, findings=findings, home=home,
         figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],

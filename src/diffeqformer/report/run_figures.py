@@ -71,7 +71,7 @@ def loss_curves(
         for axis, start in zip(axes, (-math.inf, late), strict=False):
             logarithmic = log_x and start < 0
             _draw_losses(axis, curves, 0.0 if logarithmic else None, start)
-            axis.set_xlabel("compute (steps of depth, all updates)" if against_compute else "updates")
+            axis.set_xlabel("compute (steps of depth, summed over updates)" if against_compute else "updates")
             axis.set_ylabel("loss (nats per token)")
             if logarithmic:
                 log_axis(axis, "x")

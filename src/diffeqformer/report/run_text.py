@@ -37,6 +37,33 @@ def headline(models: Sequence[Model]) -> str:
     return f"{sentence}. {failure}".rstrip()
 
 
+def claim(models: Sequence[Model]) -> str:
+    """What a checkpoint that was trained at several depths reads at its shallowest and deepest, beside one of one
+    depth; nothing if there is no such model."""
+    at = lambda model: {p["steps"]: p["loss"] for p in depth_points(model) if finite(p["loss"])}
+    elastic = next((m for m in models if m["depth"] and len(trained_depths(m)) > 1), None)
+    if elastic is None:
+        return ""
+    losses = at(elastic)
+    ends = [depth for depth in trained_depths(elastic) if depth in losses]
+    if len(ends) < 2:
+        return ""
+    low, high = ends[0], ends[-1]
+    read = lambda of: f"{nats(of[low])} nats per token at {steps(low)} and {nats(of[high])} at {high}"
+    said = (
+        f"One checkpoint at any depth: {elastic['name']} has a validation loss of {read(losses)}, with the same weights"
+    )
+    other = next((m for m in models if len(trained_depths(m)) == 1 and {low, high} <= {*at(m)}), None)
+    if other is None:
+        return f"{said}."
+    return f"{said}; {other['name']}, trained at {steps(other['steps'])} alone, has {read(at(other))}."
+
+
+def steps(number_of: int) -> str:
+    """`1 step`, `6 steps`."""
+    return f"{number(number_of)} step{'' if number_of == 1 else 's'}"
+
+
 def comparison(models: Sequence[Model]) -> str:
     """On what terms the models were compared: tokens seen, parameters stored, number of runs."""
     one = len(models) == 1
@@ -78,14 +105,15 @@ def compute_at(model: Model, update: float) -> float:
 
 def trained_depths(model: Model) -> list[int]:
     """Numbers of steps that updates were made at, increasing."""
-    return sorted({d["steps"] for d in model.get("drawn", []) if d["updates"]}) or [model["steps"]]
+    drawn = {d["steps"] for d in model.get("drawn", []) if d["updates"]}
+    return sorted(drawn or {*model["config"].get("depth", {}).get("sample", ())}) or [model["steps"]]
 
 
 def depth_points(model: Model) -> list[dict[str, Any]]:
     """A model's losses at all depths it was run at, the one of its config included, by increasing steps."""
     points = {p["steps"]: p for p in model["depth"]}
     points.setdefault(model["steps"], {"steps": model["steps"], **model["validation"]})
-    return [points[steps] for steps in sorted(points)]
+    return [points[depth] for depth in sorted(points)]
 
 
 def own_loss(model: Model) -> float:
@@ -100,12 +128,12 @@ def depth_finding(model: Model) -> str:
         return ""
     near, far = min(changes, key=changes.__getitem__), max(changes, key=changes.__getitem__)
 
-    def at(steps: int) -> str:
-        change = changes[steps]
-        return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {steps} steps"
+    def at(depth: int) -> str:
+        change, run_at = changes[depth], steps(depth)
+        return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {run_at}"
 
     own, loss, trained = model["steps"], nats(own_loss(model)), trained_depths(model)
-    where = f"{own} steps only, where" if trained == [own] else f"{join(list(map(str, trained)))} steps; at {own}"
+    where = f"{steps(own)} only, where" if trained == [own] else f"{join(list(map(str, trained)))} steps; at {own}"
     start = f"{model['name']} was trained at {where} its loss is {loss} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
@@ -121,4 +149,4 @@ def poor_elsewhere(model: Model) -> bool:
 def _depth_changes(model: Model) -> dict[int, float]:
     points = {p["steps"]: p["loss"] for p in depth_points(model)}
     own = points.pop(model["steps"])
-    return {steps: loss - own for steps, loss in points.items() if finite(loss) and finite(own)}
+    return {depth: loss - own for depth, loss in points.items() if finite(loss) and finite(own)}

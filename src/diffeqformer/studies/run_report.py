@@ -1,7 +1,7 @@
 """The report of a run, or of a comparison of several: `results.json` as sentences, tables, figures, and one page."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ def run_report(results: dict[str, Any]) -> RunReport:
     curves, depth = _curves(models), _depth(models, results)
     main, best = _main_table(models)
     depths = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
-    by_depth = [(i, *_depth_table(m)) for i, m in enumerate(models) if m["depth"]]
+    by_depth = _depth_table(models)
     by_step = [(i, *_by_step(m)) for i, m in enumerate(models) if m.get("participation")]
     every, differing = _settings(models)
     sections = {
@@ -75,9 +75,10 @@ def run_report(results: dict[str, Any]) -> RunReport:
         ],
     }
     return RunReport(
-        name="report", title=results["title"], findings=(run_text.headline(models), run_text.comparison(models)),
-        tables=(main, *(table for _, table in depths), *(table for _, table, _ in by_depth), *(t for *_, t in by_step)),
-        figures=(*curves, *([depth] if depth else [])), document=results, sections=sections,
+        name="report", title=results["title"],
+        findings=tuple(filter(None, (run_text.claim(models), run_text.headline(models), run_text.comparison(models)))),
+        tables=(*(t for t, *_ in by_depth), main, *(table for _, table in depths), *(t for *_, t in by_step)),
+        figures=(*([depth] if depth else []), *curves), document=results, sections=sections,
     )  # fmt: skip
 
 
@@ -108,12 +109,9 @@ def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
     add(f"validation loss ({NATS})", lambda m: m["validation"]["loss"], text.nats, min)
     add("perplexity", lambda m: m["validation"]["perplexity"], text.perplexity, min)
     add("bits per byte", lambda m: m["validation"]["bits_per_byte"], text.nats, min)
-    add("weights", lambda m: m["weights"], str)
-    add("scheme", lambda m: m["scheme"], str)
     add("steps", lambda m: m, _steps)
     add("NFE", lambda m: m.get("evaluations"), text.evaluations)
-    add("parameters, stored", lambda m: m["parameters"]["stored"], text.compact)
-    add("parameters, effective", lambda m: m["parameters"]["effective"], text.compact)
+    add("parameters", lambda m: m["parameters"]["stored"], text.compact)
     add("tokens per second", lambda m: m["tokens_per_second"], text.number, max)
     add("training time", lambda m: m["seconds"], text.duration, min)
     names, cells = zip(*columns, strict=True)
@@ -131,7 +129,7 @@ def _steps(model: Model) -> str:
 
 
 def _curves(models: Sequence[Model]) -> list[Figure]:
-    """Losses against updates; against compute, too, where models made unequal numbers of updates."""
+    """Losses against updates; of several models against compute, as their updates may differ in number and depth."""
     trains = [finite_points(m["curve"]["train"]) for m in models]
     everything = [p for m in models for kind in ("train", "validation") for p in m["curve"][kind]]
     shown = finite_points(everything)
@@ -148,23 +146,20 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
         notes.append(f"Points: validation loss{way}.")
     if missing := len(everything) - len(shown):
         notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")
-    figures = [both_widths("loss", " ".join(notes), run_figures.loss_curves, models)]
-    if run_text.unequal(models):
-        note = (
-            "The same losses against compute: steps of depth, summed over the updates so far. Models that made more "
-            "updates made them at fewer steps."
-            if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1
-            else "The same losses against compute: steps of depth, summed over the updates so far."
-        )
-        figures.append(both_widths("compute", note, partial(run_figures.loss_curves, against_compute=True), models))
-    return figures
+    if len(models) == 1:
+        return [both_widths("loss", " ".join(notes), run_figures.loss_curves, models)]
+    notes.append("Compute is the number of steps of depth, summed over the updates so far.")
+    if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1:
+        notes.append("Where depth was drawn, an update counts by its own.")
+    curves = partial(run_figures.loss_curves, against_compute=True)
+    return [both_widths("loss", " ".join(notes), curves, models)]
 
 
 def _depth(models: Sequence[Model], results: dict[str, Any]) -> Figure | None:
     run, vocabulary = [m for m in models if m["depth"]], results["corpus"].get("vocabulary")
     if not run:
         return None
-    said = [finding for m in run if (finding := run_text.depth_finding(m))]
+    said = [finding for m in run if (finding := run_text.depth_finding(m))] if len(run) == 1 else []
     if (part := results.get("depth_part", 1.0)) < 1:
         said.append(f"All of this was read on {text.number(100 * part)} % of the validation text, evenly spread.")
     if any(m["weights"].startswith("time") and run_text.poor_elsewhere(m) for m in run):
@@ -194,35 +189,24 @@ def _by_step(model: Model) -> tuple[str, Table]:
     return f"{model['name']}: {steps.headline(found)}", steps.by_step(found, f"{model['name']} after every step")
 
 
-def _depth_table(model: Model) -> tuple[Table, set[int]]:
-    """One row per depth, and the rows of the depths that were trained at."""
-    own, trained = run_text.own_loss(model), run_text.trained_depths(model)
-    points = run_text.depth_points(model)
+def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tuple[int, int]]]]:
+    """One row per depth and one column per model that was run at several; their places; cells that were trained at."""
+    run = [(i, {p["steps"]: p["loss"] for p in run_text.depth_points(m)}) for i, m in enumerate(models) if m["depth"]]
+    if not run:
+        return []
+    depths = sorted({depth for _, losses in run for depth in losses})
     rows = [
-        (
-            f"{text.number(p['steps'])}{' trained' if p['steps'] in trained else ''}",
-            text.nats(p["loss"]),
-            _signed(p["loss"], own) if p["steps"] != model["steps"] else text.MISSING,
-            text.perplexity(p["perplexity"]),
-            text.nats(p["bits_per_byte"]),
-        )
-        for p in points
+        (text.number(depth), *(text.nats(losses[depth]) if depth in losses else text.MISSING for _, losses in run))
+        for depth in depths
     ]
-    change = f"change from {text.number(model['steps'])} steps"
-    table = Table(
-        f"{model['name']} by depth",
-        ("steps run", f"validation loss ({NATS})", change, "perplexity", "bits per byte"),
-        rows,
-    )
-    if any(p["bits_per_byte"] is None for p in points):  # read on a part of the text: nothing to compare with
-        table = replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in rows])
-    return table, {i for i, p in enumerate(points) if p["steps"] in trained}
-
-
-def _signed(loss: Any, reference: Any) -> str:
-    if not (text.finite(loss) and text.finite(reference)):
-        return text.MISSING
-    return f"{'+' if loss >= reference else '−'}{text.nats(abs(loss - reference))}"
+    trained = {
+        (depths.index(depth), column)
+        for column, (i, losses) in enumerate(run, 1)
+        for depth in run_text.trained_depths(models[i])
+        if depth in losses
+    }
+    columns = ("steps run", *(models[i]["name"] for i, _ in run))
+    return [(Table(f"Validation loss ({NATS}) by depth", columns, rows), [i for i, _ in run], trained)]
 
 
 def _corpus(corpus: dict[str, Any]) -> tuple[str, Table]:

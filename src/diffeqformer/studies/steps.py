@@ -15,6 +15,9 @@ from diffeqformer.studies.study import Result
 if TYPE_CHECKING:
     from diffeqformer.analysis.participation import Participation
 
+UPDATES = 100_000
+Probes = tuple[np.ndarray, np.ndarray]
+"""Loss and KL divergence after every step as a tuned lens reads them."""
 WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "output"}
 
 
@@ -29,6 +32,8 @@ class Arguments(inputs.OfRun):
     """Stretches of the validation split, evenly spread over it, each as long as the context."""
     text: str = ""
     """A text whose predictions after every step are shown too, token by token."""
+    tuned: int = setting(0, least=0, most=UPDATES)
+    """Updates of a tuned lens, an affine probe per step (Belrose et al. 2023), shown beside the plain one; 0: none."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
@@ -43,10 +48,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     grid = opened.model.grid(arguments.steps)
     ids = inputs.ids_of(opened, arguments.text) if arguments.text else None
     length = opened.config.model.context + 1
-    texts = inputs.validation_windows(opened, arguments.texts, length, progress)
+    number = arguments.texts * (2 if arguments.tuned else 1)
+    texts = inputs.validation_windows(opened, number, length, progress)
+    probes = None
+    if arguments.tuned:
+        from diffeqformer.analysis.tuned_lens import tuned_lens
+
+        texts, others = texts[::2], texts[1::2]
+        lens_of = tuned_lens(opened.model, others, updates=arguments.tuned, steps=grid, progress=progress)
+        probes = lens_of.read(opened.model, texts, steps=grid)
     found = participation(opened.model, texts, steps=grid, progress=progress)
     about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {arguments.texts} texts of {length - 1} tokens"
-    made = result(found, f"{about}.", opened.which, folder)
+    made = result(found, f"{about}.", opened.which, folder, probes)
     if ids is None:
         return made
     from diffeqformer.analysis.reading import lens, walk
@@ -70,8 +83,10 @@ def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], probability: n
     return Table("What would come next after every step, and its probability", columns, rows)
 
 
-def result(found: "Participation", about: str, document: dict, folder: object = None) -> Result:
-    """Sentences, tables and figures of what each step does; `about` says what was read."""
+def result(
+    found: "Participation", about: str, document: dict, folder: object = None, tuned: Probes | None = None
+) -> Result:
+    """Sentences, tables and figures of what each step does; `about` says what was read, `tuned` is what probes read."""
     from pathlib import Path
 
     from diffeqformer.report.page import both_widths
@@ -79,6 +94,8 @@ def result(found: "Participation", about: str, document: dict, folder: object = 
 
     arrays = found.arrays()
     caption = "The loss of the prediction after every step, and its KL divergence from the last one."
+    if tuned is not None:
+        arrays |= {"tuned_loss": tuned[0], "tuned_kl": tuned[1]}
     moves = "How far each step moves the state by attention and by the feed-forward block, and the state's length."
     return Result(
         "steps",
@@ -90,10 +107,11 @@ def result(found: "Participation", about: str, document: dict, folder: object = 
             "the share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
             "constant weights. The effective rank over depth runs from 1, constant weights up to a factor, to the "
             "number of steps.",
+            *([tuned_finding(found, tuned)] if tuned else []),
         ),
-        (by_step(found), by_matrix(found)),
+        (by_step(found, tuned=tuned), by_matrix(found)),
         (
-            both_widths("steps-loss", caption, draw.loss_by_step, found),
+            both_widths("steps-loss", caption, draw.loss_by_step, found, tuned),
             both_widths("steps-movement", moves, draw.movement_by_step, found),
         ),
         arrays=arrays,
@@ -119,17 +137,29 @@ def headline(found: "Participation") -> str:
     return f"{used}; {100 * energy:.0f} % of the weights' energy is change over depth."
 
 
-def by_step(found: "Participation", caption: str = "After every step") -> Table:
+def tuned_finding(found: "Participation", tuned: Probes) -> str:
+    """How much of the way to the end a probe per step finds already gone."""
+    near, far = tuned[1][:-1].mean(), found.kl[:-1].mean()
+    return (
+        f"By a tuned lens, an affine probe per step trained on as many other texts of the split, the divergence from "
+        f"the last prediction is {near:.3f} nats, mean over the states before the last, where the plain lens has "
+        f"{far:.3f}: the difference is what these states say in another basis than the head's."
+    )
+
+
+def by_step(found: "Participation", caption: str = "After every step", tuned: Probes | None = None) -> Table:
     """One row per state."""
     columns = ("step", "depth", "loss (nats per token)", "KL to the end", "state length", "attention", "feed-forward")
+    probed = ("tuned loss", "tuned KL") if tuned else ()
     rows = [
         (
             str(i), f"{found.times[i]:.4g}", f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", f"{found.length[i]:.3g}",
             *((f"{part[i - 1]:.3g}" for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
+            *(f"{values[i]:.3f}" for values in tuned or ()),
         )
         for i in range(len(found.loss))
     ]  # fmt: skip
-    return Table(caption, columns, tuple(rows))
+    return Table(caption, (*columns, *probed), tuple(rows))
 
 
 def by_matrix(found: "Participation") -> Table:

@@ -7,17 +7,24 @@ from diffeqformer.analysis.participation import Participation
 from diffeqformer.report.figures import MARKERS, WIDE, color, drawing, legend
 
 
-def loss_by_step(found: Participation, *, width: float = WIDE) -> Figure:
-    """Loss and KL divergence of the prediction after every step, from depth 0."""
+def loss_by_step(
+    found: Participation, tuned: tuple[np.ndarray, np.ndarray] | None = None, *, width: float = WIDE
+) -> Figure:
+    """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given."""
     steps = np.arange(len(found.loss))
     with drawing(width, *((6.4, 2, 1) if width < 5 else (3.4, 1, 2))) as (figure, axes):
         names = ("loss (nats per token)", "KL to the last prediction (nats per token)")
-        for axis, values, name in zip(axes.flat, (found.loss, found.kl), names, strict=True):
-            axis.plot(steps, values, color=color(0), marker=MARKERS[0])
+        lines = []
+        for index, (axis, values, name) in enumerate(zip(axes.flat, (found.loss, found.kl), names, strict=True)):
+            lines = axis.plot(steps, values, color=color(0), marker=MARKERS[0])
+            if tuned is not None:
+                lines += axis.plot(steps, tuned[index], color=color(1), marker=MARKERS[1])
             axis.set_xlabel("steps taken")
             axis.set_ylabel(name)
             axis.set_ylim(bottom=0)
             axis.xaxis.get_major_locator().set_params(integer=True)
+        if tuned is not None:
+            legend(figure, lines, ["logit lens", "tuned lens"], width)
     return figure
 
 

@@ -1,23 +1,5 @@
 // The explorer: a text, a dial for depth, and what the model would predict after every step. `backend` answers.
 {
-  const $ = (id) => document.getElementById(id);
-  const about = JSON.parse($("about").textContent);
-  const MARK = "#b3261e";
-  const written = (value, digits = 3) => (value === null ? "–" : digits > 2 && value && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits));
-  const make = (tag, properties = {}, ...children) => {
-    const { dataset, ...rest } = properties;
-    const element = Object.assign(document.createElement(tag), rest);
-    Object.assign(element.dataset, dataset);
-    element.append(...children);
-    return element;
-  };
-  const draw = (tag, attributes = {}, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  };
-
   // What is shown is told by the address, and nothing else is kept.
   const whole = (text, usual) => (/^\d{1,6}$/.test(text ?? "") ? Number(text) : usual);
   const fromAddress = () => {
@@ -37,16 +19,20 @@
       step: whole(given.get("step"), -1),
       position: whole(given.get("position"), -1),
       head: whole(given.get("head"), -1),
+      overlay: about.methods.some(({ name }) => name === given.get("overlay")) ? given.get("overlay") : null,
+      draft: whole(given.get("draft"), -1),
+      exit: Number(given.get("exit")) > 0 ? Number(given.get("exit")) : null,
+      time: given.has("time") && Number(given.get("time")) >= 0 && Number(given.get("time")) <= 1 ? Number(given.get("time")) : null,
     };
   };
   let state = fromAddress();
   const toAddress = () => {
     const said = Object.entries(state).filter(([, value]) => value !== null && value !== -1);
-    history.replaceState(null, "", `#${new URLSearchParams(said)}`);
+    if (location.protocol !== "about:") history.replaceState(null, "", `#${new URLSearchParams(said)}`);
   };
   const within = (steps, run) => Math.min(Math.max(steps, run.least), run.most);
 
-  let shown = { reading: null, other: null, cell: null };
+  let shown = { reading: null, other: null, cell: null, explained: null, weights: null };
   const question = () => ({ run: state.run, text: state.text, steps: state.steps, scheme: state.scheme, rtol: state.rtol });
   const compared = () => {
     const run = about.runs[state.other];
@@ -73,6 +59,14 @@
     }
     [$("dial").max, $("dial").min, $("steps").max] = [Math.min(24, own.most), own.least, own.most];
     $("colour").value = state.colour;
+    choose("overlay", [["", "nothing"], ...about.methods.map(({ name }) => [name, name])], state.overlay ?? "");
+    choose("draft", [[-1, "no drafts"], ...[1, 2, 3, 4, 6, 8].filter((n) => n >= own.least && n < state.steps).map((n) => [n, `${n} step${n > 1 ? "s" : ""}`])], state.draft);
+    if ($("draft").value === "") $("draft").value = state.draft = -1;
+    choose("exit", [["", "none"], ...[0.003, 0.01, 0.03, 0.1, 0.3, 1].map((value) => [value, `below ${value}`])], state.exit ?? "");
+    if ($("exit").selectedIndex < 0) $("exit").value = state.exit = "";
+    state.exit ||= null;
+    $("depth").open = state.time !== null;
+    if (document.activeElement !== $("time")) $("time").value = state.time ?? 0;
     $("which").textContent = `${own.name}: ${own.said}, update ${own.update}`;
   };
 
@@ -150,54 +144,6 @@
     return { step, position };
   };
 
-  const curve = ({ moved }, position, step) => {
-    const parts = [moved.attention, moved.feed_forward].map((rows) => rows.map((row) => row[position]));
-    const [width, height, left, bottom] = [420, 150, 44, 24];
-    const most = Math.max(...parts.flat(), 1e-12);
-    const count = parts[0].length;
-    if (!count) return make("p", { className: "note", textContent: "The solver chose its own steps, whose movements are not kept." });
-    const x = (i) => left + (count === 1 ? 0.5 : i / (count - 1)) * (width - left - 10);
-    const y = (value) => height - bottom - (value / most) * (height - bottom - 10);
-    const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Movement by step" });
-    picture.append(draw("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
-    parts.forEach((values, k) => {
-      const colour = `var(--series-${k})`;
-      picture.append(draw("polyline", { points: values.map((v, i) => `${x(i)},${y(v)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.5 }));
-      values.forEach((v, i) => picture.append(draw("circle", { cx: x(i), cy: y(v), r: i + 1 === step ? 5 : 2.5, fill: colour })));
-    });
-    for (const i of new Set([0, count - 1])) picture.append(draw("text", { x: x(i), y: height - 6, "text-anchor": "middle" }, `step ${i + 1}`));
-    picture.append(draw("text", { x: left - 6, y: 16, "text-anchor": "end" }, written(most)), draw("text", { x: left - 6, y: height - bottom, "text-anchor": "end" }, "0"));
-    return picture;
-  };
-
-  const strips = (attention) => {
-    const [w, h] = [Math.min(22, 900 / attention[0].length), 14];
-    const most = Math.max(...attention.flat());
-    const picture = draw("svg", { viewBox: `0 0 ${60 + w * attention[0].length} ${h * attention.length}`, role: "img", "aria-label": "Attention of every head to every token" });
-    picture.style.maxWidth = `${60 + w * attention[0].length}px`;
-    attention.forEach((row, head) => {
-      picture.append(draw("text", { x: 52, y: head * h + 11, "text-anchor": "end" }, `head ${head}`));
-      row.forEach((value, i) => picture.append(draw("rect", { x: 60 + i * w, y: head * h, width: w, height: h - 1, fill: css(colour(RISING, value / most)) })));
-    });
-    return picture;
-  };
-
-  const plane = (heads, name) => {
-    const size = 240;
-    const reach = Math.max(...heads.flat(2).map(Math.abs), 1e-12) * 1.08;
-    const at = (value) => (size / 2) * (1 + value / reach);
-    const picture = draw("svg", { viewBox: `0 0 ${size} ${size + 16}`, role: "img", "aria-label": `Eigenvalues of ${name} in the complex plane` });
-    picture.style.maxWidth = "17rem";
-    picture.append(draw("path", { d: `M0 ${size / 2}H${size}M${size / 2} 0V${size}`, stroke: "var(--line)", fill: "none" }));
-    const order = heads.map((_, i) => i).filter((i) => i !== state.head).concat(state.head >= 0 ? [state.head] : []);
-    for (const head of order.filter((i) => heads[i])) {
-      const chosen = head === state.head || state.head < 0;
-      for (const [re, im] of heads[head]) picture.append(draw("circle", { cx: at(re), cy: size - at(im), r: 2.5, fill: chosen ? "var(--series-0)" : "var(--quiet)", opacity: chosen ? 0.9 : 0.3 }));
-    }
-    picture.append(draw("text", { x: size, y: size / 2 - 4, "text-anchor": "end" }, written(reach, 2)), draw("text", { x: 0, y: size + 12 }, "real part across, imaginary part up"));
-    return picture;
-  };
-
   const drawCell = () => {
     const { cell, reading } = shown;
     const { step, position } = mark();
@@ -227,12 +173,23 @@
     }
     for (const name of ["QK", "OV"]) {
       $(name).parentElement.hidden = !cell.eigenvalues;
-      if (cell.eigenvalues) $(name).replaceChildren(plane(cell.eigenvalues[name], name));
+      if (cell.eigenvalues) $(name).replaceChildren(plane(cell.eigenvalues[name], name, state.head));
     }
   };
 
+  const drawOverlay = () => {
+    const cells = [...$("grid").rows[0].cells].slice(1);
+    for (const cell of cells) [cell.style.background, cell.style.color] = ["", ""];
+    const method = about.methods.find(({ name }) => name === state.overlay);
+    $("explained").replaceChildren(...(method ? overlay(cells, shown.reading.tokens, method, shown.explained) : []));
+  };
+  const drawWeights = () => {
+    $("timeNow").textContent = `t = ${state.time.toFixed(2)}`;
+    scrubbed(state.run, state.time, shown.weights, state.head);
+  };
+
   // One question at a time; of those that come meanwhile the newest alone is asked. What is there is not asked again.
-  let [busy, again, answered, drawn, opened] = [false, false, "", "", ""];
+  let [busy, again, answered, drawn, opened, explained, wound] = [false, false, "", "", "", "", ""];
   const refresh = async () => {
     fill();
     toAddress();
@@ -255,6 +212,17 @@
       opened = place;
     }
     drawCell();
+    if (state.overlay && JSON.stringify([question(), position]) !== explained) {
+      $("status").textContent = "Explaining …";
+      shown.explained = await backend.explain({ ...question(), position });
+      explained = JSON.stringify([question(), position]);
+    }
+    drawOverlay();
+    if (state.time !== null) {
+      if (wound !== `${state.run} ${state.time}`) shown.weights = await backend.weights({ run: state.run, time: state.time });
+      wound = `${state.run} ${state.time}`;
+      drawWeights();
+    }
     $("status").className = "note";
     $("status").textContent = `Computed in ${((performance.now() - began) / 1000).toFixed(2)} s.`;
   };
@@ -267,7 +235,7 @@
       try {
         await refresh();
       } catch (error) {
-        [answered, drawn, opened] = ["", "", ""];
+        [answered, drawn, opened, explained, wound] = ["", "", "", "", ""];
         $("status").className = "note wrong";
         $("status").textContent = error.message;
       }
@@ -288,6 +256,49 @@
   on("otherSteps", "change", (value) => ({ otherSteps: whole(value, state.otherSteps) }));
   on("colour", "change", (colour) => ({ colour }));
   on("head", "change", (head) => ({ head: Number(head) }));
+  on("overlay", "change", (overlay) => ({ overlay: overlay || null }));
+  on("draft", "change", (draft) => ({ draft: Number(draft) }));
+  on("exit", "change", (exit) => ({ exit: exit ? Number(exit) : null }));
+  on("time", "input", (time) => ({ time: Number(time) }));
+  $("depth").addEventListener("toggle", () => { if ($("depth").open !== (state.time !== null)) update({ time: $("depth").open ? 0 : null }); });
+  let playing = 0;
+  $("play").addEventListener("click", async () => {
+    const own = playing = playing ? 0 : performance.now();
+    $("play").textContent = playing ? "Pause" : "Play";
+    for (let frame = state.time >= 1 ? 0 : Math.round(state.time * 50); frame <= 50 && playing === own; frame += 1) {
+      await update({ time: frame / 50 });
+      $("time").value = state.time;
+      await new Promise(requestAnimationFrame);
+    }
+    if (playing === own) [playing, $("play").textContent] = [0, "Play"];
+  });
+
+  // One continuation at a time; another question, or the button, ends it.
+  let running = null;
+  const goOn = async () => {
+    const own = running = running ? null : {};
+    const [asked, steps, draft, threshold, began] = [{ ...question(), rtol: null }, state.steps, state.draft > 0 ? state.draft : 0, state.exit, JSON.stringify(question())];
+    const stopped = () => running !== own || JSON.stringify(question()) !== began;
+    const told = (found, ended) => {
+      if (ended) return;
+      $("written").replaceChildren(make("span", { className: "before", textContent: `${state.text.slice(-60)}` }), ...continued(found, steps, draft));
+      $("tally").textContent = tally(found, steps, draft, threshold);
+    };
+    if (!own) return;
+    $("go").textContent = "Stop";
+    try {
+      const start = (await backend.read({ ...asked })).tokens.length;
+      const count = Math.min(Number($("count").value) || 24, about.runs[state.run].context - start);
+      if (count < 1) throw new Error("The text fills the model's context; shorten it to continue it.");
+      await continuation({ question: asked, count, draft, threshold, start, told, stopped });
+    } catch (error) {
+      $("tally").textContent = error.message;
+    }
+    if (running === own) running = null;
+    if (!running) $("go").textContent = "Continue";
+    $("written").dataset.done = String(Number($("written").dataset.done ?? 0) + 1);
+  };
+  $("go").addEventListener("click", goOn);
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   const open = (cell) => { if (cell) update({ step: Number(cell.dataset.step), position: Number(cell.dataset.position) }); };
   $("grid").addEventListener("click", (event) => open(event.target.closest("td[data-step]")));

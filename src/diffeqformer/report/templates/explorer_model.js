@@ -2,72 +2,6 @@
 const backend = (() => {
   const { runs } = JSON.parse(document.getElementById("about").textContent);
 
-  const decode = (base64, places) => {
-    const bytes = Uint8Array.from(atob(base64.trim()), (c) => c.charCodeAt(0)).buffer;
-    const half = Float32Array.from({ length: 65536 }, (_, bits) => {
-      const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-      return sign * (exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
-    });
-    const array = ([kind, offset, shape]) => {
-      const size = shape.reduce((a, b) => a * b, 1);
-      const values = kind === "<f4" ? new Float32Array(bytes, offset, size) : Float32Array.from(new Uint16Array(bytes, offset, size), (bits) => half[bits]);
-      return { values, shape };
-    };
-    return Object.fromEntries(Object.entries(places).map(([name, place]) => [name, array(place)]));
-  };
-
-  // Byte-level BPE with GPT-2's pre-tokenisation, or whole words.
-  const SPLIT = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
-  const BYTES = (() => {
-    const plain = (b) => (b > 32 && b < 127) || (b > 160 && b < 256 && b !== 173);
-    let next = 256;
-    return Array.from({ length: 256 }, (_, b) => String.fromCharCode(plain(b) ? b : next++));
-  })();
-  const encoder = ({ kind, vocabulary, merges, unknown }) => {
-    if (kind === "words") return (text) => text.split(/\p{White_Space}+/u).filter(Boolean).map((word) => vocabulary[word] ?? unknown);
-    const ranks = new Map(merges.map((pair, rank) => [pair.join(" "), rank]));
-    const word = (piece) => {
-      const parts = Array.from(new TextEncoder().encode(piece), (b) => BYTES[b]);
-      for (;;) {
-        let [best, at] = [Infinity, -1];
-        for (let i = 0; i + 1 < parts.length; i += 1) {
-          const rank = ranks.get(`${parts[i]} ${parts[i + 1]}`) ?? Infinity;
-          if (rank < best) [best, at] = [rank, i];
-        }
-        if (at < 0) return parts.map((part) => vocabulary[part]);
-        parts.splice(at, 2, parts[at] + parts[at + 1]);
-      }
-    };
-    return (text) => Array.from(text.matchAll(SPLIT), ([piece]) => word(piece)).flat();
-  };
-
-  // x (rows, inputs) times W (inputs, outputs), and the bias.
-  const linear = (x, { weight, bias }, inputs) => {
-    const [rows, outputs] = [x.length / inputs, weight.length / inputs];
-    const y = new Float32Array(rows * outputs);
-    for (let r = 0; r < rows; r += 1) {
-      const out = y.subarray(r * outputs, (r + 1) * outputs);
-      if (bias) out.set(bias);
-      for (let i = 0; i < inputs; i += 1) {
-        const [value, from] = [x[r * inputs + i], i * outputs];
-        for (let o = 0; o < outputs; o += 1) out[o] += value * weight[from + o];
-      }
-    }
-    return y;
-  };
-  const normalise = (x, width, epsilon, centred, scale, shift) => {
-    const y = new Float32Array(x.length);
-    for (let from = 0; from < x.length; from += width) {
-      let [mean, square] = [0, 0];
-      if (centred) for (let i = 0; i < width; i += 1) mean += x[from + i] / width;
-      for (let i = 0; i < width; i += 1) square += (x[from + i] - mean) ** 2 / width;
-      const length = Math.sqrt(square + epsilon);
-      for (let i = 0; i < width; i += 1) y[from + i] = ((x[from + i] - mean) / length) * (scale ? scale[i] : 1) + (shift ? shift[i] : 0);
-    }
-    return y;
-  };
-  const sum = (x, dt, y) => x.map((value, i) => value + dt * y[i]);
-
   const open = (run, number) => {
     const { model, tokenizer, pieces } = run;
     const arrays = decode(document.getElementById(`arrays-${number}`).textContent, model.arrays);
@@ -89,8 +23,7 @@ const backend = (() => {
       const inner = dense(Float32Array.from([t, ...angles.map(Math.sin), ...angles.map(Math.cos)]), `${name}.first`);
       return [1, ...dense(inner.map((v) => v / (1 + Math.exp(-v))), `${name}.second`)];
     };
-    const basis = (t) => {
-      const { knots, place, bends } = weights;
+    const basis = (t, { knots, place, bends }) => {
       const at = Math.round(1e9 * Math.min(Math.max(t * knots - place, 0), knots - 1)) / 1e9;
       const left = Math.min(Math.max(Math.floor(at), 0), Math.max(knots - 2, 0));
       const right = Math.min(left + 1, knots - 1);
@@ -100,16 +33,43 @@ const backend = (() => {
     };
     const coefficients = (unit, { t, index, node }) => {
       if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
-      if (weights.kind === "knots") return basis(t);
+      if (weights.kind === "knots") return basis(t, weights);
       if (weights.kind === "shared") return [1];
       const nodes = weights.nodes[unit.split(".")[0]];
       const near = nodes.map((c) => Math.abs(c - node));
       const row = index * nodes.length + near.indexOf(Math.min(...near));
       return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
     };
+    // Norms and gains that know the length of the step: hat functions over depth and over log2(1 / length).
+    const hats = { place: 0.5, bends: [] };
+    const modulated = (name, made, { t, length }) => {
+      const [half, part] = name.split(".");
+      const mixed = (which) => {
+        const found = arrays[`modulated.${half}.${which}`];
+        if (!found) return null;
+        const { values, shape: [knots, lengths, size] } = found;
+        const halvings = Math.min(Math.max(-Math.log2(length), 0), lengths - 1);
+        const mix = new Float32Array(size);
+        basis(t, { knots, ...hats }).forEach((a, m) => {
+          for (let j = 0; j < lengths; j += 1) {
+            const by = a * Math.max(0, 1 - Math.abs(halvings - j));
+            if (by) for (let i = 0; i < size; i += 1) mix[i] += by * values[(m * lengths + j) * size + i];
+          }
+        });
+        return mix;
+      };
+      const scaled = (values, by) => values && values.map((v, i) => v * (1 + by[i % by.length]));
+      if (part === "norm") {
+        const [s, b] = [mixed("scale"), mixed("shift")];
+        return { ...made, scale: made.scale ? scaled(made.scale, s) : s.map((v) => 1 + v), shift: b ? b.map((v, i) => v + (made.shift ? made.shift[i] : 0)) : made.shift };
+      }
+      if (part !== "output" && part !== "down") return made;
+      const gain = mixed("gain");
+      return { ...made, weight: scaled(made.weight, gain), bias: scaled(made.bias, gain) };
+    };
     const kept = new Map();
     const unit = (name, when) => {
-      const key = `${name} ${when.t} ${weights.kind === "layer" ? `${when.index} ${when.node}` : ""}`;
+      const key = `${name} ${when.t} ${when.length} ${weights.kind === "layer" ? `${when.index} ${when.node}` : ""}`;
       if (!kept.has(key)) {
         if (kept.size > 400) kept.clear();
         const c = coefficients(name, when);
@@ -124,7 +84,8 @@ const backend = (() => {
           });
           return made;
         };
-        kept.set(key, Object.fromEntries(["weight", "bias", "scale", "shift"].map((which) => [which, leaf(which)])));
+        const made = Object.fromEntries(["weight", "bias", "scale", "shift"].map((which) => [which, leaf(which)]));
+        kept.set(key, weights.modulated ? modulated(name, made, when) : made);
       }
       return kept.get(key);
     };
@@ -198,12 +159,41 @@ const backend = (() => {
       return flow(M, c[2], flow(A, c[1], flow(M, c[0], x, dt / 2), dt), dt / 2);
     };
 
+    const final = (rows) => normalise(rows, width, model.finalEpsilon, Boolean(arrays["final.shift"]), arrays["final.scale"].values, arrays["final.shift"]?.values);
+    // A token whose straight line ends where it ended a step before, to within the threshold, goes on straight.
+    const earlyExit = (start, threshold) => {
+      const count = start.length / width;
+      const [slope, settled, taken] = [new Float32Array(start.length), Array(count).fill(false), Array(count).fill(0)];
+      const exit = { end: start, taken };
+      let left = model.interval;
+      exit.step = (x, next, dt) => {
+        left -= dt;
+        const end = exit.end.slice();
+        const y = x.map((value, i) => {
+          if (settled[Math.floor(i / width)]) return value + dt * slope[i];
+          slope[i] = (next[i] - value) / dt;
+          end[i] = next[i] + left * slope[i];
+          return next[i];
+        });
+        const [now, before] = [final(end), final(exit.end)];
+        for (let r = 0; r < count; r += 1) if (!settled[r]) {
+          let square = 0;
+          for (let i = r * width; i < (r + 1) * width; i += 1) square += (now[i] - before[i]) ** 2 / width;
+          settled[r] = taken[r] > 0 && Math.sqrt(square) < threshold;
+          taken[r] += 1;
+        }
+        exit.end = end;
+        return y;
+      };
+      return exit;
+    };
+
     const pause = () => new Promise((done) => { setTimeout(done); });
     const passes = new Map();
-    const walk = async ({ text, steps, scheme }) => {
-      const key = JSON.stringify([text, steps, scheme]);
+    const walk = async ({ text, steps, scheme, added = [], threshold = null }) => {
+      const key = JSON.stringify([text, steps, scheme, added, threshold]);
       if (passes.has(key)) return passes.get(key);
-      const ids = encode(text);
+      const ids = [...encode(text), ...added];
       if (!ids.length) throw new Error("The text has no tokens; give some text.");
       if (ids.length > model.context) throw new Error(`The text has ${ids.length} tokens, but the model's context is ${model.context}; give a shorter text.`);
       let x = new Float32Array(ids.length * width);
@@ -212,10 +202,11 @@ const backend = (() => {
       });
       if (model.embeddingNorm) x = normalise(x, width, model.norm_epsilon, false);
       const [edges, states, moved, looked] = [edgesOf(steps), [x], { attention: [], feed_forward: [] }, []];
+      const exit = threshold === null ? null : earlyExit(x, threshold);
       for (let index = 0; index < steps; index += 1) {
         const length = edges[index + 1] - edges[index];
         const dt = model.interval * length;
-        const when = (node) => ({ t: edges[index] + node * length, index, node });
+        const when = (node) => ({ t: edges[index] + node * length, length, index, node });
         const seen = { attention: [], feed_forward: [], states: [] };
         const half = (name, of) => (node, y) => {
           const out = of(y, when(node));
@@ -223,13 +214,14 @@ const backend = (() => {
           if (name === "attention") seen.states.push([y, when(node)]);
           return out;
         };
-        x = advance(model.schemes[scheme], half("attention", attention), half("feed_forward", feedForward), x, dt);
+        const next = advance(model.schemes[scheme], half("attention", attention), half("feed_forward", feedForward), x, dt);
+        x = exit ? exit.step(x, next, dt) : next;
         for (const name of ["attention", "feed_forward"]) moved[name].push(ids.map((_, r) => Math.sqrt(seen[name].reduce((s, one) => s + one[r], 0) / seen[name].length)));
         states.push(x);
         looked.push(seen.states);
         await pause();
       }
-      const found = { ids, edges, states, moved, looked };
+      const found = { ids, edges, states, moved, looked, end: exit ? exit.end : x, taken: exit ? exit.taken : ids.map(() => steps) };
       if (passes.size > 6) passes.clear();
       passes.set(key, found);
       return found;
@@ -238,7 +230,7 @@ const backend = (() => {
     // log p of every token after the position `r` of a state.
     const table = (arrays.head ?? arrays.embedding).values;
     const predictions = (state, r) => {
-      const y = normalise(state.subarray(r * width, (r + 1) * width), width, model.finalEpsilon, Boolean(arrays["final.shift"]), arrays["final.scale"].values, arrays["final.shift"]?.values);
+      const y = final(state.subarray(r * width, (r + 1) * width));
       const logits = new Float64Array(table.length / width);
       for (let v = 0; v < logits.length; v += 1) {
         let dot = 0;
@@ -267,31 +259,63 @@ const backend = (() => {
       return found;
     };
 
+    // Eigenvalues of a product L R, from the smaller of L R and R L; factors are functions of row and column.
+    const ofProduct = (left, right, n, r) => {
+      const [size, inner, a, b] = r < n ? [r, n, right, left] : [n, r, left, right];
+      const product = new Float64Array(size * size);
+      for (let i = 0; i < size; i += 1) for (let k = 0; k < inner; k += 1) {
+        const value = a(i, k);
+        for (let j = 0; j < size; j += 1) product[i * size + j] += value * b(k, j);
+      }
+      return eigenvalues(product, size);
+    };
+    const spectraOfHeads = (when) => {
+      const [all, out, stride] = [unit("attention.query_key_value", when).weight, unit("attention.output", when).weight, across + 2 * kvHeads * head];
+      const of = (start) => (i, j) => all[i * stride + start + j];
+      const each = (find) => Array.from({ length: heads }, (_, h) => find(h, across + Math.floor((h * kvHeads) / heads) * head));
+      return {
+        QK: each((h, key) => ofProduct(of(h * head), (i, j) => of(key)(j, i), width, head)),
+        OV: each((h, key) => ofProduct(of(key + kvHeads * head), (i, j) => out[(h * head + i) * width + j], width, head)),
+      };
+    };
+    const weightsAt = async ({ time }) => {
+      const edges = edgesOf(run.steps);
+      const index = Math.max(0, edges.findIndex((edge) => edge >= time - 1e-9) - 1);
+      const when = { t: time, index, node: (time - edges[index]) / (edges[index + 1] - edges[index]), length: 0 };
+      const [up, down] = [unit("feed_forward.up", when).weight, unit("feed_forward.down", when).weight];
+      return { ...spectraOfHeads(when), FF: [ofProduct((i, j) => up[i * model.hidden + j], (i, j) => down[i * width + j], width, model.hidden)] };
+    };
+
+    const predict = async ({ since, ...question }) => {
+      const { ids, end, taken } = await walk(question);
+      const found = { ids: [], pieces: [], p: [], taken: taken.slice(since) };
+      for (let r = since; r < ids.length; r += 1) {
+        const log = predictions(end, r);
+        const id = log.indexOf(log.reduce((a, b) => Math.max(a, b)));
+        found.ids.push(id);
+        found.pieces.push(pieces[id]);
+        found.p.push(Math.exp(log[id]));
+      }
+      return found;
+    };
+
     const cell = async ({ step, position, ...question }) => {
       const { edges, states, looked } = await walk(question);
       const log = predictions(states[step], position);
       const best = Array.from(log.keys()).sort((a, b) => log[b] - log[a]).slice(0, 10);
       const evaluations = step ? looked[step - 1].map(([y, when]) => projections(y, when)) : [];
       const mean = (h) => evaluations.map((one) => Array.from(row(one, h, position))).reduce((a, b) => a.map((v, i) => v + b[i])).map((v) => v / evaluations.length);
-      const when = step && looked[step - 1].at(-1)[1].t;
-      const near = model.eigenvalueTimes.map((t) => Math.abs(t - when));
-      const at = near.indexOf(Math.min(...near));
-      const spectrum = (name) => {
-        const { values, shape: [, count, numbers] } = arrays[`eigenvalues.${name}`];
-        const value = (h, n, part) => values[((at * count + h) * numbers + n) * 2 + part];
-        return Array.from({ length: count }, (_, h) => Array.from({ length: numbers }, (_, n) => [value(h, n, 0), value(h, n, 1)]));
-      };
       return {
         top: best.map((id) => [pieces[id], Math.exp(log[id])]),
         time: edges[step],
         attention: step ? Array.from({ length: heads }, (_, h) => mean(h)) : null,
-        eigenvalues: step ? { QK: spectrum("QK"), OV: spectrum("OV") } : null,
+        eigenvalues: step ? spectraOfHeads(looked[step - 1].at(-1)[1]) : null,
       };
     };
-    return { read, cell };
+    return { read, cell, predict, weights: weightsAt };
   };
 
   const opened = [];
   const of = (run) => (opened[run] ??= open(runs[run], run));
-  return { read: async (question) => of(question.run).read(question), cell: async (question) => of(question.run).cell(question) };
+  return Object.fromEntries(["read", "cell", "predict", "weights"].map((name) => [name, async (question) => of(question.run)[name](question)]));
 })();

@@ -7,4 +7,4 @@ const ask = async (what, question) => {
   if (!answer.ok) throw new Error(found.error);
   return found;
 };
-const backend = { read: (question) => ask("read", question), cell: (question) => ask("cell", question) };
+const backend = Object.fromEntries(about.answers.map((name) => [name, (question) => ask(name, question)]));

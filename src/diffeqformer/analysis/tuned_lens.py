@@ -1,0 +1,102 @@
+"""The tuned lens: an affine map per step from the state there to where the last state would be, read by the head.
+
+The logit lens reads a state as if no step were left. The tuned lens reads `x_l + x_l D_l + b_l`, where D_l and b_l make
+the divergence of the last prediction from the one there as small as they can on some texts: what the state already
+says in another basis is then no longer counted as missing. Source: Belrose et al. 2023, arXiv:2303.08112.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jaxtyping import Float, Int
+
+from diffeqformer.analysis.reading import lens, log_probabilities, walk
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.grid import Steps
+from diffeqformer.progress import Progress, Silent
+
+RATE, BATCH = 1e-3, 256
+"""Peak rate of Adam, which falls to zero as a cosine, and tokens per update."""
+
+
+@dataclass(frozen=True)
+class TunedLens:
+    """A probe for each of the L states before the last; zeros read as the logit lens does."""
+
+    maps: Float[np.ndarray, "state width width"]
+    """D_l."""
+    shifts: Float[np.ndarray, "state width"]
+    """b_l."""
+
+    def read(
+        self, model: Transformer, texts: Int[np.ndarray, "text position"], *, steps: Steps | None = None
+    ) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
+        """Loss of the predictions after every step, and KL divergence of the last from them: nats per token.
+
+        **Arguments:** `texts`, tokens, of which each predicts the next; `steps`, as the probes were trained at.
+        """
+        loss, kl = np.zeros((2, len(self.maps) + 1))
+        for text in texts:
+            taken = walk(model, text[:-1], steps=steps)
+            probed = (_probe((d, b), x) for d, b, x in zip(self.maps, self.shifts, taken.states, strict=False))
+            found = lens(taken, text[1:], [*probed, taken.states[-1]])
+            loss -= found.log_next.mean(-1, dtype=np.float64) / len(texts)
+            kl += found.kl.mean(-1, dtype=np.float64) / len(texts)
+        return loss, kl
+
+
+def tuned_lens(
+    model: Transformer,
+    texts: Int[np.ndarray, "text position"],
+    *,
+    updates: int = 300,
+    steps: Steps | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> TunedLens:
+    """Train a probe per state on some texts, from zero, so that the KL divergence of the last prediction falls.
+
+    **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those trained if not given; `seed` of the
+    order of tokens; `progress`.
+
+    **Raises:** `BadInput` as `walk`.
+    """
+    walks = (walk(model, text, steps=steps).states for text in texts)
+    states = [np.concatenate(each, 1) for each in zip(*walks, strict=True)]
+    order = np.random.default_rng(seed).integers(states[0].shape[1], size=(updates, BATCH))
+    found = []
+    with (progress or Silent()).stage("Tuned lens", len(states) - 1) as stage:
+        for state in states[:-1]:
+            found.append(jax.tree.map(np.asarray, _fit(model, state[0], states[-1][0], order)))
+            stage.advance(1)
+    return TunedLens(*map(np.stack, zip(*found, strict=True)))
+
+
+def _probe(probe: tuple, x: Array) -> Array:
+    return x + x @ jnp.asarray(probe[0], x.dtype) + jnp.asarray(probe[1], x.dtype)[None, None]
+
+
+@jax.jit
+def _fit(model: Transformer, states: Array, ends: Array, order: Array) -> tuple[Array, Array]:
+    """One probe, trained on the tokens of `order` (update, token)."""
+    width = states.shape[-1]
+    rule = optax.adam(optax.cosine_decay_schedule(RATE, len(order)))
+
+    def divergence(probe: tuple, x: Array, end: Array) -> Array:
+        end = log_probabilities(model, end[None])
+        return (jnp.exp(end) * (end - log_probabilities(model, _probe(probe, x[None])))).sum(-1).mean()
+
+    def update(carry: tuple, tokens: Array) -> tuple[tuple, None]:
+        probe, memory = carry
+        slope = jax.grad(divergence)(probe, states[tokens], ends[tokens])
+        with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
+            change, memory = rule.update(slope, memory)
+        return (optax.apply_updates(probe, change), memory), None
+
+    probe = jnp.zeros((width, width), states.dtype), jnp.zeros((width,), states.dtype)
+    (probe, _), _ = jax.lax.scan(update, (probe, rule.init(probe)), order)
+    return probe

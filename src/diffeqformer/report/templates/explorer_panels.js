@@ -1,0 +1,69 @@
+// What goes with the grid: a continuation as it is generated, an overlay on the text, weights over depth.
+
+// Greedy continuation, token by token. With `draft` so many steps propose four tokens, which all steps then verify at
+// once: those up to the first that differs are accepted, and its replacement is the deep reading's own.
+const DRAFTED = 4;
+const continuation = async ({ question, count, draft, threshold, start, told, stopped }) => {
+  const found = [];
+  while (found.length < count && !stopped()) {
+    const added = found.map(({ id }) => id);
+    const drafted = [];
+    for (let k = 0; draft && k < Math.min(DRAFTED, count - found.length - 1); k += 1) {
+      const since = start + added.length + k - 1;
+      drafted.push((await backend.predict({ ...question, steps: draft, added: [...added, ...drafted], since })).ids[0]);
+    }
+    const deep = await backend.predict({ ...question, threshold, added: [...added, ...drafted], since: start + added.length - 1 });
+    let right = 0;
+    while (right < drafted.length && deep.ids[right] === drafted[right]) right += 1;
+    for (let i = 0; i <= right; i += 1) found.push({ id: deep.ids[i], piece: deep.pieces[i], p: deep.p[i], taken: deep.taken[i], drafted: i < right, replaced: i === right && right < drafted.length });
+    told(found, stopped());
+  }
+  return found;
+};
+
+// One token: its probability and steps, and whether a draft had it.
+const WORDS = { drafted: "drafted and accepted", replaced: "replaces a draft that was rejected", own: "not drafted" };
+const continued = (found, steps, draft) => found.map(({ piece, p, taken, drafted, replaced }) => {
+  const kind = drafted ? "drafted" : replaced ? "replaced" : "own";
+  const token = make("span", { className: draft ? kind : "own", title: `probability ${written(p)}, ${taken} of ${steps} step${steps > 1 ? "s" : ""}${draft ? `, ${WORDS[kind]}` : ""}` }, piece, make("small", { textContent: taken }));
+  token.dataset.taken = taken;
+  return token;
+});
+const tally = (found, steps, draft, threshold) => {
+  const mean = found.reduce((sum, { taken }) => sum + taken, 0) / found.length;
+  const drafted = found.filter((one) => one.drafted).length;
+  const rejected = found.filter((one) => one.replaced).length;
+  return [`${found.length} tokens, the most likely one each time, by ${steps} step${steps > 1 ? "s" : ""}.`,
+    threshold === null ? "" : `With early exit below ${threshold} they took ${mean.toFixed(1)} steps on average (small numbers).`,
+    draft ? `Drafts at ${draft} step${draft > 1 ? "s" : ""} gave ${drafted} of them (underlined); after a wrong one all steps’ own came ${rejected} times (≠).` : ""].filter(Boolean).join(" ");
+};
+
+// Scores of the tokens up to an output as colours of their heads in the grid, and in words.
+const overlay = (cells, tokens, { name, description }, { piece, p, scores }) => {
+  const values = scores[name];
+  const numbers = values.filter(known);
+  const own = values.length - 1;
+  const { paint, low, high } = scaleOf([values], [own], numbers.some((v) => v < 0) && numbers.some((v) => v > 0));
+  cells.forEach((cell, i) => {
+    const shade = known(values[i]) ? paint(values[i]) : null;
+    [cell.style.background, cell.style.color] = shade ? [css(shade), ink(shade)] : ["", ""];
+    cell.title = `${tokens[i]}${shade ? `: ${name} ${written(values[i])}` : ""}`;
+  });
+  const best = values.reduce((a, v, i) => (i !== own && known(v) && (a < 0 || v > values[a]) ? i : a), -1);
+  const shadeOf = (value) => { const sample = make("i"); sample.style.background = css(paint(value)); return sample; };
+  return [`First row: on which tokens “${piece}” (probability ${written(p, 2)}), predicted after token ${own} “${tokens[own]}”, rests by ${name}, `,
+    `${written(low)} `, shadeOf(low), shadeOf((low + high) / 2), shadeOf(high), ` ${written(high)}.`,
+    best < 0 ? "" : ` Highest before its own: token ${best} “${tokens[best]}” (${written(values[best])}).`, ` ${description}`];
+};
+
+// Eigenvalues at a time; those of other times that were seen stay as a faint trail.
+const TRAIL = 60;
+const trails = new Map();
+const scrubbed = (run, time, found, own) => {
+  if (!trails.has(run)) trails.set(run, new Map());
+  const trail = trails.get(run);
+  trail.set(time, found);
+  if (trail.size > TRAIL) trail.delete(trail.keys().next().value);
+  const past = [...trail].filter(([t]) => t !== time).map(([, one]) => one);
+  for (const name of ["QK", "OV", "FF"]) $(`depth${name}`).replaceChildren(plane(found[name], name, name === "FF" ? -1 : own, past.map((one) => one[name])));
+};
