@@ -56,8 +56,11 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b""
         if verb in (None, "revision"):
             return _json({"id": name, "sha": COMMIT, "private": False, "siblings": [{"rfilename": f} for f in files]})
+        folders = {str(above) for path in files for above in Path(path).parents[:-1]}
+        entries += [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
         if verb == "tree":
-            inside = [entry for entry in entries if not rest or entry["path"].startswith(f"{rest}/")]
+            whole, root = "recursive=true" in url.lower(), Path(rest or "")
+            inside = [e for e in entries if root in (Path(e["path"]).parents if whole else [Path(e["path"]).parent])]
             return _json(inside) if inside else (404, {"X-Error-Code": "EntryNotFound"}, b"")
         if verb == "paths-info":
             asked = json.loads(body)["paths"] if body.startswith(b"{") else re.findall(r"paths=([^&]*)", body.decode())

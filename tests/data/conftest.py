@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from diffeqformer.config import DataConfig
+from tests.hub import hub  # noqa: F401
 
 
 class Recorder:

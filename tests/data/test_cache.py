@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from diffeqformer.data import cache as module
+from diffeqformer.data import encode
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.corpus import open_corpus
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
@@ -82,8 +83,8 @@ def test_long_documents_pack_as_whole_ones_do(tmp_path, files_config, progress, 
     text = "".join(f"line {i}" + "\n" * (i % 3) + "  x\n" for i in range(400))
     path.write_text("\n".join(json.dumps({"text": f"{k}\n{text}"}) for k in range(4)))
     whole = prepare(files_config(path), progress)
-    monkeypatch.setattr(module, "PIECE_CHARACTERS", 50)
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 120)
+    monkeypatch.setattr(encode, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(encode, "BATCH_CHARACTERS", 120)
     cut = prepare(files_config(path, cache=str(tmp_path / "other")), progress)
     assert cut.fingerprint == whole.fingerprint and cut.folder != whole.folder
     assert np.array_equal(cut.train, whole.train) and np.array_equal(cut.validation, whole.validation)

@@ -12,6 +12,7 @@ import pytest
 from diffeqformer.config import EMAConfig, LastConfig
 from diffeqformer.data.corpus import Corpus
 from diffeqformer.data.split import Part
+from diffeqformer.data.stream import Stream
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -232,3 +233,18 @@ def test_documents_apart_in_a_mixture_with_completions_resume_to_the_bit(config,
     assert whole.entry["validation"]["bits_per_byte"] is None
     joined = train(replace(config, data=replace(data, documents="joined"), run=f"{config.run}-joined"), Silent())
     assert joined.entry["validation"] != whole.entry["validation"]
+
+
+def test_streams_resume_to_the_bit_from_where_they_were(config, tmp_path, monkeypatch):
+    for name in "ab":
+        lines = [json.dumps({"text": f"{name} {n} the cat sees " * (n % 5 + 1)}) for n in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = replace(
+        config.data, train=(f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"), weights=(2.0, 1.0), stream=20
+    )  # fmt: skip
+    config, found = replace(config, data=data), []
+    remember = Stream.remember
+    monkeypatch.setattr(Stream, "remember", lambda self, memory: (found.append(memory), remember(self, memory)))
+    whole_and_resumed(config, tmp_path)
+    (memory,) = found  # of the run that was stopped
+    assert memory["batch"] == 6 and max(memory["places"]) > [0, 0, 0]

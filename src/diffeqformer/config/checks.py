@@ -55,6 +55,10 @@ def validate(config: Config) -> Config:
             raise BadInput(
                 f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
             )
+    if d.stream and d.source not in ("files", "huggingface"):
+        raise BadInput(
+            f"data.stream is {d.stream}, but data.source {d.source!r} is packed; 'files' and 'huggingface' stream."
+        )
     if d.weights and len(d.weights) != len(d.train):
         raise BadInput(f"data.weights has {len(d.weights)} numbers, but data.train {len(d.train)}; each needs one.")
     if d.weights and not sum(d.weights) < float("inf"):

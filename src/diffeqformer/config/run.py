@@ -28,6 +28,9 @@ class DataConfig:
     """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, or WikiText's .raw (source: files)."""
     validation: tuple[str, ...] = ()
     """The same for validation; if empty, a part of the training documents is held out."""
+    stream: int = setting(0, least=0, most=INT32)
+    """Training reads the text in its order, tokenises it on the way and stores none of it, however large it is; so many
+    documents of each source's beginning are read before, for the tokenizer and to hold some out. 0: all is packed."""
     weights: tuple[float, ...] = setting((), positive=True)
     """How often training draws from each of `train`, in proportion: a mixture; if empty, all tokens are drawn equally.
     """

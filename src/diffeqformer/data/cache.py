@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, open_corpus
+from diffeqformer.data.encode import encoded, pieces_of
 from diffeqformer.data.files import Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
+from diffeqformer.data.stream import Source
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.progress import Progress
 from diffeqformer.store.digests import file_digest, json_digest
@@ -28,9 +30,6 @@ PACKING_VERSION = 1
 """Part of every fingerprint; raised whenever the same text would be packed into other files."""
 FINGERPRINT = 32
 """Hexadecimal digits of a fingerprint, which names a folder."""
-PIECE_CHARACTERS = 1 << 16
-BATCH_CHARACTERS = 1 << 20
-"""Characters that are tokenised at one time, over all cores."""
 SPLITS = ("train", "validation")
 
 
@@ -55,6 +54,8 @@ class TokenCache:
     train_mask: np.memmap | None = None
     """Which tokens of the training split count as targets."""
     validation_mask: np.memmap | None = None
+    stream: tuple[Source, ...] = ()
+    """What training reads, if it is not `train`: that is then its beginning only, for the tokenizer."""
 
 
 def prepare(
@@ -88,7 +89,7 @@ def prepare(
     with _disk_errors(root):
         if folder.exists():
             if (damage := _damage(folder, progress)) is None:
-                tokens = _open(folder)
+                tokens = _open(folder, corpus)
                 accept(tokens)
                 return tokens
             progress.say(f"The token cache {folder} is damaged ({damage}): it is built again.")
@@ -98,7 +99,7 @@ def prepare(
         try:
             with candidate(folder) as building:
                 _build(building, config, corpus.name, parts, tokenizer, progress)
-                accept(_open(building))
+                accept(_open(building, corpus))
                 install(building, folder, lambda other: _damage(other, progress) is None)
         except BaseException:
             with suppress(OSError):  # other caches are in it
@@ -107,7 +108,7 @@ def prepare(
         damage = _damage(folder, progress)
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
-    return _open(folder)
+    return _open(folder, corpus)
 
 
 def kept(config: DataConfig, content: str | None, progress: Progress) -> TokenCache | None:
@@ -182,7 +183,7 @@ def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
     with progress.stage("Training the tokenizer", part.length) as stage:
 
         def texts() -> Iterator[str]:
-            for text, last in _pieces(part, blank):
+            for text, last in pieces_of(part, blank):
                 stage.advance(part.amount(text, last))
                 yield text
 
@@ -199,24 +200,21 @@ def _pack(
     part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress
 ) -> dict[str, Any]:
     """Write the tokens of `part` to `path` as they are made, and a mask beside if it is masked; returns its counts."""
-    end = np.array([end_of_text(tokenizer)], dtype)
     documents = text_bytes = tokens = targets = 0
     ends, sources = np.cumsum(part.sources), []  # of the sources of a mixture: in documents, in tokens
     with ExitStack() as stack:
         file = stack.enter_context(path.open("wb"))
         masks = stack.enter_context(path.with_suffix(".mask").open("wb")) if part.masked else None
         stage = stack.enter_context(progress.stage(f"Tokenising the {split} split", part.length))
-        for batch in _batches(part, tokenizer):
-            encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-            for (text, last), encoding in zip(batch, encodings, strict=True):
-                ids, counts = np.array(encoding.ids, dtype), not isinstance(text, Given)
-                file.write((np.concatenate([ids, end]) if last else ids).tobytes())
-                if masks is not None:
-                    masks.write(np.full(len(ids) + last, counts).tobytes())
-                documents, tokens = documents + last, tokens + len(ids) + last
-                targets, text_bytes = targets + counts * (len(ids) + last), text_bytes + len(text.encode())
-                sources += [tokens] if last and documents in ends else []
-                stage.advance(part.amount(text, last))
+        for text, last, ids in encoded(part, tokenizer):
+            counts = not isinstance(text, Given)
+            file.write(np.array(ids, dtype).tobytes())
+            if masks is not None:
+                masks.write(np.full(len(ids), counts).tobytes())
+            documents, tokens = documents + last, tokens + len(ids)
+            targets, text_bytes = targets + counts * len(ids), text_bytes + len(text.encode())
+            sources += [tokens] if last and documents in ends else []
+            stage.advance(part.amount(text, last))
         for written in (file, masks) if masks else (file,):
             flush(written)
     if not text_bytes:
@@ -247,30 +245,6 @@ def _pack_tokens(
         raise BadInput(f"the {split} split has {tokens} tokens, but none of them counts as a target.")
     counts = {"documents": part.documents, "bytes": None, "tokens": tokens, "targets": targets}
     return {f"{split}_{name}": count for name, count in counts.items()}
-
-
-def _pieces(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Pieces of all documents in order, each with whether it is the last of its document; what is `Given` stays so."""
-    for document in part.read():
-        previous = None
-        for kind, blocks in groupby(document, type):
-            for piece in pieces(tokenizer, blocks, PIECE_CHARACTERS):
-                if previous is not None:
-                    yield previous, False
-                previous = kind(piece)
-        yield "" if previous is None else previous, True
-
-
-def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
-    batch, characters = [], 0
-    for text, last in _pieces(part, tokenizer):
-        batch.append((text, last))
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 @contextmanager
@@ -311,7 +285,9 @@ def _damage(folder: Path, progress: Progress) -> str | None:
     return None
 
 
-def _open(folder: Path) -> TokenCache:
+def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
+    """The tokens in a folder; `corpus`, whose they are, for what it streams."""
+    stream = tuple(corpus.stream()) if corpus and corpus.stream else ()
     meta = read_sealed(folder / "meta.json")
     statistics = meta["statistics"]
     train, validation = (np.memmap(folder / f"{s}.bin", dtype=np.dtype(meta["dtype"]), mode="r") for s in SPLITS)
@@ -324,9 +300,10 @@ def _open(folder: Path) -> TokenCache:
         validation=validation,
         validation_bytes=statistics["validation_bytes"],
         statistics=statistics,
-        content=json_digest(meta["files"]),
+        content=json_digest([meta["files"], corpus.fingerprint] if corpus and stream else meta["files"]),
         train_mask=masks.get("train"),
         validation_mask=masks.get("validation"),
+        stream=stream,
     )
 
 

@@ -5,10 +5,12 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, compress, pairwise
+from functools import cache, partial
+from itertools import chain, compress, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +27,7 @@ from diffeqformer.data.files import (
     text_of,
 )
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
+from diffeqformer.data.stream import Shard, Source, divided
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
@@ -45,6 +48,8 @@ class Corpus:
     """Scans the documents and divides them: training part, validation part."""
     tokenizer: Tokenizer | None = None
     """Its own, if it is made as tokens."""
+    stream: Callable[[], Sequence[Source]] | None = None
+    """What training reads in order, if it is not packed; `split` then gives its beginning."""
 
 
 def open_corpus(config: DataConfig, progress: Progress) -> Corpus:
@@ -92,12 +97,42 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     both = {file.path for file in train} & {file.path for file in validation}
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
+    if config.stream:
+        return _streamed_files(sources if config.weights else [train], validation, config, progress)
     with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
         listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
     name, sizes = ", ".join(config.train), [len(files) for files in sources] if config.weights else []
     newer = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
     fingerprint = json_digest([_settings(config), listed, *newer])
     return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress, sizes))
+
+
+def _streamed_files(
+    sources: list[list[TextFile]], validation: list[TextFile], config: DataConfig, progress: Progress
+) -> Corpus:
+    """Files that are read as training goes. They are known by name and size: to digest them is to read them all."""
+    masked = config.targets == "completions"
+    reader = Reader(config.text_field, config.strict, progress.say, masked)
+    names = [f"data.train {pattern!r}" for pattern in config.train] if config.weights else ["data.train"]
+    found = [
+        Source(name, [partial(reader.documents, file) for file in files])
+        for name, files in zip(names, sources, strict=True)
+    ]
+    held = lambda: chain.from_iterable(map(reader.documents, validation))
+    given = Part(len(validation), sum(file.size for file in validation), held, (), masked) if validation else None
+    listed = [[(str(file.path), file.size) for file in files] for files in (*sources, validation)]
+    return _streamed(", ".join(config.train), found, given, config, listed)
+
+
+def _streamed(name: str, sources: list[Source], given: Part | None, config: DataConfig, listed: Any) -> Corpus:
+    masked = config.targets == "completions"
+
+    @cache
+    def parts() -> tuple[Part, Part, tuple[Source, ...]]:
+        return divided(sources, given, config.stream, config.validation_fraction, config.split_seed, masked)
+
+    fingerprint = json_digest([_settings(config), config.stream, config.targets, listed])
+    return Corpus(name, fingerprint, lambda: parts()[:2], stream=lambda: parts()[2])
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
@@ -189,8 +224,10 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
         import datasets
     except ImportError:
         raise BadInput(f"data.source 'huggingface' needs the package datasets; {NEEDS_EXTRA}.") from None
-    train, validation = _hugging_face_splits(datasets, config)
     name = f"{config.dataset} ({config.dataset_name})" if config.dataset_name else config.dataset
+    if config.stream:
+        return _streamed_rows(datasets, config, name)
+    train, validation = _hugging_face_splits(datasets, config)
     splits = [train] if validation is None else [train, validation]
     for rows in splits:
         require_field(rows.column_names, config.text_field, f"dataset {name!r}")
@@ -213,23 +250,62 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
     return Corpus(name, json_digest([_settings(config), prints]), split)
 
 
-def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
-    """The training rows, and the validation rows if the dataset has such a split."""
+def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
+    """A dataset whose files are read, over the network if they are there, as training goes."""
     folder = path_of(config.dataset)
-    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    with _loading(config):
+        builder = datasets.load_dataset_builder(
+            str(folder) if folder.is_dir() else config.dataset, config.dataset_name or None
+        )
+        loaded = builder.as_streaming_dataset()
+        files = builder.config.data_files or {}
+        listed = {str(split): [list(map(str, own)), own.origin_metadata] for split, own in files.items()}
+    train, validation = _train_and_validation(loaded, config)
+
+    def shards(rows: Any) -> list[Shard]:
+        return [
+            partial(_texts, rows.shard(num_shards=rows.num_shards, index=i), config, name)
+            for i in range(rows.num_shards)
+        ]
+
+    held = None if validation is None else Source(name, shards(validation))
+    first = lambda: (text for *_, text in islice(cast(Source, held).documents(), config.stream))
+    given = None if held is None else Part(config.stream, None, first)
+    return _streamed(name, [Source(f"dataset {name!r}", shards(train))], given, config, listed)
+
+
+def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[Document]:
+    """The documents of some rows, without empty ones."""
+    for number, row in enumerate(rows, start=1):
+        if text := text_of(row, config.text_field, f"row {number} of dataset {name!r}"):
+            yield (text,)
+
+
+@contextmanager
+def _loading(config: DataConfig) -> Iterator[None]:
     try:
-        if saved:
-            loaded = datasets.load_from_disk(str(folder))
-        else:
-            path = str(folder) if folder.is_dir() else config.dataset
-            loaded = datasets.load_dataset(path, config.dataset_name or None)
+        yield
     except Exception as error:  # the hub, the network and every file format have exceptions of their own
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
         raise BadInput(f"dataset {config.dataset!r} cannot be loaded: {reason(first)}.") from error
-    if isinstance(loaded, datasets.Dataset):
-        return loaded, None
+
+
+def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
+    """The training rows, and the validation rows if the dataset has such a split."""
+    folder = path_of(config.dataset)
+    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    with _loading(config):
+        if saved:
+            loaded = datasets.load_from_disk(str(folder))
+        else:
+            path = str(folder) if folder.is_dir() else config.dataset
+            loaded = datasets.load_dataset(path, config.dataset_name or None)
+    return (loaded, None) if isinstance(loaded, datasets.Dataset) else _train_and_validation(loaded, config)
+
+
+def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
     if "train" not in loaded:
         raise BadInput(f"dataset {config.dataset!r} has no split 'train', but {', '.join(map(repr, loaded))}.")
     return loaded["train"], loaded.get("validation", loaded.get("test"))

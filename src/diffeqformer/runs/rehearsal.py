@@ -1,7 +1,7 @@
 """What a run would take, before it begins: its text, memory and time, and its first loss."""
 
 import time
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,8 +26,8 @@ class Rehearsal(NamedTuple):
 
     text: dict[str, Any]
     """`TokenCache.statistics`."""
-    epochs: float
-    """How often training reads the training split."""
+    epochs: float | None
+    """How often training reads the training split; `None` of a stream."""
     memory: Footprint
     """Of an update, on one device, in bytes."""
     first_loss: float
@@ -63,5 +63,5 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     each = (time.perf_counter() - began) / TIMED
     own = sum(depth * rows for depth, rows in together(config, drawn)) / config.trainer.batch_size
     total = each * compute_of(config) / own
-    epochs = config.trainer.updates / len(cast(Loader, loader))
+    epochs = config.trainer.updates / len(loader) if isinstance(loader, Loader) else None
     return Rehearsal(tokens.statistics, epochs, memory, float(first.loss), each, total)

@@ -18,6 +18,7 @@ import numpy as np
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
+from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
@@ -37,7 +38,7 @@ from diffeqformer.runs.sampling import Samples
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
-from diffeqformer.training.recipe import NO_RECIPE, Batches, Recipe
+from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Recipe
 from diffeqformer.training.update import Build
 
 
@@ -104,6 +105,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     require_same("text", tokens.content)
     folder.config, batches = fitting(config, tokens, base, recipe)
     beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
+    if isinstance(batches, Stream):
+        recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
     if config.trainer.samples:
         samples = Samples(config.trainer.samples, tokens.tokenizer, config.model.context)
         recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
@@ -147,9 +150,22 @@ def fitting(
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     if recipe.batches is not None:
         return config, recipe.batches(config, tokens)
+    apart = config.data.documents == "apart"
+    if tokens.stream:
+        masked = tokens.train_mask is not None
+        return config, Stream(
+            tokens.stream, config.data.weights, tokens.tokenizer, context, t.batch_size, apart, masked
+        )
     sources = list(zip(tokens.statistics.get("train_sources", ()), config.data.weights, strict=False))
-    end = end_of_text(tokens.tokenizer) if config.data.documents == "apart" else None
+    end = end_of_text(tokens.tokenizer) if apart else None
     return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources, end)
+
+
+class Remembered(Callback):
+    """Keeps with each checkpoint where a stream is, so that a resumed run does not read all before."""
+
+    def __init__(self, stream: Stream):
+        self.memory, self.remember = stream.memory, stream.remember
 
 
 def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:

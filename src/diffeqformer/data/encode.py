@@ -1,0 +1,46 @@
+"""Documents to tokens, piece by piece: text of any length passes through bounded memory."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from tokenizers import Tokenizer
+
+from diffeqformer.data.split import Part
+from diffeqformer.data.tokenizer import end_of_text, pieces
+
+PIECE_CHARACTERS = 1 << 16
+BATCH_CHARACTERS = 1 << 20
+"""Characters that are tokenised at one time, over all cores."""
+
+
+def pieces_of(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Pieces of all documents in order, each with whether it is the last of its document; what is `Given` stays so."""
+    for document in part.read():
+        previous = None
+        for kind, blocks in groupby(document, type):
+            for piece in pieces(tokenizer, blocks, PIECE_CHARACTERS):
+                if previous is not None:
+                    yield previous, False
+                previous = kind(piece)
+        yield "" if previous is None else previous, True
+
+
+def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[int]]]:
+    """The same with their tokens; the last piece of a document has end-of-text after it."""
+    end = end_of_text(tokenizer)
+    for batch in _batches(part, tokenizer):
+        encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        for (text, last), encoding in zip(batch, encodings, strict=True):
+            yield text, last, [*encoding.ids, end] if last else encoding.ids
+
+
+def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    batch, characters = [], 0
+    for text, last in pieces_of(part, tokenizer):
+        batch.append((text, last))
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
