@@ -98,7 +98,7 @@ RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimiz
 repro-optimizers: install ## Muon and trapezoids beside AdamW and cosines, each tuned, on the quickstart (about 2 hours)
 	@$(BIN)/diffeqformer sweep quickstart-diffeqformer --over $(RULES) --updates 500 --to runs/optimizers $(ARGS)
 
-BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov start
+BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov explorer start
 RUN ?=
 
 bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/quickstart/elastic adds speculative decoding)
@@ -173,13 +173,19 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-s
 DOCS := import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
 
+# All three are parts of one resolution, so that what one of them needs is no hindrance to another.
 lock: install ## Write the lock files again (ARGS=--upgrade for newer versions)
 	@$(PIP) install uv
-	@$(LOCK) $(ARGS) pyproject.toml --extra dev --no-emit-package diffeqformer --output-file requirements.lock
-	@printf 'transformers\npeft\nlm-eval>=0.4.13\n' | $(LOCK) $(ARGS) - --constraint requirements.lock \
-		--output-file requirements-torch.lock
-	@$(BIN)/python -c '$(DOCS)' | $(LOCK) $(ARGS) - --constraint requirements.lock --constraint requirements-torch.lock \
-		--output-file requirements-docs.lock
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
+	cat requirements.lock requirements-torch.lock requirements-docs.lock > $$work/all.lock && \
+	printf 'transformers\npeft\nlm-eval>=0.4.13\n' > $$work/torch.in && \
+	$(BIN)/python -c '$(DOCS)' > $$work/docs.in && \
+	$(LOCK) $(ARGS) pyproject.toml --extra dev $$work/torch.in $$work/docs.in --no-emit-package diffeqformer \
+		--output-file $$work/all.lock && \
+	$(LOCK) pyproject.toml --extra dev --no-emit-package diffeqformer --constraint $$work/all.lock \
+		--output-file requirements.lock && \
+	$(LOCK) $$work/torch.in --constraint $$work/all.lock --output-file requirements-torch.lock && \
+	$(LOCK) $$work/docs.in --constraint $$work/all.lock --output-file requirements-docs.lock
 	@! grep -nE 'https?://|^torch==|^diffeqformer==' requirements*.lock
 
 clean: ## Remove the environment and caches, but no runs
