@@ -210,6 +210,7 @@ def test_views_are_exported(browser, session, address):
         ("ode transformer", 3, "rk4"),
         ("knots, normalised", 5, "lie-trotter-middle"),
         ("knots, modulated", 3, "lie-trotter-middle"),
+        ("knots, means over steps", 3, "strang"),
         ("time, long first step", 4, "euler-middle"),
         ("shared", 2, "midpoint"),
     ],

@@ -4,7 +4,7 @@ import dataclasses
 from functools import lru_cache
 from pathlib import Path
 
-from diffeqformer.config import Config, LlamaConfig, ModulationConfig
+from diffeqformer.config import Config, KnotsConfig, LlamaConfig, ModulationConfig
 from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.explorer.session import Session
 from diffeqformer.progress import Silent
@@ -16,6 +16,9 @@ LLAMA = KINDS["vanilla llama, grouped queries"]
 KINDS = KINDS | {
     "wide heads, biases": dataclasses.replace(LLAMA, field=LlamaConfig(kv_heads=2, head_width=6, biases=True)),
     "knots, modulated": dataclasses.replace(KINDS["knots, normalised"], modulation=ModulationConfig(halvings=2)),
+    "knots, means over steps": dataclasses.replace(
+        KINDS["knots, normalised"], weights=KnotsConfig(3, "cubic", average=True), scheme="strang"
+    ),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),
 }
 TOKENIZER = train_tokenizer([TEXT * 3, "the cat and the mat"], 300)

@@ -80,6 +80,12 @@ def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, plac
     np.testing.assert_allclose(traced, expected, rtol=0, atol=8 * knots * SINGLE / 0.01)
 
 
+def test_the_mean_over_a_step_without_length_is_the_value_there():
+    edges = np.array([0, 0.4, 0.4, 1.0])
+    np.testing.assert_array_equal(mean_basis(edges, 4)[1], cardinal_basis([0.4], 4)[0])
+    assert np.isfinite(jax.jit(lambda t: mean_basis(t, 4))(jnp.asarray(edges))).all()
+
+
 def test_a_long_step_has_the_mean_weights_of_the_short_ones_that_it_stands_for():
     section = KnotsConfig(5, average=True)
     weights = model_of(dataclasses.replace(TINY, weights=section)).weights

@@ -142,6 +142,7 @@ def _source(weights: WeightSource, arrays: Arrays) -> dict[str, Any] | None:
     if isinstance(weights, KnotWeights):
         rows, about = weights.rows, {"kind": "knots", "place": PLACES[weights.place]}
         about |= {"knots": weights.knots, "bends": bends(weights.basis, weights.knots).tolist()}
+        about |= {"average": weights.average}
     elif isinstance(weights, LayerWeights):
         nodes = weights.nodes or Nodes.same(1.0)
         about = {"kind": "layer", "nodes": {"attention": nodes.attention, "feed_forward": nodes.feed_forward}}

@@ -54,7 +54,7 @@ def cardinal_basis(
 def mean_basis(
     edges: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
 ) -> Float[Array, "step knot"]:
-    """The mean of `B_k` over each step; the rows sum to one.
+    """The mean of `B_k` over each step, and its value where a step has no length; the rows sum to one.
 
     Between edges and knots all `B_k` are polynomials of a degree that Simpson's rule integrates exactly.
 
@@ -66,7 +66,9 @@ def mean_basis(
     first, second, third = (_values(xp, one, knots, basis, place) for one in (start, middle, end))
     pieces = (end - start)[:, None] / 6 * (first + 4 * second + third)
     within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
-    return jnp.asarray(within.astype(t.dtype) @ pieces / (t[1:] - t[:-1])[:, None], dtype)
+    length = (t[1:] - t[:-1])[:, None]
+    mean = within.astype(t.dtype) @ pieces / xp.where(length > 0, length, 1)
+    return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
 
 
 def _widest(times: Any) -> tuple[Any, Any]:

@@ -31,9 +31,20 @@ const backend = (() => {
       return Array.from({ length: knots }, (_, k) => a * (k === left) + b * (k === right)
         + (bends.length ? ((a ** 3 - a) * bends[left][k] + (b ** 3 - b) * bends[right][k]) / 6 : 0));
     };
-    const coefficients = (unit, { t, index, node }) => {
+    // The mean over a step, by Simpson's rule, which is exact between edges and knots.
+    const mean = ({ t, node, length }) => {
+      const [from, to] = [t - node * length, t + (1 - node) * length];
+      const knots = Array.from({ length: weights.knots }, (_, k) => (k + weights.place) / weights.knots);
+      const ends = [from, ...knots.filter((at) => from < at && at < to), to];
+      const sum = new Array(weights.knots).fill(0);
+      ends.slice(1).forEach((end, i) => [[ends[i], 1], [(ends[i] + end) / 2, 4], [end, 1]].forEach(([at, share]) => (
+        basis(at, weights).forEach((value, k) => { sum[k] += (share * value * (end - ends[i])) / (6 * length); }))));
+      return sum;
+    };
+    const coefficients = (unit, when) => {
+      const { t, index, node } = when;
       if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
-      if (weights.kind === "knots") return basis(t, weights);
+      if (weights.kind === "knots") return weights.average && when.length ? mean(when) : basis(t, weights);
       if (weights.kind === "shared") return [1];
       const nodes = weights.nodes[unit.split(".")[0]];
       const near = nodes.map((c) => Math.abs(c - node));
@@ -69,7 +80,7 @@ const backend = (() => {
     };
     const kept = new Map();
     const unit = (name, when) => {
-      const key = `${name} ${when.t} ${when.length} ${weights.kind === "layer" ? `${when.index} ${when.node}` : ""}`;
+      const key = `${name} ${when.t} ${when.length} ${weights.kind === "layer" || weights.average ? `${when.index} ${when.node}` : ""}`;
       if (!kept.has(key)) {
         if (kept.size > 400) kept.clear();
         const c = coefficients(name, when);
