@@ -139,8 +139,9 @@ test-x64: install ##| nothing else | a run from its first update to its export, 
 test-faults: install ##| an hour; root for full disks | kills, full disks, damaged files, malformed and hostile input
 	$(PYTEST) -m "not torch and not harness and not trackers and not browser" tests/faults $(ARGS)
 
-test-browser: install ##| Chromium (or CHROMIUM=...) | pages of analyses, clicked through in a headless browser
-	$(PYTEST) -m browser tests/browser tests/faults $(ARGS)
+test-browser: install ##| Chromium, anywidget (installed) | pages and the explorer, clicked through in a headless browser
+	@$(PIP) install "anywidget>=0.9"
+	$(PYTEST) -m browser tests/browser tests/explorer tests/faults $(ARGS)
 
 test-trackers: install ##| wandb, trackio (installed) | Weights & Biases and Trackio themselves
 	@$(PIP) install "wandb>=0.20" "trackio>=0.20"

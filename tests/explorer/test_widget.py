@@ -14,7 +14,7 @@ const widget = ({module_name});
 const handlers = new Set();
 window.sent = [];
 window.told = (content) => handlers.forEach((handle) => handle(content));
-const model = {{ get: (name) => {state}[name], send: (content) => window.sent.push(content),
+const model = {{ get: (name) => ({state})[name], send: (content) => window.sent.push(content),
   on: (_, handle) => handlers.add(handle), off: (_, handle) => handlers.delete(handle) }};
 window.leave = widget.render({{ model, el: document.body }});
 </script>"""
@@ -32,7 +32,7 @@ def widget(monkeypatch):
 def test_questions_of_the_frame_are_answered_by_the_kernel(widget, tmp_path):
     made, sent = widget
     question = {"run": 0, "text": TEXT, "steps": 3, "scheme": "euler", "rtol": None}
-    assert (made.height, made.traits(sync=True)["page"].name) == (700, "page") and "connect-src 'none'" in made.page
+    assert (made.height, made.traits(sync=True)["page"].name) == (700, "page") and "connect-src &#39;none&#39;" in made.page
     for asked, said in (
         ({"id": "1", "name": "read", "question": {**question, "steps": 0}}, "steps is 0"),
         ({"id": "2", "name": "nosuch", "question": question}, "no such question"),
@@ -53,7 +53,7 @@ def test_questions_of_the_frame_are_answered_by_the_kernel(widget, tmp_path):
         browser.open(host.as_uri())
         answered = 0
         while answered < 2:  # what the page shows first: the text after every step, and one cell
-            browser.wait(f"window.sent?.length > {answered}")
+            browser.wait(f"window.sent?.length > {answered}", 5)
             made._asked(made, browser.run(f"return sent[{answered}]"), [])
             browser.run("told(arguments[0])", sent[answered])
             answered += 1

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "scaling": "updates as width, steps, context and d_emb grow, beside how their operations are counted to grow",
     "spectra": "all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products",
     "lyapunov": "the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians",
+    "explorer": "a turn of the explorer's dial at GPT-2 small's size",
     "start": "commands that have next to nothing to do, as processes of their own",
     "page": "one page of the documents that these leave with --to",
 }

@@ -181,7 +181,7 @@
     const cells = [...$("grid").rows[0].cells].slice(1);
     for (const cell of cells) [cell.style.background, cell.style.color] = ["", ""];
     const method = about.methods.find(({ name }) => name === state.overlay);
-    $("explained").replaceChildren(...(method ? overlay(cells, shown.reading.tokens, method, shown.explained) : []));
+    if (about.methods.length) $("explained").replaceChildren(...(method ? overlay(cells, shown.reading.tokens, method, shown.explained) : []));
   };
   const drawWeights = () => {
     $("timeNow").textContent = `t = ${state.time.toFixed(2)}`;
