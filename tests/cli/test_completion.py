@@ -41,6 +41,10 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}
     assert offered("train", "quickstart-gpt", "--model.gradient", "rec") == {"recursive"}
     assert offered("train", "quickstart-gpt", "--model.scheme", "lie") == {"lie-trotter", "lie-trotter-middle"}
+    assert offered("train", "quickstart-gpt", "--model.scheme.kind", "re") == {"residual", "reversible"}
+    assert offered("train", "quickstart-gpt", "--optimizer.schedule.kind", "") == {
+        "cosine", "linear", "constant", "trapezoidal"
+    }  # fmt: skip
     assert {*SchemeConfig.names, "reversible"} == {name for name in SCHEMES if not name.startswith("diffrax:")}
     assert offered("analyze", "sp") == {"spectra"} and set(ANALYSES) < offered("analyze", "")
     assert "--against" in offered("analyze", "depth", "runs/x", "--")

@@ -121,12 +121,14 @@ def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
         if name == "settings":  # their names stand for themselves
             options |= options_of(hint)
         elif sections:
-            if words := _words_for(hint):  # a bare word chooses
-                own = tuple(name for section in sections for name in getattr(section, "names", ()))
-                options[dotted] = Literal[words] if all(map(kinds_of, sections)) else Literal[(*words, *own)] | str
             for section in sections:
                 if section is not OwnConfig:  # which only `build` can make
                     options |= options_of(section, f"{dotted}.")
+            if words := _words_for(hint):  # a bare word chooses
+                own = tuple(name for section in sections for name in getattr(section, "names", ()))
+                options[dotted] = Literal[words] if all(map(kinds_of, sections)) else Literal[(*words, *own)] | str
+                if f"{dotted}.kind" in options:  # of which each section knows its own only
+                    options[f"{dotted}.kind"] = Literal[(*(word for word in words if word != "None"), *own)]
         elif get_origin(hint) is not ClassVar:
             options[dotted] = hint
             if hint is bool:  # tyro puts the `no` into the name's last part
