@@ -10,6 +10,8 @@ import numpy as np
 from diffeqformer.config import KnotsConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.early_exit import EarlyExit
+from diffeqformer.ode.solve import Solution
 
 TINY = ModelConfig(
     width=16, heads=2, steps=3, context=12, vocabulary=40, weights=TimeConfig(d_emb=6, frequencies=5), init_std=0.2
@@ -60,6 +62,18 @@ def model_of(config: ModelConfig, seed: int = 0) -> Transformer:
 def logits(model: Transformer, ids: jax.Array, steps: int | None = None, key: jax.Array | None = None) -> jax.Array:
     """The model's output, compiled."""
     return model(ids, steps=steps, key=key)
+
+
+@partial(jax.jit, static_argnames="steps")
+def solved(model: Transformer, ids: jax.Array, steps: int | EarlyExit | None = None) -> Solution:
+    """What the model integrates to, compiled: operation by operation takes five times as long, once for each shape."""
+    return model.integrate(ids, steps=steps)
+
+
+@partial(jax.jit, static_argnames="steps")
+def states(model: Transformer, ids: jax.Array, steps: int | None = None) -> jax.Array:
+    """The model's trajectory, compiled."""
+    return model.trajectory(ids, steps=steps)
 
 
 def tokens(batch: int = 2, positions: int = 12, seed: int = 7) -> jax.Array:

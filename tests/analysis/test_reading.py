@@ -7,7 +7,7 @@ import pytest
 from diffeqformer.analysis.reading import eigenvalues, lens, looks, most_likely, walk
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.model.solving import with_scheme
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, states, tokens
 from tests.tolerances import STATES
 
 IDS = np.asarray(tokens(1, 9))[0]
@@ -17,9 +17,7 @@ IDS = np.asarray(tokens(1, 9))[0]
 def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     model = model_of(KINDS[kind])
     taken = walk(model, IDS, steps=steps)
-    np.testing.assert_allclose(
-        np.stack(taken.states), model.trajectory(jnp.asarray(IDS)[None], steps=steps), atol=STATES
-    )
+    np.testing.assert_allclose(np.stack(taken.states), states(model, jnp.asarray(IDS)[None], steps), atol=STATES)
     found = lens(taken, np.append(IDS[1:], 0))
     ids, p = most_likely(taken, steps, 4)
     assert (ids[0], len(ids)) == (found.top[-1, 4], 10) and (np.diff(p) <= 0).all()
@@ -45,4 +43,4 @@ def test_a_tolerance_is_read_at_the_edges_of_the_grid():
     tolerant = with_scheme(model_of(KINDS["shared"]), rtol=1e-3)
     taken = walk(tolerant, IDS)
     assert taken.moved.shape == (0, 2, 9) and not taken.carries
-    np.testing.assert_allclose(np.stack(taken.states), tolerant.trajectory(jnp.asarray(IDS)[None]), atol=STATES)
+    np.testing.assert_allclose(np.stack(taken.states), states(tolerant, jnp.asarray(IDS)[None]), atol=STATES)

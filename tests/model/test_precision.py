@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.model.build import abstract, build
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import speculate
-from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.models import KINDS, TINY, logits, model_of, states, tokens
 from tests.tolerances import STATES
 
 NARROW = dataclasses.replace(TINY, compute_dtype="bfloat16")
@@ -19,10 +19,11 @@ NARROW = dataclasses.replace(TINY, compute_dtype="bfloat16")
 
 def test_states_and_logits_of_a_bfloat16_model_are_float32():
     model = model_of(NARROW)
-    assert model.trajectory(tokens()).dtype == jnp.float32 and model(tokens()).dtype == jnp.float32
+    found = logits(model, tokens())
+    assert states(model, tokens()).dtype == found.dtype == jnp.float32
     assert model.empty_cache(1, 4).keys.dtype == jnp.bfloat16
-    exact = model_of(TINY)(tokens())
-    error = jnp.abs(model(tokens()) - exact).max() / jnp.abs(exact).max()
+    exact = logits(model_of(TINY), tokens())
+    error = jnp.abs(found - exact).max() / jnp.abs(exact).max()
     assert 0 < error < 0.05
 
 
@@ -32,7 +33,7 @@ def test_equal_steps_of_a_bfloat16_model_sum_to_one():
     weights = jax.tree.map(jnp.zeros_like, model.weights)
     one = lambda w: w.row.feed_forward.down.bias
     weights = eqx.tree_at(one, weights, jnp.ones_like(one(weights)))
-    moved = model.replace(weights=weights).trajectory(tokens())
+    moved = states(model.replace(weights=weights), tokens())
     # 96 additions of 1/96 to a state of size 1, each rounded to float32.
     np.testing.assert_allclose(moved[-1] - moved[0], 1.0, rtol=0, atol=96 * float(np.finfo(np.float32).eps))
 
@@ -54,12 +55,13 @@ def test_everything_works_where_jaxs_default_is_float64(kind):
     """Parameters stay float32, as documented, and so does what is computed from them: to rounding, as without x64."""
     config, ids, prompt = KINDS[kind], tokens(), tokens(1, 3)
     before = generate(model_of(config), prompt, 4, key=jax.random.key(0), temperature=0.0)
-    usual = np.asarray(build(config, jax.random.key(1))(ids))
+    draw = jax.jit(lambda key: build(config, key))
+    usual = np.asarray(logits(draw(jax.random.key(1)), ids))
     with jax.enable_x64(True):
         assert {leaf.dtype for leaf in jax.tree.leaves(abstract(config))} == {jnp.dtype(jnp.float32)}
-        built = build(config, jax.random.key(1))
+        built = draw(jax.random.key(1))
         assert {leaf.dtype for leaf in jax.tree.leaves(built)} == {jnp.dtype(jnp.float32)}
-        np.testing.assert_allclose(built(ids), usual, atol=STATES)
+        np.testing.assert_allclose(logits(built, ids), usual, atol=STATES)
         model = model_of(config)
         found = generate(model, prompt, 4, key=jax.random.key(0), temperature=0.0)
         np.testing.assert_array_equal(found, before)
@@ -71,8 +73,9 @@ def test_everything_works_where_jaxs_default_is_float64(kind):
 
 def test_a_float64_model_computes_in_float64():
     ids = tokens()
-    usual = np.asarray(model_of(TINY)(ids))
+    usual = np.asarray(logits(model_of(TINY), ids))
     with jax.enable_x64(True):
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model_of(TINY))
-        assert model(ids).dtype == jnp.float64
-        np.testing.assert_allclose(model(ids), usual, atol=STATES)
+        found = logits(model, ids)
+        assert found.dtype == jnp.float64
+        np.testing.assert_allclose(found, usual, atol=STATES)

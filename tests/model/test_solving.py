@@ -12,7 +12,7 @@ from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.schemes import SCHEMES
-from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.models import KINDS, TINY, logits, model_of, solved, states, tokens
 from tests.tolerances import STATES
 
 SMOOTH = dataclasses.replace(TINY, horizon=0.3, weights=dataclasses.replace(TINY.weights, highest_frequency=4.0))
@@ -47,12 +47,12 @@ def test_adaptive_steps_come_after_the_first_step_of_a_model_that_keeps_its_leng
     model, ids = model_of(config), tokens()
     exact = with_scheme(model, rtol=1e-6)
     assert exact.scheme == model.scheme  # which takes the fixed steps of this model too
-    limit = np.asarray(exact.integrate(ids).state)
-    errors = [np.abs(np.asarray(model.integrate(ids, steps=steps).state) - limit).max() for steps in (17, 33, 65)]
+    limit = np.asarray(solved(exact, ids).state)
+    errors = [np.abs(np.asarray(solved(model, ids, steps).state) - limit).max() for steps in (17, 33, 65)]
     assert errors[0] / errors[1] == pytest.approx(2, abs=0.2) and errors[1] / errors[2] == pytest.approx(2, abs=0.2)
-    assert np.abs(np.asarray(with_scheme(model_of(SMOOTH), rtol=1e-6).integrate(ids).state) - limit).max() > errors[0]
-    first, *_, last = exact.trajectory(ids)[1:]
-    np.testing.assert_allclose(first, model.trajectory(ids)[1], rtol=0, atol=STATES)
+    assert np.abs(np.asarray(solved(with_scheme(model_of(SMOOTH), rtol=1e-6), ids).state) - limit).max() > errors[0]
+    first, *_, last = states(exact, ids)[1:]
+    np.testing.assert_allclose(first, states(model, ids)[1], rtol=0, atol=STATES)
     np.testing.assert_allclose(last, limit, rtol=0, atol=STATES)
     with pytest.raises(BadInput, match="the first step of this model is one of scheme 'lie-trotter-middle', but"):
         with_scheme(model_of(dataclasses.replace(config, scheme="lie-trotter-middle")), rtol=1e-3)

@@ -10,7 +10,7 @@ import pytest
 
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.early_exit import EarlyExit
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, solved, states, tokens
 from tests.tolerances import STATES
 
 
@@ -26,8 +26,7 @@ from tests.tolerances import STATES
 )
 def test_without_a_threshold_to_speak_of_nothing_changes(name):
     model, ids = model_of(KINDS[name]), tokens()
-    whole = model.integrate(ids)
-    found = model.integrate(ids, steps=EarlyExit(3, 1e-12))
+    whole, found = solved(model, ids), solved(model, ids, EarlyExit(3, 1e-12))
     np.testing.assert_allclose(found.state, whole.state, atol=STATES)
     assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
 
@@ -80,7 +79,7 @@ def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarra
 def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
     edges = [0.0] + [first_step + (1 - first_step) * step / 7 for step in range(8)] if first_step else np.arange(9) / 8
     model, ids = model_of(dataclasses.replace(TINY, first_step=first_step)), tokens()
-    found = model.integrate(ids, steps=EarlyExit(8, threshold))
+    found = solved(model, ids, EarlyExit(8, threshold))
     state, taken = by_hand(model, ids, list(edges), threshold)
     assert float(found.evaluations.attention) == pytest.approx(taken)
     assert 2 <= taken < 8
@@ -89,9 +88,9 @@ def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
 
 def test_all_stop_after_two_steps_if_anything_is_settled():
     model, ids = model_of(TINY), tokens()
-    found = model.integrate(ids, steps=EarlyExit(8, 1e3))
+    found = solved(model, ids, EarlyExit(8, 1e3))
     assert float(found.evaluations.attention) == 2.0
-    first, second = model.trajectory(ids, steps=8)[1:3]
+    first, second = states(model, ids, 8)[1:3]
     np.testing.assert_allclose(found.state, second + 6 * (second - first), rtol=1e-4, atol=1e-4)
 
 

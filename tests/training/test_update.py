@@ -19,6 +19,7 @@ from diffeqformer.config import (
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.training.optimizer import learning_rate
 from diffeqformer.training.update import all_finite, initial_state, make_update
+from tests.models import logits
 from tests.tolerances import GRADIENT, LOSS, SCHEDULE
 
 IDS = np.asarray(jax.random.randint(jax.random.key(1), (4, 9), 0, 40), np.int32)
@@ -131,8 +132,8 @@ def masked(accumulation: int):
 
 
 def test_the_loss_is_the_mean_over_the_targets_that_count():
-    logits = initial_state(config()).model(jnp.asarray(IDS[:, :-1]))
-    nats = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), IDS[:, 1:, None], -1)[..., 0]
+    scores = logits(initial_state(config()).model, jnp.asarray(IDS[:, :-1]))
+    nats = -np.take_along_axis(np.asarray(jax.nn.log_softmax(scores)), IDS[:, 1:, None], -1)[..., 0]
     model, found = masked(1)
     np.testing.assert_allclose(found.loss, nats[MASK].mean(), rtol=LOSS)
     assert abs(found.loss - nats.mean()) > 1e-3

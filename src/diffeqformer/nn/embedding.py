@@ -1,6 +1,7 @@
 """Tokens and positions as vectors."""
 
 import equinox as eqx
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Int
@@ -16,7 +17,8 @@ def require_tokens(ids: Int[Array, "*batch position"], vocabulary: int) -> None:
     """
     if isinstance(ids, Tracer) or not ids.size:
         return
-    low, high = int(ids.min()), int(ids.max())
+    known = np.asarray(ids)  # of JAX, the minimum would be traced where a program closes over known ids
+    low, high = int(known.min()), int(known.max())
     if low < 0 or high >= vocabulary:
         raise BadInput(
             f"token id {low if low < 0 else high} does not exist: the model's vocabulary has {vocabulary} entries, "
