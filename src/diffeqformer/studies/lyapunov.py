@@ -100,7 +100,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "lyapunov",
         "Lyapunov sensitivity",
         (
-            f"Output {last}, “{tokens[last]}”, is most sensitive to the inputs {most}.",
+            headline(tokens, last, [*panels.items()][-1]),
+            f"Highest exponents: {most}.",
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
             "chosen output is most sensitive to.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
@@ -117,6 +118,17 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "scores": {name: inputs.finite_rows(values) for name, values in scores.items()},
         },
         folder=folder,
+    )
+
+
+def headline(tokens: tuple[str, ...], last: int, panel: tuple[str, tuple[Any, Any]]) -> str:
+    """To which token before it an output is most sensitive, and how much a small change there grows."""
+    name, (exponents, _) = panel
+    before = np.nan_to_num(exponents[: max(1, last)], nan=-np.inf)
+    best = int(np.argmax(before))
+    return (
+        f"The output at token {last}, “{tokens[last]}”, is most sensitive to token {best}, “{tokens[best]}”, of those "
+        f"before it: a small change there arrives {np.exp(before[best]):.2g} times as large ({name})."
     )
 
 

@@ -55,7 +55,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         from diffeqformer.analysis.tuned_lens import tuned_lens
 
         texts, others = texts[::2], texts[1::2]
-        lens_of = tuned_lens(opened.model, others, updates=arguments.tuned, steps=grid, progress=progress)
+        lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
         probes = lens_of.read(opened.model, texts, steps=grid)
     found = participation(opened.model, texts, steps=grid, progress=progress)
     about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {arguments.texts} texts of {length - 1} tokens"
