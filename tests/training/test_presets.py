@@ -43,6 +43,7 @@ def test_the_update_is_lowered_for_cuda_with_cudnns_attention(name, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_update_is_lowered_for_tpus(name):
-    text = traced(name)[0].lower(lowering_platforms=("tpu",)).as_text()
+    with jax.numpy_dtype_promotion("standard"):  # JAX lowers the gradient of its own attention only so
+        text = traced(name)[0].lower(lowering_platforms=("tpu",)).as_text()
     assert "@__cudnn" not in text
     assert "bf16" in text
