@@ -19,7 +19,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 HEALTHY := test -x "$(BIN)/python" && { ! test -s "$(STAMP)" || test "$$(cat "$(STAMP)")" = "$(CURDIR)"; }
 
-.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth repro-paper repro-optimizers bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs lint format lock clean
+.PHONY: help install install-torch quickstart repro-systems repro-adapt repro-depth repro-paper repro-optimizers bench test test-torch test-full test-slow test-same test-x64 test-faults test-browser test-trackers wheel-check compat docs report-picture lint format lock clean
 .DELETE_ON_ERROR:
 
 # A target's line ends in `## what it does`, a test target's in `##| what it needs | what it tests`.
@@ -156,6 +156,9 @@ compat: ##| uv; hours, or ARGS=tests/runs | lowest, locked and newest dependenci
 docs: $(DOCS_STAMP) ## Build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 	@echo "Open site/index.html; $(BIN)/mkdocs serve has its search too."
+
+report-picture: install ## Draw docs/report.png from a quickstart's results, in a headless Chromium (RUN=runs/quickstart)
+	$(BIN)/python -m tests.browser.picture "$(or $(RUN),runs/quickstart)" docs/report.png
 
 lint: install ## Check style, format, types and the direction of imports
 	$(BIN)/ruff check

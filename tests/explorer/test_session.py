@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.attribution import attribute
+from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput
-from diffeqformer.explorer.page import portable_page
+from diffeqformer.explorer.page import OVERLAYS, portable_page
 from diffeqformer.explorer.server import MOST_BYTES, serve
+from diffeqformer.explorer.session import POINTS
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.studies.inputs import ids_of
 from tests.explorer.made import TEXT, run_of, session_of
 from tests.tolerances import STATES
@@ -46,6 +50,41 @@ def test_a_reading_is_the_models(session):
     assert first["attention"] is None and first["eigenvalues"] is None
 
 
+def test_a_continuation_is_the_models_greedy_one_and_exits_as_early_exit_does(session):
+    run, asked = session.runs[0], {**ASKED, "scheme": "euler"}
+    read = session.read(asked)
+    length = len(read["tokens"])
+    found = session.predict({**asked, "since": 0})
+    assert (found["pieces"], found["p"], found["taken"]) == (read["top"][-1], read["p"][-1], [5] * length)
+    further = session.predict({**asked, "added": [7, 9], "since": length + 1})
+    longer = jnp.asarray([*ids_of(run, TEXT), 7, 9])
+    assert further["ids"] == [int(run.model(longer, steps=5)[-1].argmax())]
+    early = session.predict({**asked, "since": 0, "threshold": 1})
+    exits = run.model.integrate(jnp.asarray(ids_of(run, TEXT))[None], steps=EarlyExit(5, 1.0))
+    assert early["taken"] == exits.carry.taken[0, :, 0].tolist() and 1 < min(early["taken"]) < 5
+    assert early["ids"] == run.model.unembed(run.model.normalise(exits.state))[0].argmax(-1).tolist()
+
+
+def test_an_overlay_is_the_attribution_of_the_named_prediction(session):
+    run, asked = session.runs[0], {**ASKED, "scheme": "euler", "position": 4}
+    found = session.explain(asked)
+    wanted = attribute(run.model, jnp.asarray(session._padded(0, ids_of(run, TEXT))), (4,), points=POINTS, steps=5)
+    read = session.read(asked)
+    assert found["piece"] == read["top"][-1][4] and found["p"] == pytest.approx(read["p"][-1][4], abs=STATES)
+    assert [one["name"] for one in OVERLAYS] == [*found["scores"]]
+    for name, scores in wanted.scores.items():
+        np.testing.assert_allclose(found["scores"][name], scores[0, :5], atol=STATES)
+
+
+def test_weights_at_a_time_have_the_eigenvalues_of_the_spectra(session):
+    found, model = session.weights({"run": 0, "time": 0.5}), session.runs[0].model
+    found_at = spectra(model, times=3)
+    for name, values in found.items():
+        own = np.asarray(values) @ [1, 1j]
+        radius = found_at.pairs[name].radius[np.flatnonzero(found_at.times == 0.5)[0]]
+        np.testing.assert_allclose(np.abs(own).max(-1), radius, atol=1e-4)
+
+
 def test_what_a_run_offers(session):
     free, table = session.about()
     assert (free["least"], free["most"], free["schemes"][0]) == (1, MOST_STEPS, "euler") and 1e-3 in free["tolerances"]
@@ -72,11 +111,22 @@ def test_what_a_run_offers(session):
         ({"text": "猫" * 30}, "context is 40"),
         ({"step": 9}, "step is 9"),
         ({"position": -1}, "position is -1"),
+        ({"since": 99}, "since is 99"),
+        ({"threshold": 0}, "threshold is 0"),
+        ({"threshold": "x"}, "threshold is 'x'"),
+        ({"threshold": float("nan")}, "threshold is nan"),
+        ({"added": [-1]}, "added must be a list of tokens"),
+        ({"added": "12"}, "added must be a list of tokens"),
+        ({"added": [1] * 40}, "context is 40"),
+        ({"time": 2}, "time is 2"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(session, change, said):
+    ask = (
+        session.weights if "time" in change else session.predict if {"since", "threshold"} & {*change} else session.cell
+    )
     with pytest.raises(BadInput) as error:
-        session.cell({**ASKED, "step": 1, "position": 0, **change})
+        ask({**ASKED, "step": 1, "position": 0, "since": 0, **change})
     assert said in str(error.value)
 
 

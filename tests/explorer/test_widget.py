@@ -32,7 +32,10 @@ def widget(monkeypatch):
 def test_questions_of_the_frame_are_answered_by_the_kernel(widget, tmp_path):
     made, sent = widget
     question = {"run": 0, "text": TEXT, "steps": 3, "scheme": "euler", "rtol": None}
-    assert (made.height, made.traits(sync=True)["page"].name) == (700, "page") and "connect-src &#39;none&#39;" in made.page
+    assert (made.height, made.traits(sync=True)["page"].name) == (
+        700,
+        "page",
+    ) and "connect-src &#39;none&#39;" in made.page
     for asked, said in (
         ({"id": "1", "name": "read", "question": {**question, "steps": 0}}, "steps is 0"),
         ({"id": "2", "name": "nosuch", "question": question}, "no such question"),

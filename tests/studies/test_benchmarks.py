@@ -12,7 +12,14 @@ import pytest
 from diffeqformer.cli import main
 from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
-from diffeqformer.studies import bench_finetune, bench_generate, bench_memory, bench_schemes, bench_train
+from diffeqformer.studies import (
+    bench_explorer,
+    bench_finetune,
+    bench_generate,
+    bench_memory,
+    bench_schemes,
+    bench_train,
+)
 from diffeqformer.studies import benchmark as b
 from diffeqformer.training.optimizer import optimizer
 from diffeqformer.training.update import State, make_update
@@ -128,3 +135,14 @@ def test_generation_is_timed_for_each_batch(monkeypatch):
         ("diffeqformer", 1), ("vanilla", 1), ("diffeqformer", 3), ("vanilla", 3),
     ]  # fmt: skip
     assert all(row["tokens_per_second"] == row["batch"] * 4 / row["median_seconds"] > 0 for row in rows)
+
+
+def test_turns_of_the_explorers_dial_are_timed():
+    document = {**bench_explorer.turns(TINY, 1, steps=(2, 3)), "rounds": 1}
+    assert [row["steps"] for row in document["rows"]] == [2, 3]
+    assert all(row["processor_seconds"] > 0 < row["median_seconds"] for row in document["rows"])
+    (table,) = bench_explorer.BENCHMARK.tables(document)
+    assert table.columns[0] == "steps" and table.columns[-1] == "processor time" and len(table.rows) == 2
+    assert bench_explorer.BENCHMARK.headline(document).endswith("at 3 steps.")
+    slow = {"rows": [{"steps": 12, "median_seconds": 1.5}]}
+    assert bench_explorer.BENCHMARK.marks(slow) == ["Mark: a turn at 12 steps under 1 s. Here 1.5: not met."]

@@ -8,7 +8,7 @@ import pytest
 from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.report.figures import save
-from diffeqformer.studies.lyapunov import most_sensitive, of_end_to_end, of_pairwise
+from diffeqformer.studies.lyapunov import headline, most_sensitive, of_end_to_end, of_pairwise
 from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 from tests.studies.pictures import WIDTHS, points
 
@@ -38,6 +38,14 @@ def test_scores_stand_at_their_tokens_with_their_errors(width):
 def test_a_long_text_has_positions_instead_of_pieces():
     many = token_exponents(["x"] * 200, {"pairwise": (np.linspace(0, 1, 200), None)})
     assert many.axes[0].get_xlabel() == "position of the input token"
+
+
+def test_the_headline_names_the_token_before_it_that_matters_most():
+    tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
+    assert headline(tokens, 2, ("end-to-end, growth", (exponents, None))) == (
+        "The output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a small change there "
+        "arrives 2 times as large (end-to-end, growth)."
+    )
 
 
 def test_what_is_drawn_is_the_last_output_up_to_itself():
