@@ -93,6 +93,8 @@ def test_interval_and_verdict():
     found = Faithfulness(METHODS, np.arange(50), counts, strength, strength, curves, curves)
     assert found.ranking("strength")[0] == "occlusion" and found.lead("strength").low > 0.5
     assert "Lyapunov does not win" in found.verdict() and "a clear lead" in found.verdict()
+    assert found.headline().startswith("On which tokens a prediction rests is told best by occlusion, of ")
+    assert found.headline().endswith("is clearly behind.")
     others = found.ranking("strength", ("occlusion",))
     assert "occlusion" not in others and f"{others[0]} stands before {others[1]}: " in found.verdict()
 

@@ -138,7 +138,8 @@ def test_generation_is_timed_for_each_batch(monkeypatch):
 
 
 def test_turns_of_the_explorers_dial_are_timed():
-    document = {**bench_explorer.turns(TINY, 1, steps=(2, 3)), "rounds": 1}
+    model = dataclasses.replace(TINY, context=bench_explorer.TOKENS)
+    document = {**bench_explorer.turns(model, 1, steps=(2, 3)), "rounds": 1}
     assert [row["steps"] for row in document["rows"]] == [2, 3]
     assert all(row["processor_seconds"] > 0 < row["median_seconds"] for row in document["rows"])
     (table,) = bench_explorer.BENCHMARK.tables(document)

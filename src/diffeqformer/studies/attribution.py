@@ -46,7 +46,7 @@ class Arguments(inputs.OfRun):
 
 
 DESCRIPTIONS = {
-    "Lyapunov, pairwise": "Largest exponent of the field at the output by one input's state, over all of depth.",
+    "Lyapunov, pairwise": "Growth of a random direction at one input's state by the field at the output (paper).",
     "Lyapunov, end-to-end": "Growth of a random perturbation of an input's embedding until the output's final state.",
     "attention": "Attention weight of the input in the output's row, mean over heads and all of depth.",
     "attention, last step": "The same in the last step alone.",
@@ -123,6 +123,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **settings
         )
         said = [
+            found.headline(),
             found.verdict(),
             *said,
             "Occlusion replaces single tokens, as the rank correlations do, though by another vector: that it ranks "

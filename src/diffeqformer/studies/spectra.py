@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from diffeqformer.report.page import Figure
 
 AUTHORS_RANKS = (100, 500)
+WHAT = {"QK": "which tokens heads look at", "OV": "what heads take from there", "FF": "the feed-forward block"}
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -164,6 +165,19 @@ def change(models: Models, what: str, write: str) -> str:
     return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
 
 
+def headline(found: "Spectra") -> str:
+    """Which pair changes most from the first step to the last."""
+    from diffeqformer.analysis.spectra import SHARE
+
+    ends = {p: found.pairs[p].summaries()[SHARE][found.steps(p)].mean(-1)[[0, -1]] for p in WHAT}
+    most = max(ends, key=lambda pair: abs(ends[pair][1] - ends[pair][0]))
+    first, last = ends[most]
+    return (
+        f"Through depth {WHAT[most]} ({most}) changes most: {first:.0%} of its eigenvalues keep the sign of what they "
+        f"act on (a positive real part) in the first step, {last:.0%} in the last."
+    )
+
+
 def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool, seed: int) -> tuple[str, ...]:
     """How shares and radii change, what the matrices are, and how far the curves can be trusted.
 
@@ -172,6 +186,7 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
     from diffeqformer.analysis.spectra import RADIUS, SHARE
 
     said = [
+        headline(models[0][1]),
         change(models, SHARE, "{:.0%}"),
         change(models, RADIUS, "{:.3g}"),
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
