@@ -89,8 +89,8 @@ class Induction:
             return (
                 f"This model has hardly any induction heads: none matches prefixes more than {most:.3f} "
                 f"({self.chance:.3f} by chance), and repeating a random sequence lowers its loss by "
-                f"{self.loss_first - self.loss_later:.2f} nats. So the paper's inference from eigenvalues cannot be tested "
-                f"here ({spread})."
+                f"{self.loss_first - self.loss_later:.2f} nats. So the paper's inference from eigenvalues cannot be "
+                f"tested here ({spread})."
             )
         if low > 0:
             return f"Heads with positive spectra match prefixes more: the inference is supported here ({spread})."
