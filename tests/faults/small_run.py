@@ -31,7 +31,8 @@ class Printed(Silent):
 def config(updates: int, run: str, text: str, cache: str, base: str | None = None, devices: int = 1) -> Config:
     """A run that writes a checkpoint every second update, so that many kills fall into a write.
 
-    **Arguments:** `base`, the run that it fine-tunes by LoRA, if any; `devices`, over which it cuts its batches.
+    **Arguments:** `text`, a stream if it is a .jsonl; `base`, the run that it fine-tunes by LoRA, if any; `devices`, over which it
+    cuts its batches.
     """
     trainer = TrainerConfig(
         updates=updates, batch_size=4, log_every=5, evaluate_every=10, evaluate_batches=2, checkpoint_every=2
@@ -42,7 +43,9 @@ def config(updates: int, run: str, text: str, cache: str, base: str | None = Non
     return Config(
         run=run,
         model=ModelConfig(steps=2, width=16, heads=2, context=16, weights=TimeConfig(d_emb=8, frequencies=4)),
-        data=DataConfig(source="files", train=(text,), tokenizer_vocabulary=280, cache=cache),
+        data=DataConfig(
+            source="files", train=(text,), tokenizer_vocabulary=280, cache=cache, stream=60 * text.endswith(".jsonl")
+        ),
         optimizer=OptimizerConfig(learning_rate=1e-2),
         trainer=trainer,
         mesh=MeshConfig(data=devices),
