@@ -67,8 +67,9 @@ def test_everything_works_where_jaxs_default_is_float64(kind):
         np.testing.assert_array_equal(found, before)
         drafted = speculate(model, model, prompt, 4, key=jax.random.key(0), temperature=0.0)
         np.testing.assert_array_equal(drafted.tokens, before)
-        sampled = speculate(model, model, prompt, 4, key=jax.random.key(0), temperature=1.0)
-        assert sampled.tokens.shape == (1, 4)
+        if kind == X64[0]:  # drawing knows nothing of the model
+            sampled = speculate(model, model, prompt, 4, key=jax.random.key(0), temperature=1.0)
+            assert sampled.tokens.shape == (1, 4)
 
 
 def test_a_float64_model_computes_in_float64():

@@ -12,13 +12,16 @@ from diffeqformer.model.generate import generate, probabilities
 from diffeqformer.model.speculate import speculate
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
-CONFIGS = {name: KINDS[name] for name in ("diffeqformer", "time, llama, nested norm", "one mlp, strang", "shared")}
+DRAFTS = [("diffeqformer", 1), ("diffeqformer", 3), ("time, llama, nested norm", 3), ("one mlp, strang", 1)]
+"""Every kind of populated model, and of the usual one both lengths; the other pairs are slow."""
+MORE_DRAFTS = [("time, llama, nested norm", 1), ("one mlp, strang", 3), ("shared", 1), ("shared", 3)]
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-@pytest.mark.parametrize("draft_length", [1, 3])
-def test_greedy_text_is_that_of_plain_decoding(config, draft_length):
-    model, ids = model_of(config), tokens(batch=3, positions=2)
+@pytest.mark.parametrize(
+    ("kind", "draft_length"), [*DRAFTS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_DRAFTS)]
+)
+def test_greedy_text_is_that_of_plain_decoding(kind, draft_length):
+    model, ids = model_of(KINDS[kind]), tokens(batch=3, positions=2)
     plain = generate(model, ids, 10, key=jax.random.key(0), steps=6, temperature=0.0)
     deep, draft = model.populate(6), model.populate(2)
     found = speculate(deep, draft, ids, 10, key=jax.random.key(1), draft_length=draft_length, temperature=0.0)

@@ -57,15 +57,25 @@ def difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 @pytest.mark.parametrize("kind", ["shared, midpoint", *(pytest.param(k, marks=pytest.mark.slow) for k in GENERATED)])
 def test_the_four_methods_agree(kind):
     config = REVERSIBLE[kind]
-    plain, *others = (gradient(config, method, jnp.float32) for method in (*METHODS, "reversible"))
-    assert all(difference(plain, other) < GRADIENTS for other in others)
+    plain, back = (gradient(config, method, jnp.float32) for method in ("plain", "reversible"))
+    assert difference(plain, back) < GRADIENTS
     with jax.enable_x64(True):
         plain, *others = (gradient(config, method, jnp.float64) for method in (*METHODS, "reversible"))
     assert plain[0].dtype == np.float64
     assert all(difference(plain, other) < 1e-10 for other in others)
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+COVERING = {
+    "diffeqformer", "vanilla", "time, llama, nested norm", "macaron", "ode transformer", "knots, normalised",
+    "time, reversible",
+}  # fmt: skip
+"""Each source of weights, field, way to step and rows at nodes once; the methods know nothing of their pairs."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(KINDS[kind], id=kind, marks=() if kind in COVERING else pytest.mark.slow) for kind in KINDS],
+)
 def test_recomputation_changes_no_gradient(config):
     plain, checkpointed = (gradient(config, method, jnp.float32) for method in ("plain", "checkpointed"))
     assert difference(plain, checkpointed) < GRADIENTS
