@@ -31,8 +31,8 @@ class Printed(Silent):
 def config(updates: int, run: str, text: str, cache: str, base: str | None = None, devices: int = 1) -> Config:
     """A run that writes a checkpoint every second update, so that many kills fall into a write.
 
-    **Arguments:** `text`, a stream if it is a .jsonl; `base`, the run that it fine-tunes by LoRA, if any; `devices`, over which it
-    cuts its batches.
+    **Arguments:** `text`, a stream if it is a .jsonl; `base`, the run that it fine-tunes by LoRA, if any; `devices`,
+    over which it cuts its batches.
     """
     trainer = TrainerConfig(
         updates=updates, batch_size=4, log_every=5, evaluate_every=10, evaluate_batches=2, checkpoint_every=2
