@@ -1,4 +1,4 @@
-"""`python -m tests.browser.picture RUN FILE`: the first screens of a run's report, as they look in a browser, as PNG."""
+"""`python -m tests.browser.picture RUN FILE`: the first screens of a run's report as PNG."""
 
 import json
 import sys

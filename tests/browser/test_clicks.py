@@ -28,6 +28,7 @@ SEEN = """
       reading: document.querySelector(".reading").textContent, says: document.querySelector(".description").textContent,
       behind: document.querySelectorAll(".tokens .behind").length,
       picture: document.querySelector(".matrix canvas").toDataURL(),
+      hash: location.hash,
       moved: document.querySelector(".clouds canvas")?.toDataURL(), time: document.querySelector("output").textContent,
       sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth });
     const all = [seen("start")];
@@ -51,10 +52,10 @@ SEEN = """
 """
 
 
-def dump(path: Path, folder: Path, width: int) -> str:
+def dump(path: Path, folder: Path, width: int, place: str = "") -> str:
     """The page as the browser has it once its scripts have run."""
     command = [browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900",
-               "--virtual-time-budget=1000", "--dump-dom", path.as_uri()]  # fmt: skip
+               "--virtual-time-budget=1000", "--dump-dom", path.as_uri() + place]  # fmt: skip
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
@@ -91,6 +92,7 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     assert click["picture"] != start["picture"]
     assert (start["headline"], start["table"]) == ("explained 4", ["scores of 4", "as Python has it0"])
     assert (click["headline"], click["table"]) == ("explained 1", ["scores of 1", "0 The0.1", "1 ·cat0.9"])
+    assert (start["hash"], click["hash"]) == ("", "#token=1")
     assert "Output at token 1 ·cat, input token 0 The: 0.1 (rank 2 of 2)." in hover["reading"]
     assert "gradient: −0.3" in hover["reading"] and hover["picture"] != click["picture"]
     assert "not analysed" in other["reading"] and other["pressed"] == 1
@@ -105,6 +107,8 @@ def test_a_click_changes_the_map(page, tmp_path, width):
 
 def test_the_page_as_it_is_runs_its_script_and_no_other(page, tmp_path):
     assert dump(page, tmp_path, 1280).count("background: rgb(") >= 5
+    sent = dump(page, tmp_path, 1280, "#token=1")
+    assert re.search(r'<p class="headline">explained 1</p>', sent) and "Output at token 1 <b>·cat</b>" in sent
     intruder = tmp_path / "intruder.html"
     intruder.write_text(page.read_text().replace("</body>", "<script>document.title = 'intruded'</script></body>"))
     assert "<title>t</title>" in dump(intruder, tmp_path, 1280)

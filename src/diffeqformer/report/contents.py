@@ -28,7 +28,8 @@ def write_contents(folder: Path, title: str, known: Mapping[str, str]) -> Path:
         for name, about, address in pages
         if (headline := headline_of(folder / address)) is not None
     ]
-    text = from_template("contents.html", title=title, name="contents", findings=(), entries=entries)
+    values = {"title": title, "name": "contents", "findings": (), "entries": entries}
+    text = from_template("contents.html", scripts=("contents.js",), **values)
     write_output(folder / "index.html", text.encode(), "analysis file")
     return folder / "index.html"
 

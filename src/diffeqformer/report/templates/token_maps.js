@@ -167,6 +167,9 @@
       row = next;
       draw();
       follow();
+      // The other pages of the run open at the same token.
+      history.replaceState(null, "", `#token=${outputs[row]}`);
+      for (const home of document.querySelectorAll("a.home")) home.hash = location.hash;
     };
     const placeOf = (event) => {
       const button = event.target.closest("button");
@@ -220,8 +223,10 @@
     window.addEventListener("resize", linked);
 
     for (const part of section.querySelectorAll(".controls, .scale, .keys")) part.hidden = false;
+    const shared = outputs.indexOf(Number(/^#token=(\d+)$/.exec(location.hash)?.[1] ?? -1));
+    if (shared >= 0) choose(shared);
+    else draw();
     rove(outputs[row]);
-    draw();
   };
   document.querySelectorAll("section.map").forEach(make);
 }
