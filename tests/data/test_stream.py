@@ -11,10 +11,11 @@ import pytest
 from diffeqformer.config import DataConfig
 from diffeqformer.data import encode
 from diffeqformer.data.cache import prepare
+from diffeqformer.data.corpus import _texts
 from diffeqformer.data.loader import DocumentWindows, Windows
 from diffeqformer.data.stream import Source, Stream
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed
 
 WORDS = ["the", "cat", "sees", "a", "river", "of", "stars\n", "and", "songs"]
 
@@ -177,3 +178,14 @@ def test_a_dataset_by_its_name_is_streamed(tmp_path, hub, progress, monkeypatch)
     assert tokens.statistics["train_documents"] == 20 - len(held)
     assert "".join(next(islice(read.documents(1, 3), 1))[2]) == rows[33]
     assert prepare(config, progress).content == tokens.content
+
+
+def test_rows_that_break_off_are_told():
+    def rows():
+        yield {"text": "one"}
+        raise OSError("the line is dead")
+
+    read = _texts(rows(), DataConfig(), "some/texts")
+    assert next(read) == ("one",)
+    with pytest.raises(RunFailed, match=r"^dataset 'some/texts' broke off after row 1 \(the line is dead\); the same"):
+        next(read)

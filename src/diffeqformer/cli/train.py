@@ -44,9 +44,9 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
     if as_json:
         return print_json(found._asdict() | {"memory": found.memory._asdict() | {"total": found.memory.total}})
     text, t = found.text, config.trainer
-    beginning, epochs = (" at its beginning", "") if found.epochs is None else ("", f", {found.epochs:.3g} epochs")
+    epochs = "" if found.epochs is None else f", {found.epochs:.3g} epochs"
     rows = [
-        ("text", f"{text['name']}: {number(text['train_tokens'])} tokens{beginning}, "
+        ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, "
                  f"{number(text['validation_tokens'])} held out"),
         ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens{epochs}"),
         ("memory", f"{human(found.memory.total or 0, 'B')} per device"),

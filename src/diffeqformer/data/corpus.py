@@ -28,7 +28,7 @@ from diffeqformer.data.files import (
 )
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.data.stream import Shard, Source, divided
-from diffeqformer.errors import BadInput, reason
+from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed, reason
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
 from diffeqformer.store.paths import path_of
@@ -114,10 +114,8 @@ def _streamed_files(
     masked = config.targets == "completions"
     reader = Reader(config.text_field, config.strict, progress.say, masked)
     names = [f"data.train {pattern!r}" for pattern in config.train] if config.weights else ["data.train"]
-    found = [
-        Source(name, [partial(reader.documents, file) for file in files])
-        for name, files in zip(names, sources, strict=True)
-    ]
+    shards = lambda files: [partial(reader.documents, file) for file in files]
+    found = [Source(name, shards(files)) for name, files in zip(names, sources, strict=True)]
     held = lambda: chain.from_iterable(map(reader.documents, validation))
     given = Part(len(validation), sum(file.size for file in validation), held, (), masked) if validation else None
     listed = [[(str(file.path), file.size) for file in files] for files in (*sources, validation)]
@@ -132,7 +130,8 @@ def _streamed(name: str, sources: list[Source], given: Part | None, config: Data
         return divided(sources, given, config.stream, config.validation_fraction, config.split_seed, masked)
 
     fingerprint = json_digest([_settings(config), config.stream, config.targets, listed])
-    return Corpus(name, fingerprint, lambda: parts()[:2], stream=lambda: parts()[2])
+    told = f"{name}, a stream whose beginning is counted"
+    return Corpus(told, fingerprint, lambda: parts()[:2], stream=lambda: parts()[2])
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
@@ -275,10 +274,20 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
 
 
 def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[Document]:
-    """The documents of some rows, without empty ones."""
-    for number, row in enumerate(rows, start=1):
-        if text := text_of(row, config.text_field, f"row {number} of dataset {name!r}"):
-            yield (text,)
+    """The documents of some rows, without empty ones.
+
+    **Raises:** `RunFailed` if they cannot be read to their end.
+    """
+    number = 0
+    try:
+        for number, row in enumerate(rows, start=1):
+            if text := text_of(row, config.text_field, f"row {number} of dataset {name!r}"):
+                yield (text,)
+    except DiffEqFormerError:
+        raise
+    except Exception as error:  # the network and every file format have exceptions of their own
+        broke = f"dataset {name!r} broke off after row {number} ({reason(error)})"
+        raise RunFailed(f"{broke}; the same command goes on from the last checkpoint.") from error
 
 
 @contextmanager
