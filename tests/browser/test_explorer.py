@@ -142,7 +142,7 @@ def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, add
         "const o = document.getElementById('overlay'); o.value = 'occlusion'; o.dispatchEvent(new Event('change'));"
     )
     explained = after(browser, lambda: browser.run(choose))
-    wanted = session.explain(asked(session, position=last))
+    wanted = session.explain(asked(session, position=last, method="occlusion"))
     said = browser.run("return document.getElementById('explained').textContent")
     assert f"“{wanted['piece']}” (probability {wanted['p']:.2f})" in said and "rests by occlusion" in said
     shades = "return [...document.querySelectorAll('#grid thead th')].slice(1).map((th) => th.style.background)"

@@ -5,20 +5,21 @@ import threading
 import urllib.error
 import urllib.request
 from html import unescape
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.attribution import attribute
+from diffeqformer.analysis.attribution import ATTRIBUTIONS
+from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.page import OVERLAYS, portable_page
 from diffeqformer.explorer.server import MOST_BYTES, serve
-from diffeqformer.explorer.session import POINTS
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.studies.inputs import ids_of
 from tests.explorer.made import TEXT, run_of, session_of
@@ -65,15 +66,29 @@ def test_a_continuation_is_the_models_greedy_one_and_exits_as_early_exit_does(se
     assert early["ids"] == run.model.unembed(run.model.normalise(exits.state))[0].argmax(-1).tolist()
 
 
-def test_an_overlay_is_the_attribution_of_the_named_prediction(session):
-    run, asked = session.runs[0], {**ASKED, "scheme": "euler", "position": 4}
-    found = session.explain(asked)
-    wanted = attribute(run.model, jnp.asarray(session._padded(0, ids_of(run, TEXT))), (4,), points=POINTS, steps=5)
+def test_an_overlay_is_the_attribution_of_the_named_prediction(session, monkeypatch):
+    """Which analysis answers, and with what; its numbers are those of its own tests, and of the browser's."""
+    asked, calls = {**ASKED, "scheme": None, "position": 4}, []
+    length = session._padded(0, ids_of(session.runs[0], TEXT)).shape
+    scores = np.arange(float(*length))[None] / 8
+
+    def answer(model, ids, outputs, **settings):
+        calls.append((model is session.runs[0].model, ids.shape, outputs, settings["steps"]))
+        every = {name: scores + place for place, name in enumerate(ATTRIBUTIONS)}
+        return SimpleNamespace(scores=every, leading=scores - 1, growth=scores - 2)
+
+    for name in ("attribute", "pairwise", "end_to_end"):
+        monkeypatch.setattr(f"diffeqformer.explorer.session.{name}", answer)
     read = session.read(asked)
-    assert found["piece"] == read["top"][-1][4] and found["p"] == pytest.approx(read["p"][-1][4], abs=STATES)
-    assert [one["name"] for one in OVERLAYS] == [*found["scores"]]
-    for name, scores in wanted.scores.items():
-        np.testing.assert_allclose(found["scores"][name], scores[0, :5], atol=STATES)
+    offsets = {PAIRWISE: -1, END_TO_END: -2} | {name: place for place, name in enumerate(ATTRIBUTIONS)}
+    assert [one["name"] for one in OVERLAYS] == [*offsets]
+    for name, offset in offsets.items():
+        found = session.explain({**asked, "method": name})
+        assert found["piece"] == read["top"][-1][4] and found["p"] == pytest.approx(read["p"][-1][4], abs=STATES)
+        assert found["scores"] == (scores[0, :5] + offset).tolist()
+    assert calls == [(True, length, (4,), 5)] * 3  # what is computed together once
+    with pytest.raises(BadInput, match="method is 'random'"):
+        session.explain({**asked, "method": "random"})
 
 
 def test_weights_at_a_time_have_the_eigenvalues_of_the_spectra(session):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis import reading
 from diffeqformer.cli import main
 from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
@@ -137,9 +138,13 @@ def test_generation_is_timed_for_each_batch(monkeypatch):
     assert all(row["tokens_per_second"] == row["batch"] * 4 / row["median_seconds"] > 0 for row in rows)
 
 
-def test_turns_of_the_explorers_dial_are_timed():
-    model = dataclasses.replace(TINY, context=bench_explorer.TOKENS)
-    document = {**bench_explorer.turns(model, 1, steps=(2, 3)), "rounds": 1}
+def test_turns_of_the_explorers_dial_are_timed(monkeypatch):
+    turned = []
+    monkeypatch.setattr(reading, "walk", lambda model, ids, steps: turned.append(steps))
+    for name in ("lens", "most_likely", "looks", "eigenvalues"):
+        monkeypatch.setattr(reading, name, lambda *_: sum(range(1000)))
+    document = {**bench_explorer.turns(TINY, 2, steps=(2, 3)), "rounds": 2}
+    assert turned == [2, 3, 1, 2] * 2  # each time another number than the one before
     assert [row["steps"] for row in document["rows"]] == [2, 3]
     assert all(row["processor_seconds"] > 0 < row["median_seconds"] for row in document["rows"])
     (table,) = bench_explorer.BENCHMARK.tables(document)

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from diffeqformer.analysis.faithfulness import RANDOM
 from diffeqformer.explorer.portable import portable
-from diffeqformer.explorer.session import Session
+from diffeqformer.explorer.session import EXPLANATIONS, Session
 from diffeqformer.report.page import from_template
 from diffeqformer.studies.attribution import DESCRIPTIONS
 
@@ -29,7 +28,7 @@ def portable_page(session: Session) -> str:
     return _page(session, MODEL, "'none'", data, documents)
 
 
-OVERLAYS = [{"name": name, "description": said} for name, said in DESCRIPTIONS.items() if name != RANDOM]
+OVERLAYS = [{"name": name, "description": DESCRIPTIONS[name]} for name in EXPLANATIONS]
 MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
 """The model in JavaScript."""
 

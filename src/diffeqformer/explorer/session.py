@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.analysis.attribution import Attributions
-from diffeqformer.analysis.faithfulness import RANDOM, explain
+from diffeqformer.analysis.attribution import ATTRIBUTIONS, attribute
+from diffeqformer.analysis.end_to_end import end_to_end
+from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
+from diffeqformer.analysis.lyapunov import pairwise
 from diffeqformer.analysis.reading import (
     Walk,
     eigenvalues,
@@ -46,8 +48,9 @@ KEPT = 3
 """Forward passes that are kept with the weights of their steps, for cells that are opened."""
 LONGEST_TEXT = 1 << 16
 MOST_THRESHOLD = 1e6
-POINTS = 8
-"""Of the quadrature of integrated gradients."""
+EXPLANATIONS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS)
+POINTS, TANGENTS, PROBES = 8, 4, 16
+"""Of integrated gradients' quadrature, and directions of the two kinds of exponents."""
 
 
 class Session:
@@ -133,21 +136,22 @@ class Session:
         }
 
     def explain(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the prediction after `position` rests on, by every method: scores of the tokens up to it.
+        """What the prediction after `position` rests on, by a `method`: scores of the tokens up to it.
 
-        **Raises:** `BadInput` as `read`, and for a position that there is not.
+        **Raises:** `BadInput` as `read`, and for a position or a method that there is not.
         """
         number, ids, *how = self._question(asked)
-        position = _whole(asked, "position", 0, len(ids) - 1)
-        found = self._explain(number, ids.tobytes(), position, *how)
+        position, method = _whole(asked, "position", 0, len(ids) - 1), asked.get("method")
+        if method not in EXPLANATIONS:
+            raise BadInput(f"method is {shown(method)}, but must be one of {'; '.join(EXPLANATIONS)}.")
+        group = method if method in (PAIRWISE, END_TO_END) else ATTRIBUTIONS
+        scores = self._explain(number, ids.tobytes(), position, group, *how)[method]
+        taken = self._walk(number, ids.tobytes(), *how)
+        top, p = most_likely(taken, taken.grid.steps, position, 1)
         return {
-            "piece": inputs.pieces_of(self.runs[number], found.targets)[0],
-            "p": float(np.exp(found.log_probabilities[0])),
-            "scores": {
-                name: inputs.finite_rows(rows[:, : position + 1])[0]
-                for name, rows in found.scores.items()
-                if name != RANDOM
-            },
+            "piece": inputs.pieces_of(self.runs[number], top)[0],
+            "p": float(p[0]),
+            "scores": inputs.finite_rows(scores[:, : position + 1])[0],
         }
 
     def weights(self, asked: Mapping[str, Any]) -> dict[str, list]:
@@ -199,10 +203,17 @@ class Session:
         return np.pad(ids, (0, min(-len(ids) % TEXT_UNIT, self.runs[number].config.model.context - len(ids))))
 
     def _explained(
-        self, number: int, ids: bytes, position: int, steps: int | None, scheme: str | None, rtol: float | None
-    ) -> Attributions:
-        padded = self._padded(number, np.frombuffer(ids, np.int32))
-        return explain(self._model(number, scheme, rtol), jnp.asarray(padded), (position,), points=POINTS, steps=steps)
+        self, number: int, ids: bytes, position: int, group: str | tuple[str, ...], steps: int | None, *how: Any
+    ) -> dict[str, np.ndarray]:
+        """Scores by name of the methods that are computed together."""
+        model, text = self._model(number, *how), jnp.asarray(self._padded(number, np.frombuffer(ids, np.int32)))
+        width = model.config.width
+        if group == PAIRWISE:
+            found = pairwise(model, text, (position,), tangents=min(TANGENTS, width), iterations=0, steps=steps)
+            return {PAIRWISE: found.leading}
+        if group == END_TO_END:
+            return {END_TO_END: end_to_end(model, text, (position,), probes=min(PROBES, width), steps=steps).growth}
+        return attribute(model, text, (position,), points=POINTS, steps=steps).scores
 
     def _walked(self, number: int, ids: bytes, steps: int | None, scheme: str | None, rtol: float | None) -> Walk:
         text = np.frombuffer(ids, np.int32)

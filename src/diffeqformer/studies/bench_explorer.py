@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from diffeqformer.config import ModelConfig, TimeConfig
+from diffeqformer.config import ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
 GPT_SMALL = ModelConfig(
-    width=768, steps=12, heads=12, context=1024, vocabulary=50257, weights=TimeConfig(d_emb=20), scheme="lie-trotter"
+    width=768,
+    steps=12,
+    heads=12,
+    context=1024,
+    vocabulary=50257,
+    weights=TimeConfig(d_emb=20),
+    scheme=SchemeConfig("lie-trotter"),
 )
 STEPS = (6, 12, 24)
 TOKENS = 32

@@ -212,10 +212,11 @@
       opened = place;
     }
     drawCell();
-    if (state.overlay && JSON.stringify([question(), position]) !== explained) {
-      $("status").textContent = "Explaining …";
-      shown.explained = await backend.explain({ ...question(), position });
-      explained = JSON.stringify([question(), position]);
+    const asked = JSON.stringify([key, position, state.overlay]);
+    if (state.overlay && asked !== explained) {
+      $("status").textContent = "Explaining; the first time at a number of steps takes longer …";
+      shown.explained = await backend.explain({ ...question(), position, method: state.overlay });
+      explained = asked;
     }
     drawOverlay();
     if (state.time !== null) {

@@ -40,20 +40,19 @@ const tally = (found, steps, draft, threshold) => {
 
 // Scores of the tokens up to an output as colours of their heads in the grid, and in words.
 const overlay = (cells, tokens, { name, description }, { piece, p, scores }) => {
-  const values = scores[name];
-  const numbers = values.filter(known);
-  const own = values.length - 1;
-  const { paint, low, high } = scaleOf([values], [own], numbers.some((v) => v < 0) && numbers.some((v) => v > 0));
+  const numbers = scores.filter(known);
+  const own = scores.length - 1;
+  const { paint, low, high } = scaleOf([scores], [own], numbers.some((v) => v < 0) && numbers.some((v) => v > 0));
   cells.forEach((cell, i) => {
-    const shade = known(values[i]) ? paint(values[i]) : null;
+    const shade = known(scores[i]) ? paint(scores[i]) : null;
     [cell.style.background, cell.style.color] = shade ? [css(shade), ink(shade)] : ["", ""];
-    cell.title = `${tokens[i]}${shade ? `: ${name} ${written(values[i])}` : ""}`;
+    cell.title = `${tokens[i]}${shade ? `: ${name} ${written(scores[i])}` : ""}`;
   });
-  const best = values.reduce((a, v, i) => (i !== own && known(v) && (a < 0 || v > values[a]) ? i : a), -1);
+  const best = scores.reduce((a, v, i) => (i !== own && known(v) && (a < 0 || v > scores[a]) ? i : a), -1);
   const shadeOf = (value) => { const sample = make("i"); sample.style.background = css(paint(value)); return sample; };
   return [`First row: on which tokens “${piece}” (probability ${written(p, 2)}), predicted after token ${own} “${tokens[own]}”, rests by ${name}, `,
     `${written(low)} `, shadeOf(low), shadeOf((low + high) / 2), shadeOf(high), ` ${written(high)}.`,
-    best < 0 ? "" : ` Highest before its own: token ${best} “${tokens[best]}” (${written(values[best])}).`, ` ${description}`];
+    best < 0 ? "" : ` Highest before its own: token ${best} “${tokens[best]}” (${written(scores[best])}).`, ` ${description}`];
 };
 
 // Eigenvalues at a time; those of other times that were seen stay as a faint trail.
