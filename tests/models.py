@@ -58,6 +58,11 @@ def model_of(config: ModelConfig, seed: int = 0) -> Transformer:
     return jax.tree_util.tree_map_with_path(leaf, abstract(config))
 
 
+def of_dtype(model: Transformer, dtype: type) -> Transformer:
+    """The model in another precision, converted by NumPy: JAX would compile it for each shape."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), model)
+
+
 @partial(jax.jit, static_argnames="steps")
 def logits(model: Transformer, ids: jax.Array, steps: int | None = None, key: jax.Array | None = None) -> jax.Array:
     """The model's output, compiled."""

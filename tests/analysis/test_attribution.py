@@ -1,7 +1,6 @@
 """Attributions against plain gradients and plain forward passes in float64."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,7 +8,7 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, attribute
 from diffeqformer.analysis.lyapunov import populated
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 POSITIONS, OUTPUTS = 7, (3, 6)
 
@@ -22,7 +21,7 @@ def text():
 def test_every_method_against_its_definition(kind):
     model, ids = model_of(KINDS[kind]), text()
     with jax.enable_x64(True):
-        model = populated(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model))
+        model = populated(of_dtype(model, np.float64))
         found = attribute(model, ids, OUTPUTS, points=512)  # a random model is rough
         log_p = jax.jit(lambda x: jax.nn.log_softmax(model.unembed(model.normalise(model.flow(x[None]).state[0]))))
         x, table = model.embed(ids[None])[0], np.asarray(model.embedding.tokens)

@@ -21,7 +21,7 @@ from diffeqformer.analysis.lyapunov import (
 from diffeqformer.errors import BadInput
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 POSITIONS = 7
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
@@ -29,7 +29,7 @@ EXACT = {"atol": 1e-10, "rtol": 1e-10}
 
 def double(model):
     """The model in float64; to be called where that is enabled."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
+    return of_dtype(model, np.float64)
 
 
 def text():

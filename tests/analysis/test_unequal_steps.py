@@ -4,7 +4,6 @@ import dataclasses
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +17,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.studies.clusters_figures import state_measures
 from diffeqformer.studies.induction_figures import induction_scatter
 from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 from tests.studies.pictures import points
 
 LONG = dataclasses.replace(TINY, first_step=0.7)
@@ -76,7 +75,7 @@ def test_sensitivities_are_those_of_the_steps_that_are_taken():
     """Of a single token, the exponents of all directions add up to log |det dx(1)/dx(0)| of the model's own flow."""
     ids, narrow = tokens(1, 1)[0], model_of(LONG)
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), narrow)
+        model = of_dtype(narrow, np.float64)
         whole = eqx.filter_jit(lambda model, x: jax.jacfwd(lambda x: model.flow(x[None, None], steps=4).state[0, 0])(x))
         volume = np.linalg.slogdet(np.asarray(whole(model, model.embed(ids[None])[0, 0])))[1]
         width = model.config.width

@@ -10,7 +10,7 @@ import pytest
 
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config import ToleranceConfig
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_attention_weights_times_value_outputs_are_what_the_attention_half_gives
     config = KINDS[kind]
     narrow = model_of(config)
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), narrow)
+        model = of_dtype(narrow, np.float64)
         field = config.field.build(config)
 
         @eqx.filter_jit

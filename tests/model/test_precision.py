@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.model.build import abstract, build
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import speculate
-from tests.models import KINDS, TINY, logits, model_of, states, tokens
+from tests.models import KINDS, TINY, logits, model_of, of_dtype, states, tokens
 from tests.tolerances import STATES
 
 NARROW = dataclasses.replace(TINY, compute_dtype="bfloat16")
@@ -76,7 +76,7 @@ def test_a_float64_model_computes_in_float64():
     ids = tokens()
     usual = np.asarray(logits(model_of(TINY), ids))
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model_of(TINY))
+        model = of_dtype(model_of(TINY), np.float64)
         found = logits(model, ids)
         assert found.dtype == jnp.float64
         np.testing.assert_allclose(found, usual, atol=STATES)

@@ -11,7 +11,7 @@ from diffeqformer.model.generate import generate
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES
-from tests.models import KINDS, TINY, logits, model_of, states, tokens
+from tests.models import KINDS, TINY, logits, model_of, of_dtype, states, tokens
 from tests.tolerances import STATES
 
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
@@ -99,11 +99,10 @@ def test_the_trajectory_ends_where_the_logits_begin():
 def test_gradients_against_finite_differences_in_float64(config):
     single = model_of(config)
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), single)
+        model = of_dtype(single, np.float64)
         ids = tokens(positions=13)
-        direction = jax.tree.map(
-            lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape, jnp.float64), model
-        )
+        draw = np.random.default_rng(0).normal
+        direction = jax.tree.map(lambda leaf: draw(size=leaf.shape), model)
         along = jax.jit(lambda h: next_token_loss(jax.tree.map(lambda a, d: a + h * d, model, direction), ids))
         gradient = jax.jit(jax.grad(next_token_loss))(model, ids)
         exact = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))

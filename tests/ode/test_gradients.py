@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
-from tests.models import KINDS, TINY, model_of, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 from tests.tolerances import GRADIENTS
 
 METHODS = ("plain", "checkpointed", "recursive")
@@ -42,7 +42,7 @@ def gradient(config: ModelConfig, method: str, precision: type) -> list[np.ndarr
     config = dataclasses.replace(config, gradient=way(method), steps=5)
     with jax.enable_x64(False):
         model = model_of(config)
-    model = jax.tree.map(lambda leaf: jnp.asarray(leaf, precision), model)
+    model = of_dtype(model, precision)
     key = jax.random.key(3) if any(dataclasses.astuple(config.dropout)) else None
     found = jax.jit(jax.grad(lambda model: next_token_loss(model, IDS, key=key)))(model)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
@@ -57,8 +57,9 @@ def difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 @pytest.mark.parametrize("kind", ["shared, midpoint", *(pytest.param(k, marks=pytest.mark.slow) for k in GENERATED)])
 def test_the_four_methods_agree(kind):
     config = REVERSIBLE[kind]
-    plain, back = (gradient(config, method, jnp.float32) for method in ("plain", "reversible"))
+    plain, back, default = (gradient(config, method, jnp.float32) for method in ("plain", "reversible", None))
     assert difference(plain, back) < GRADIENTS
+    assert all((a == b).all() for a, b in zip(default, back, strict=True))  # of a reversible scheme
     with jax.enable_x64(True):
         plain, *others = (gradient(config, method, jnp.float64) for method in (*METHODS, "reversible"))
     assert plain[0].dtype == np.float64
@@ -79,12 +80,6 @@ COVERING = {
 def test_recomputation_changes_no_gradient(config):
     plain, checkpointed = (gradient(config, method, jnp.float32) for method in ("plain", "checkpointed"))
     assert difference(plain, checkpointed) < GRADIENTS
-
-
-def test_the_reversible_gradient_is_the_default_of_its_scheme():
-    config = REVERSIBLE["time"]
-    default, named = gradient(config, None, jnp.float32), gradient(config, "reversible", jnp.float32)
-    assert all((a == b).all() for a, b in zip(default, named, strict=True))
 
 
 def scaled(model: Transformer, factor: float) -> Transformer:
@@ -142,10 +137,8 @@ def test_the_gradient_through_an_adaptive_solve_is_the_derivative(method):
     config = dataclasses.replace(TINY, scheme="diffrax:Tsit5", horizon=0.3, gradient=way(method, 8), weights=time)
     model = model_of(dataclasses.replace(config, tolerance=ToleranceConfig(1e-9, 1e-11)))
     with jax.enable_x64(True):
-        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
-        direction = jax.tree.map(
-            lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=jnp.float64)).reshape(leaf.shape), model
-        )
+        model = of_dtype(model, np.float64)
+        direction = jax.tree.map(lambda leaf: np.cos(np.arange(leaf.size)).reshape(leaf.shape), model)
         moved = lambda h: jax.tree.map(lambda a, d: a + h * d, model, direction)
         along = jax.jit(lambda h: next_token_loss(moved(h), IDS))
         exact = jax.jit(jax.grad(lambda h: next_token_loss(moved(h), IDS)))(0.0)

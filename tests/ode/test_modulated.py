@@ -22,8 +22,8 @@ IDS = jnp.arange(8)[None] % 11
 
 def moved(model, seed=0):
     """The same model with changes that are not zero."""
-    keys = iter(jax.random.split(jax.random.key(seed), 99))
-    noise = lambda leaf: 0.3 * jax.random.normal(next(keys), leaf.shape)
+    draw = np.random.default_rng(seed).normal
+    noise = lambda leaf: jnp.asarray(0.3 * draw(size=leaf.shape), leaf.dtype)
     weights = model.weights
     changes = {part: jax.tree.map(noise, getattr(weights, part)) for part in ("attention", "feed_forward")}
     return model.replace(weights=dataclasses.replace(weights, **changes))

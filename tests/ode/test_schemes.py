@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
 from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
-from tests.models import TINY, model_of, tokens
+from tests.models import TINY, model_of, of_dtype, tokens
 
 SMOOTH = dataclasses.replace(
     TINY, width=8, horizon=0.3, weights=TimeConfig(d_emb=6, frequencies=4, highest_frequency=4.0, lowest_frequency=0.5)
@@ -31,7 +31,7 @@ def end_of(config: ModelConfig, steps: int, stretch: float = 1.0) -> np.ndarray:
     model = model_of(config)
     with jax.enable_x64(True):
         steps = steps if stretch == 1.0 else jnp.linspace(0, 1, steps + 1, dtype=jnp.float64) ** stretch
-        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
+        model = of_dtype(model, np.float64)
         return np.asarray(jax.jit(lambda model, ids: model.integrate(ids, steps=steps).state)(model, tokens()))
 
 
@@ -156,7 +156,7 @@ def test_adaptive_steps_reach_the_tolerance_and_count_their_evaluations(scheme):
     for rtol in (1e-3, 1e-5):
         model = model_of(dataclasses.replace(SMOOTH, scheme=scheme, tolerance=ToleranceConfig(rtol, rtol)))
         with jax.enable_x64(True):
-            model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model)
+            model = of_dtype(model, np.float64)
             found = jax.jit(lambda model: model.integrate(tokens()))(model)
         errors.append(np.abs(np.asarray(found.state) - reference()).max())
         counts.append(int(found.evaluations.attention))
