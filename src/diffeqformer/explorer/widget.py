@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import anywidget
-import traitlets
+try:
+    import anywidget  # pyright: ignore[reportMissingImports]
+    import traitlets  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise ImportError("the explorer's widget needs anywidget: pip install 'diffeqformer[notebook]'.") from error
 
 from diffeqformer.errors import DiffEqFormerError
 from diffeqformer.explorer.page import framed_page
