@@ -150,7 +150,7 @@ test-trackers: install ##| wandb, trackio (installed) | Weights & Biases and Tra
 wheel-check: install ##| 5 to 10 minutes | the wheel, built, installed alone in an empty environment, and run there
 	VENV="$(VENV)" .ci/wheel-check
 
-compat: ##| uv; hours, or ARGS=tests/runs | lowest, locked and newest dependencies, on each Python that is here
+compat: ##| half an hour | lowest, locked and newest dependencies, on each Python that is here
 	JOBS="$(JOBS)" PYTHON="$(PYTHON)" .ci/compat $(ARGS)
 
 docs: $(DOCS_STAMP) ## Build the site of docs/ in site/; a warning is an error
