@@ -1,6 +1,7 @@
 """`analyze` as a list of what there is, and `analyze clusters` from words to files."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,3 +98,12 @@ def test_a_file_is_no_folder(call, tmp_path):
     (tmp_path / "file").write_text("")
     called = call("analyze", "clusters", *SMALL, "--to", tmp_path / "file")
     assert called.status == 2 and "is a file; name a folder" in called.err
+
+
+def test_steps_of_a_run_with_a_tuned_lens_and_a_text(place, call):
+    found = call("analyze", "steps", place.run("layer"), "--texts", 1, "--tuned", 2, "--text", "the cat", "--json")
+    assert found.status == 0, found.err
+    told = json.loads(found.out)
+    arrays = np.load(place.run("layer") / "analysis" / "steps" / "steps.npz")
+    assert arrays["tuned_kl"].shape == arrays["kl"].shape and arrays["tuned_kl"][-1] == 0
+    assert len(told["lens_top"]) == len(arrays["loss"]) and "By a tuned lens" in Path(told["page"]).read_text()
