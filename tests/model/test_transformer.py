@@ -77,9 +77,10 @@ def test_the_trajectory_is_euler_by_hand():
     x = model.embed(ids)
     assert (np.asarray(found[0]) == np.asarray(x)).all()
 
-    step_of = jax.jit(lambda field, row, x: x + (field.attention(row, x)[0] + field.feed_forward(row, x)) / 3)
+    field = model.field
+    step_of = jax.jit(lambda row, x: x + (field.attention(row, x)[0] + field.feed_forward(row, x)) / 3)
     for step in range(3):
-        x = step_of(model.field, jax.tree.map(lambda leaf, step=step: leaf[step], weights), x)
+        x = step_of(jax.tree.map(lambda leaf, step=step: leaf[step], weights), x)
         np.testing.assert_allclose(found[step + 1], x, atol=STATES)
 
 
