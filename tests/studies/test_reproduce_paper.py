@@ -144,6 +144,11 @@ def test_the_list_counts_what_is_there(trained):
     _, arguments, _ = trained
     found = study(Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to), Silent())
     assert found.tables[0].rows[0][2] == "2 of 6"
+    twice = {"norm": paper_items.ITEMS["norm"], "again": paper_items.ITEMS["norm"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce_paper, "ITEMS", twice)
+        both = study(Arguments(items=("norm", "again"), updates=3, list=True, to=arguments.to), Silent())
+    assert both.findings[1] == found.findings[1]  # what items share is counted once
     assert write(found, Arguments(list=True)) == {}
 
 

@@ -4,7 +4,7 @@ The items and the models that they need stand in `paper_items`, the rule of the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -220,25 +220,26 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
     finished = _finished(runs)
     seconds = [one["seconds"] / one["compute"] for one in finished.values()]
     pace = sum(seconds) / len(seconds) if seconds else None
-    rows, total = [], 0.0
+    there = {Path(run).parts[-3::2] for run in finished}
+    rows, missing = [], set()
     for name in names:
-        models = sorted({model for claim in ITEMS[name].claims for model in claim.models})
-        wanted = [(model, seed) for model in models for seed in runs.arguments.seeds]
-        done = sum(any(Path(run).parts[-3::2] == (model, f"seed-{seed}") for run in finished) for model, seed in wanted)
-        left = None
-        if pace is not None:
-            steps = sum(read_yaml(shipped_configs()[MODELS[model].config]).model.steps for model, _ in wanted)
-            left = pace * runs.arguments.updates * steps * (1 - done / len(wanted)) if wanted else 0.0
-            total += left
-        rows.append((name, ITEMS[name].where, f"{done} of {len(wanted)}", duration(left) if left else MISSING,
-                     f"diffeqformer reproduce paper {name}"))  # fmt: skip
+        models = {model for claim in ITEMS[name].claims for model in claim.models}
+        wanted = {(model, f"seed-{seed}") for model in models for seed in runs.arguments.seeds}
+        missing |= wanted - there
+        rows.append((name, ITEMS[name].where, f"{len(wanted & there)} of {len(wanted)}",
+                     _time(wanted - there, pace, runs), f"diffeqformer reproduce paper {name}"))  # fmt: skip
     columns = ("item", "in the paper", "runs", "time left", "command")
-    rest = (
-        f"About {duration(total)} for all that is left, with runs that items share counted once each" if total else ""
-    )
     first = f"{len(names)} items; {len(finished)} runs are finished."
-    said = (first, f"{rest}, and searches of learning rates besides.") if rest else (first,)
+    rest = f"About {_time(missing, pace, runs)} for all that is left, a run that items share counted once; "
+    rest += "searches of learning rates come to it."
+    said = (first, rest) if missing and pace is not None else (first,)
     return Result("paper", "The paper's items", said, (Table("Items", columns, rows),), folder=runs.folder)
+
+
+def _time(missing: Iterable[tuple[str, ...]], pace: float | None, runs: Runs) -> str:
+    """How long some runs take, at so many seconds per step of an update."""
+    steps = sum(read_yaml(shipped_configs()[MODELS[model].config]).model.steps for model, _ in missing)
+    return MISSING if pace is None or not steps else duration(pace * runs.arguments.updates * steps)
 
 
 def _finished(runs: Runs) -> dict[str, dict[str, Any]]:
