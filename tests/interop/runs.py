@@ -5,6 +5,7 @@ from pathlib import Path
 
 from diffeqformer.config import (
     Config,
+    GPTConfig,
     KnotsConfig,
     LlamaConfig,
     ModelConfig,
@@ -35,6 +36,7 @@ EXPORTED: dict[str, ModelConfig] = {
     "llama 3": replace(GROUPED, field=LlamaConfig(rope_theta=100.0, head_width=6, rope_scaling=SCALING)),
     "qwen 2": replace(GROUPED, field=LlamaConfig(kv_heads=2, biases=True)),
     "qwen 3": replace(GROUPED, field=LlamaConfig(kv_heads=2, head_norms=True, head_width=6), tied=True),
+    "neox": replace(KINDS["parallel blocks"], field=GPTConfig(rotary=0.5, exact_gelu=True), tied=False),
     "time, any horizon": replace(TINY, horizon=2.5, hidden=24),
 }
 CONTINUOUS: dict[str, ModelConfig] = {
@@ -56,6 +58,7 @@ CONTINUOUS: dict[str, ModelConfig] = {
         horizon=3.0,
     ),
     "time, qwen 3": replace(TINY, field=LlamaConfig(head_norms=True, head_width=10)),
+    "knots, neox": replace(TINY, weights=KnotsConfig(2), field=GPTConfig(rotary=0.5, exact_gelu=True), tied=False),
     "shared, gpt": replace(TINY, weights="shared", scheme="residual"),
     "shared, llama": replace(TINY, weights="shared", field="llama", scheme="rk4", compute_dtype="bfloat16"),
 }
@@ -69,6 +72,7 @@ STOCK = {
     "llama 3": "LlamaForCausalLM",
     "qwen 2": "Qwen2ForCausalLM",
     "qwen 3": "Qwen3ForCausalLM",
+    "neox": "GPTNeoXForCausalLM",
 }
 
 

@@ -1,9 +1,11 @@
 """Folders that Transformers itself saves give its logits here."""
 
 import equinox as eqx
+import jax
 import numpy as np
 import pytest
 
+from diffeqformer.config import GPTConfig
 from diffeqformer.interop.huggingface import from_huggingface, to_huggingface
 from tests.tolerances import STATES
 from tests.truth.make_golden import GPT2, LLAMA, random_gpt2, random_llama, randomised, state
@@ -12,10 +14,11 @@ pytestmark = pytest.mark.torch
 
 SCALED = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED |= {"original_max_position_embeddings": 8}
+HALF = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 
 
 def random_kin(model_type: str, **settings):
-    """A relative of Llama."""
+    """A relative of Llama, or of GPT."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **LLAMA | settings, attn_implementation="eager")
@@ -36,6 +39,10 @@ KINDS = {
     "qwen3": lambda: random_kin("qwen3", head_dim=6, tie_word_embeddings=True),
     "mistral": lambda: random_kin("mistral", sliding_window=None),
     "mistral, window shorter than its context": lambda: random_kin("mistral", sliding_window=9),
+    "gpt_neox": lambda: random_kin("gpt_neox", rope_parameters=HALF),
+    "gpt_neox, one half after the other": lambda: random_kin(
+        "gpt_neox", rope_parameters=HALF, use_parallel_residual=False, hidden_act="gelu_new"
+    ),
 }
 
 
@@ -60,3 +67,25 @@ def test_logits(make, largest_file, tmp_path):
     assert settings["model_type"] == kind and tensors.keys() == own.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(tensor, own[name], name)
+
+
+def test_an_older_gpt_neox(tmp_path):
+    """As Pythia was published: other names for the head and the rotary embedding, and masks among the tensors."""
+    import json
+
+    from safetensors.numpy import load_file, save_file
+
+    KINDS["gpt_neox"]().save_pretrained(tmp_path)
+    expected = from_huggingface(tmp_path)
+    path, settings = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    del settings["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"rotary_pct": 0.5, "rotary_emb_base": 100}))
+    tensors = load_file(path)
+    names = {"lm_head.weight": "embed_out.weight"}
+    masks = {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 16, 16), bool)}
+    masks |= {"gpt_neox.layers.0.attention.masked_bias": np.asarray(-1e9, np.float32)}
+    save_file({names.get(name, name): tensor for name, tensor in tensors.items()} | masks, path, {"format": "pt"})
+    found = from_huggingface(tmp_path)
+    assert found.config == expected.config
+    assert found.config.field == GPTConfig(rotary=0.5, rope_theta=100.0, exact_gelu=True)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

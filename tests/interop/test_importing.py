@@ -198,9 +198,9 @@ BAD = {
     "config is a list": (
         "gpt2", lambda folder: (folder / "config.json").write_text("[]"), "config.json' is no table of settings",
     ),
-    "another kind": ("gpt2", change(model_type="bloom"), "is 'bloom', but must be one of gpt2, llama"),
-    "kinds": ("gpt2", change(model_type=["gpt2"]), "is ['gpt2'], but must be one of gpt2, llama"),
-    "no kind": ("gpt2", change(model_type="absent"), "is None, but must be one of gpt2, llama"),
+    "another kind": ("gpt2", change(model_type="bloom"), "is 'bloom', but must be one of gpt2, gpt_neox, llama"),
+    "kinds": ("gpt2", change(model_type=["gpt2"]), "is ['gpt2'], but must be one of gpt2, gpt_neox, llama"),
+    "no kind": ("gpt2", change(model_type="absent"), "is None, but must be one of gpt2, gpt_neox, llama"),
     "no size": ("gpt2", change(n_embd="absent"), "config.json': n_embd is not given"),
     "size is text": ("llama", change(hidden_size="16"), "hidden_size is '16', but must be a whole number"),
     "odd heads": ("gpt2", change(n_head=3), "model.width is 16, but must be divisible by model.heads"),

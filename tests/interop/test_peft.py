@@ -20,7 +20,7 @@ from tests.models import logits, tokens
 from tests.tolerances import roundoff
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-KINDS = ["vanilla", "vanilla llama, grouped queries", "parallel blocks", "macaron"]
+KINDS = ["vanilla", "vanilla llama, grouped queries", "neox", "macaron"]
 
 
 def adapted(kind, targets=("*",)):

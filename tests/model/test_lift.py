@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from diffeqformer.config import KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
+from diffeqformer.config import GPTConfig, KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
 from diffeqformer.model.lift import lift
@@ -18,7 +18,7 @@ VANILLA, KEY = KINDS["vanilla"], jax.random.key(0)
 TABLES = {
     "gpt": VANILLA,
     "llama, grouped queries": KINDS["vanilla llama, grouped queries"],
-    "parallel blocks": KINDS["parallel blocks"],
+    "neox": replace(KINDS["parallel blocks"], field=GPTConfig(rotary=0.5, exact_gelu=True), tied=False),
     "qwen, of wider heads": replace(VANILLA, field=LlamaConfig(head_width=10, biases=True, head_norms=True)),
     "weights in the middle, as populated": replace(VANILLA, scheme="euler-middle", horizon=2.5),
 }

@@ -11,6 +11,7 @@ from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, TrainerConfig
 from diffeqformer.config.sections import (
+    GPTConfig,
     GradientConfig,
     LayerConfig,
     LayerDropConfig,
@@ -172,6 +173,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         )
     if m.width % m.heads and m.head_width == m.width // m.heads:
         raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
+    if isinstance(m.field, GPTConfig) and m.field.rotary and (m.turned % 2 or not m.turned):
+        raise BadInput(
+            f"model.field.rotary is {m.field.rotary}, which is {m.turned} of a head's {m.head_width} numbers, but must "
+            "be an even number of them, at least 2: rotary positions turn pairs."
+        )
     if isinstance(m.field, LlamaConfig):
         if m.head_width % 2:
             name = "model.field.head_width" if m.field.head_width else "model.width / model.heads"

@@ -114,9 +114,21 @@ class ModelConfig:
 
     @property
     def like_gpt(self) -> bool:
-        """Whether positions are learned, the final norm is LayerNorm and the unembedding tied, as GPT's are."""
+        """Whether the final norm is LayerNorm and the unembedding tied, as GPT's are."""
         kind = self.field.like if isinstance(self.field, OwnConfig) else self.field.kind
         return kind == "gpt"
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether the embedding has a vector for each position."""
+        return self.like_gpt and not self.turned
+
+    @property
+    def turned(self) -> int:
+        """How many numbers of each head's query and key rotary positions turn."""
+        if isinstance(self.field, LlamaConfig):
+            return self.head_width
+        return int(self.head_width * (self.field.rotary or 0)) if isinstance(self.field, GPTConfig) else 0
 
     @property
     def time(self) -> TimeConfig | None:

@@ -135,11 +135,17 @@ class ModulationConfig(Section):
 
 @dataclass(frozen=True)
 class GPTConfig(Section):
-    """GPT's block: LayerNorm, GELU, biases, learned positions, by default a tied unembedding."""
+    """GPT's block: LayerNorm, GELU, biases, by default a tied unembedding; positions are learned, or rotary."""
 
     builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
 
     kind: Literal["gpt"] = "gpt"
+    rotary: float | None = setting(None, positive=True, most=1)
+    """The part of a head's width that rotary positions turn, as in GPT-NeoX; positions are learned if not given."""
+    rope_theta: float = setting(10000.0, positive=True)
+    """Base of the rotary embedding's wavelengths."""
+    exact_gelu: bool = False
+    """GELU as it is defined, as in GPT-NeoX, not its tanh approximation."""
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,9 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
     field = model.field
     if not isinstance(field, TransformerField):
         raise _refusal(run, "has a field of its own, which a browser cannot run")
-    if field.head_norms or field.rope_scaling is not None:
-        raise _refusal(run, "has head norms or a scaled rotary embedding, which a page does not run")
+    partial = field.turned not in (0, field.head_width)
+    if field.head_norms or field.rope_scaling is not None or partial or field.exact_gelu:
+        raise _refusal(run, "has head norms, exact GELU, or a scaled or partial rotary embedding, which a page has not")
     names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if runs_at_any_depth(model) else ())]
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
@@ -87,13 +88,14 @@ def portable(run: Run) -> tuple[dict[str, Any], str]:
     weights = _weights(model, arrays)
     if weights is None:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
-    known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "rope_theta", "nested_norm")
+    known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "nested_norm")
     about = about_run(run)
     about |= {"schemes": list(schemes), "tolerances": []}
     return {
         **about,
         "model": {
             **{name: getattr(field, name) for name in known},
+            "rope_theta": field.rope_theta if field.turned else None,
             "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
             "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
             "edges": config.edges, "schemes": schemes, "weights": weights, "arrays": arrays.places,

@@ -1,4 +1,4 @@
-"""The families of models that Hugging Face and this library share: GPT-2, Llama and its kin, and our own class.
+"""The families of models that Hugging Face and this library share: GPT-2, GPT-NeoX, Llama and kin, and our own class.
 
 A family is two tables. The settings of config.json that a model's numbers depend on (`settings`), each with the setting
 of ours that it is, so that one list serves reading and writing. And the names of tensors, `ours: theirs`, which are one
@@ -10,11 +10,12 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
-from diffeqformer.config import LlamaConfig, ModelConfig, OwnConfig, ReversibleConfig, from_dict, to_dict
+from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig, OwnConfig, ReversibleConfig, from_dict, to_dict
 from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.settings import (
     GPT2Settings,
+    GPTNeoXSettings,
     LlamaSettings,
     MistralSettings,
     OwnSettings,
@@ -55,6 +56,10 @@ class Family(NamedTuple):
     """Their matrices are (outputs, inputs), as torch.nn.Linear's, not (inputs, outputs), as GPT-2's and ours."""
     buffers: str
     """Tensors of these names are no parameters: masks and tables that older versions stored."""
+    heads_first: bool = False
+    """Query, key and value of a head stand side by side in theirs, in ours all queries, all keys, all values."""
+    renamed: Mapping[str, str] = {}
+    """Names that older versions gave tensors."""
 
     def config(self, values: Mapping[str, Any]) -> ModelConfig:
         """The model that a config.json of this family describes.
@@ -68,6 +73,8 @@ class Family(NamedTuple):
             model |= {**dict(ours_of(rope)), "field.rope_scaling": rope.scaling}
             if model["field.head_width"] in (None, model["width"] / max(model["heads"], 1)):
                 model["field.head_width"] = None
+        if isinstance(settings, GPTNeoXSettings):
+            model |= settings.more(values)
         if isinstance(settings, MistralSettings):
             model["context"] = min(model["context"], settings.window(values) or model["context"])
         if model["hidden"] is None:
@@ -101,6 +108,11 @@ class Family(NamedTuple):
         if issubclass(self.settings, LlamaSettings) and isinstance(m.field, LlamaConfig):
             found["head_dim"] = m.head_width
             found["rope_parameters"] = rope_parameters(m.field)
+        if self.settings is GPTNeoXSettings and isinstance(m.field, GPTConfig):
+            found["hidden_act"] = "gelu" if m.field.exact_gelu else "gelu_pytorch_tanh"
+            found["use_parallel_residual"] = m.scheme.kind == "euler"
+            rope = {"rope_theta": m.field.rope_theta, "partial_rotary_factor": m.field.rotary}
+            found["rope_parameters"] = {"rope_type": "default", **rope}
         return found
 
 
@@ -120,6 +132,22 @@ _GPT2_BLOCK = {
     "attention.norm": "ln_1", "attention.query_key_value": "attn.c_attn", "attention.output": "attn.c_proj",
     "feed_forward.norm": "ln_2", "feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj",
 }  # fmt: skip
+
+_NEOX_BLOCK = {
+    "attention.norm": "input_layernorm", "attention.query_key_value": "attention.query_key_value",
+    "attention.output": "attention.dense", "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.up": "mlp.dense_h_to_4h", "feed_forward.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+
+def _inside(block: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The names of a block's arrays, from those of its parts, which all have a weight and a bias."""
+    return {
+        f"{ours}.{end}": (f"{theirs}.{name}",)
+        for ours, theirs in block.items()
+        for end, name in zip(("scale", "shift") if "norm" in ours else _ENDS, _ENDS, strict=True)
+    }
+
 
 _LLAMA = Family(
     settings=LlamaSettings,
@@ -158,13 +186,27 @@ FAMILIES = {
             HEAD: "lm_head.weight",
         },
         block="h.{}.",
-        inside={
-            f"{ours}.{end}": (f"{theirs}.{name}",)
-            for ours, theirs in _GPT2_BLOCK.items()
-            for end, name in zip(("scale", "shift") if "norm" in ours else _ENDS, _ENDS, strict=True)
-        },
+        inside=_inside(_GPT2_BLOCK),
         outputs_first=False,
         buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
+    ),
+    "gpt_neox": Family(
+        settings=GPTNeoXSettings,
+        fixed={"field.kind": "gpt", **VANILLA},
+        architecture="GPTNeoXForCausalLM",
+        prefix="gpt_neox.",
+        outside={
+            "embedding.tokens": "embed_in.weight",
+            "final_norm.scale": "final_layer_norm.weight",
+            "final_norm.shift": "final_layer_norm.bias",
+            HEAD: "lm_head.weight",
+        },
+        block="layers.{}.",
+        inside=_inside(_NEOX_BLOCK),
+        outputs_first=True,
+        buffers=r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+        heads_first=True,
+        renamed={"embed_out.weight": "lm_head.weight"},
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA._replace(settings=MistralSettings, architecture="MistralForCausalLM"),
@@ -204,15 +246,19 @@ def is_continuous(m: ModelConfig) -> bool:
 
 
 def kind_of(m: ModelConfig) -> str:
-    """The model_type that a model is: GPT-2's or Llama's if it is a table that their classes have, else our own."""
+    """The model_type that a model is: one of theirs if it is a table that their classes have, else our own."""
     plain_steps = m.interval == m.steps and m.first_step is None and not m.edges
     table = isinstance(m.weights, LayerConfig) and m.weights.rows == "step"
-    stock = m.scheme.kind == "lie-trotter" and plain_steps and table and not isinstance(m.field, OwnConfig)
+    rotary_gpt = isinstance(m.field, GPTConfig) and m.field.rotary is not None
+    known_schemes = ("lie-trotter", "euler") if rotary_gpt else ("lie-trotter",)
+    stock = m.scheme.kind in known_schemes and plain_steps and table and not isinstance(m.field, OwnConfig)
     stock = stock and not m.embedding_norm
+    if isinstance(m.field, GPTConfig):
+        if rotary_gpt:
+            return "gpt_neox" if stock and m.dropout.embedding == m.dropout.residual else OWN
+        return "gpt2" if stock and not m.field.exact_gelu else OWN
     if isinstance(m.field, LlamaConfig):
         stock = stock and not (m.field.nested_norm or m.field.norm_shift) and m.final_norm_epsilon == m.norm_epsilon
-    if stock and m.field.kind == "gpt":
-        return "gpt2"
     if not stock or not isinstance(m.field, LlamaConfig) or m.dropout.embedding or m.dropout.residual:
         return OWN
     return LLAMAS.get((m.field.biases, m.field.head_norms), OWN)

@@ -1,7 +1,7 @@
 """Hugging Face's models as models of this library, and back, number for number.
 
-GPT-2, Llama, and for all others of ours the class of `torch/modeling_diffeqformer.py`, as `families` describes them.
-`places` says for each of their tensors which part of ours it is.
+GPT-2, GPT-NeoX, Llama, and for all others of ours the class of `torch/modeling_diffeqformer.py`, as `families`
+describes them. `places` says for each of their tensors which part of ours it is.
 """
 
 import re
@@ -31,13 +31,24 @@ GENERATED = ("networks", "shared")
 
 
 class Place(NamedTuple):
-    """One of their tensors, and the part of our array that it is: `ours[at]`, transposed if it says so."""
+    """One of their tensors, and the part of our array that it is: `ours[at][..., order]`, transposed if it says so."""
 
     theirs: str
     at: tuple[Any, ...]
     shape: tuple[int, ...]
     """As they store it."""
     transposed: bool
+    order: slice | np.ndarray = slice(None)
+    """Where in the part their outputs stand."""
+
+    def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
+        """Write theirs into ours."""
+        ours[self.at][..., self.order] = theirs.T if self.transposed else theirs
+
+    def taken(self, ours: np.ndarray) -> np.ndarray:
+        """Theirs, out of ours: a view where the order is the same."""
+        part = ours[self.at][..., self.order]
+        return part.T if self.transposed else part
 
 
 def places(family: Family, config: ModelConfig) -> dict[str, list[Place]]:
@@ -56,12 +67,14 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
     ends = np.cumsum(_widths(config) if len(names) > 1 else shape[-1:])
     parts = [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     transposed = family.outputs_first and path.endswith(".weight")
+    by_head = family.heads_first and ".query_key_value." in path
+    order = np.arange(shape[-1]).reshape(3, config.heads, -1).swapaxes(0, 1).ravel() if by_head else slice(None)
     found = []
     for layer in range(shape[0]):
         for name, part in zip(names, parts, strict=True):
             size = (*shape[1:-1], part.stop - part.start)
             stored = size[::-1] if transposed else size
-            found.append(Place((family.block + name).format(layer), (layer, ..., part), stored, transposed))
+            found.append(Place((family.block + name).format(layer), (layer, ..., part), stored, transposed, order))
     return found
 
 
@@ -92,8 +105,7 @@ class Published:
             for path, parts in sources.items():
                 array = np.empty(shapes[path].shape, np.float32)
                 for part in parts:
-                    theirs = self.tensors[part.theirs].read()
-                    array[part.at] = theirs.T if part.transposed else theirs
+                    part.put(array, self.tensors[part.theirs].read())
                     stage.advance(1)
                 arrays.append(jnp.asarray(array))
         self._require_same_head(family)
@@ -140,7 +152,7 @@ def open_huggingface(folder: str | Path) -> Published:
 
 
 def from_huggingface(folder: str | Path, progress: Progress | None = None) -> Transformer:
-    """The model in a Hugging Face folder of a GPT-2, a Llama or an export, with the logits that Transformers gives.
+    """The model in a Hugging Face folder of a GPT-2, GPT-NeoX or Llama, or of an export, with Transformers' logits.
 
     **Arguments:** `folder`, with config.json and model.safetensors, or several such files with their index.
 
@@ -169,7 +181,7 @@ def to_huggingface(model: Transformer) -> tuple[dict[str, Any], dict[str, np.nda
         array = np.asarray(arrays[path])
         for part in parts:
             name = part.theirs if path == HEAD else family.prefix + part.theirs
-            tensors[name] = array[part.at].T if part.transposed else array[part.at]
+            tensors[name] = part.taken(array)
     return settings, tensors
 
 
@@ -177,11 +189,11 @@ def _by_short_name(family: Family, tensors: Mapping[str, Stored]) -> dict[str, S
     """The parameters among `tensors`, their names without the prefix."""
     found: dict[str, Stored] = {}
     for name, tensor in tensors.items():
-        short = name.removeprefix(family.prefix)
+        short = family.renamed.get(name, name.removeprefix(family.prefix))
         if short in found:
             raise BadInput(f"tensor {short!r} is there twice, once as {name!r} in {str(tensor.file)!r}.")
         if not re.fullmatch(family.buffers, short):
-            found[short] = tensor
+            found[short] = tensor.require_floats()
     return found
 
 

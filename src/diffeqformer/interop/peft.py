@@ -59,7 +59,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
         for part in modules_of[f"{TABLE}{name}.weight"]:
             module = OUTER + family.prefix + part.theirs.removesuffix(".weight")
             tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(a[part.at[0]].T)
-            tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b[part.at].T)
+            tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b[part.at][..., part.order].T)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -179,7 +179,8 @@ def _require_places(
     stored: Mapping[str, Stored], family: Family, modules: Mapping[str, Sequence[Place]], folder: Path
 ) -> None:
     known = {name for parts in modules.values() for part in parts for name in _names(family, part)}
-    for name in stored:
+    for name, tensor in stored.items():
+        tensor.require_floats()
         if name not in known:
             raise BadInput(
                 f"tensor {name!r} in {str(folder / WEIGHTS)!r} has no place in this model, which is a "
@@ -232,6 +233,6 @@ def _side_by_side(halves: Halves, a: np.ndarray, b: np.ndarray) -> tuple[np.ndar
         for part, (theirs_a, theirs_b) in modules:
             own = slice(start, start + len(theirs_b))
             a[layer, :, own] = theirs_a
-            b[layer, own, part.at[-1]] = theirs_b
+            b[layer, own, part.at[-1]][..., part.order] = theirs_b
             start += 0 if shared else len(theirs_b)
     return a, b

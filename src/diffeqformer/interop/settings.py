@@ -50,6 +50,46 @@ class GPT2Settings:
 
 
 @dataclass(frozen=True)
+class GPTNeoXSettings:
+    """The settings of a GPT-NeoX, such as Pythia; before Transformers 5 two of them stand by other names."""
+
+    hidden_size: int = _is("width")
+    intermediate_size: int = _is("hidden")
+    num_hidden_layers: int = _is("steps")
+    num_attention_heads: int = _is("heads")
+    max_position_embeddings: int = _is("context")
+    vocab_size: int = _is("vocabulary")
+    layer_norm_eps: float = _is("norm_epsilon", 1e-5)
+    tie_word_embeddings: bool = _is("tied", False)
+    attention_dropout: float = _is("dropout.attention", 0.0)
+    hidden_dropout: float = _is("dropout.residual", 0.0)
+    hidden_act: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"] = "gelu"
+    use_parallel_residual: bool = True
+    attention_bias: bool = _only(True)
+
+    def more(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those settings of ours that follow from several of theirs, or from their words."""
+        old = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct")}
+        given = {name: value for name, value in old.items() if value is not None} | rope_of(values)
+        rope = read_settings(NeoXRopeSettings, given)
+        return {
+            **dict(ours_of(rope)),
+            "dropout.embedding": self.hidden_dropout,
+            "field.exact_gelu": self.hidden_act == "gelu",
+            "scheme.kind": "euler" if self.use_parallel_residual else "lie-trotter",
+        }
+
+
+@dataclass(frozen=True)
+class NeoXRopeSettings:
+    """Rotary embedding of a GPT-NeoX."""
+
+    rope_theta: float = _is("field.rope_theta", 10000.0)
+    partial_rotary_factor: float = _is("field.rotary", 0.25)
+    rope_type: str = _only("default")
+
+
+@dataclass(frozen=True)
 class LlamaSettings:
     """The settings of a Llama in config.json; defaults are those of Transformers."""
 
@@ -137,6 +177,8 @@ class OwnSettings:
     head_width: int | None = _is("field.head_width", None)
     biases: bool = _is("field.biases", False)
     head_norms: bool = _is("field.head_norms", False)
+    rotary: float | None = _is("field.rotary", None)
+    exact_gelu: bool = _is("field.exact_gelu", False)
     rope_theta: float = _is("field.rope_theta", 10000.0)
     rotary_scaling: RotaryScalingConfig | None = _is("field.rope_scaling", None)
     norm_shift: bool = _is("field.norm_shift", False)

@@ -31,6 +31,20 @@ class Stored:
     name: str
     file: Path
     shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it."""
+
+    def require_floats(self) -> "Stored":
+        """This one.
+
+        **Raises:** `BadInput` if it holds other than floats.
+        """
+        if self.dtype not in NUMBERS:
+            raise BadInput(
+                f"tensor {self.name!r} in {str(self.file)!r} is stored as {self.dtype}, but must be one of "
+                f"{', '.join(NUMBERS)}; quantised models cannot be imported."
+            )
+        return self
 
     def read(self) -> Float[np.ndarray, "..."]:
         """Its numbers as float32.
@@ -47,7 +61,7 @@ class Stored:
 def find_tensors(folder: Path) -> dict[str, Stored]:
     """All tensors of a folder by name.
 
-    **Raises:** `BadInput` if there is no safetensors file, or if one is missing, damaged or holds other than floats.
+    **Raises:** `BadInput` if there is no safetensors file, or if one is missing or damaged.
     """
     if (folder / WHOLE).is_file():
         return tensors_in(folder / WHOLE)
@@ -70,19 +84,14 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
 def tensors_in(path: Path) -> dict[str, Stored]:
     """All tensors of one safetensors file by name.
 
-    **Raises:** `BadInput` if it is missing, damaged or holds other than floats.
+    **Raises:** `BadInput` if it is missing or damaged.
     """
     found = {}
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (a file is no dictionary)
                 header = file.get_slice(name)
-                found[name] = Stored(name, path, tuple(header.get_shape()))
-                if header.get_dtype() not in NUMBERS:
-                    raise BadInput(
-                        f"tensor {name!r} in {str(path)!r} is stored as {header.get_dtype()}, but must be one of "
-                        f"{', '.join(NUMBERS)}; quantised models cannot be imported."
-                    )
+                found[name] = Stored(name, path, tuple(header.get_shape()), header.get_dtype())
     except FileNotFoundError:
         raise BadInput(f"file {str(path)!r} does not exist.") from None
     except (OSError, SafetensorError) as error:

@@ -50,7 +50,8 @@ def build(
     sections = {name: own_section(part, getattr(config, name)) for name, part in own.items() if part is not None}
     return Transformer(
         embedding=Embedding(
-            vectors(tokens_key, config.vocabulary), vectors(positions_key, config.context) if gpt else None
+            vectors(tokens_key, config.vocabulary),
+            vectors(positions_key, config.context) if config.learned_positions else None,
         ),
         weights=source,
         field=own_field,

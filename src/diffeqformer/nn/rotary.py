@@ -10,15 +10,15 @@ from diffeqformer.nn.linear import wide
 
 
 def rotary_frequencies(
-    head_width: int, theta: float, scaling: RotaryScalingConfig | None = None
+    turned: int, theta: float, scaling: RotaryScalingConfig | None = None
 ) -> Float[np.ndarray, " pair"]:
-    """`theta^(-2i/d)`, i < d/2, in radians per position, d the head width; float64.
+    """`theta^(-2i/d)`, i < d/2, in radians per position, d = `turned`, the numbers of a head that turn; float64.
 
     With `scaling`, frequencies f that turn `r = f c / 2 pi` times over the original context c are multiplied with
     `(1 - s) / factor + s`, s rising from 0 at `r = low_freq_factor` to 1 at `high_freq_factor`. Source: Llama Team
     2024, The Llama 3 Herd of Models, arXiv:2407.21783, as Transformers has it.
     """
-    half = head_width // 2
+    half = turned // 2
     frequencies = theta ** (-np.arange(half) / half)
     if scaling is None:
         return frequencies
@@ -33,14 +33,15 @@ def rotate(
     positions: Int[Array, " position"],
     frequencies: Float[np.ndarray, " pair"],
 ) -> Float[Array, "batch position heads head_width"]:
-    """Turn the pair `(x_i, x_(i+d/2))` at position p by the angle `p f_i`, i < d/2, d the head width.
+    """Turn the pair `(x_i, x_(i+d/2))` at position p by the angle `p f_i`, i < d/2, d twice the number of frequencies.
 
-    A product of a rotated query and a rotated key depends on the distance of their positions only. Pairs are halves of
-    a head apart, as in Hugging Face's Llama, not neighbours. Angles and products are in float32 or better, whatever the
-    precision of `x`. Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+    The head's numbers from d on stay. A product of a rotated query and a rotated key depends on the distance of their
+    positions only. Pairs are halves of what turns apart, as in Hugging Face, not neighbours. Angles and products
+    are in float32 or better, whatever the precision of `x`. Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
     precise = wide(x.dtype)
     angles = positions.astype(precise)[:, None] * jnp.asarray(frequencies, precise)[None, :]
     cos, sin = jnp.cos(angles)[None, :, None, :], jnp.sin(angles)[None, :, None, :]
-    a, b = jnp.split(x.astype(precise), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    half = len(frequencies)
+    a, b, rest = jnp.split(x.astype(precise), [half, 2 * half], axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1).astype(x.dtype)

@@ -88,7 +88,8 @@ class TransformerField:
     """A transformer's block, each half with a norm n of its own; both families differ by their settings and weights.
 
     `gpt`: `A(x) = O attend(Q n(x), K n(x), V n(x))`, `M(x) = down gelu(up n(x))`, all maps with biases, n LayerNorm,
-    GELU the tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5).
+    GELU the tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5); if asked for, GELU itself, and R on the
+    first `turned` numbers of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745).
     `llama`: `A(x) = O attend(R Q n(x), R K n(x), V n(x))`, `M(x) = down (silu(gate n(x)) * up n(x))`, no biases, n
     RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971); if asked for, Q, K and V with biases (Qwen
     2), or Q n(x) and K n(x) normalised head by head before R (Qwen 3).
@@ -112,13 +113,17 @@ class TransformerField:
     """`llama` with biases of query, key and value."""
     head_norms: bool = False
     """Each head's query and key have an RMSNorm."""
-    rope_theta: float | None = None
-    """Base of the rotary embedding; `None` to leave query and key as they are."""
+    turned: int = 0
+    """How many numbers of each head's query and key the rotary embedding turns."""
+    rope_theta: float = 10000.0
+    """Its base."""
     rope_scaling: RotaryScalingConfig | None = None
     nested_norm: bool = False
     """M normalises what A's norm gives, not x."""
     norm_shift: bool = False
     """RMSNorms have a shift too; the mean is not subtracted."""
+    exact_gelu: bool = False
+    """GELU of `gpt` without the tanh approximation."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
 
@@ -204,9 +209,9 @@ class TransformerField:
         if own.query_norm is not None and own.key_norm is not None:
             query = normalise(own.query_norm, query, self.norm_epsilon)
             keys = normalise(own.key_norm, keys, self.norm_epsilon)
-        if self.rope_theta is not None:
+        if self.turned:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
-            frequencies = rotary_frequencies(self.head_width, self.rope_theta, self.rope_scaling)
+            frequencies = rotary_frequencies(self.turned, self.rope_theta, self.rope_scaling)
             query, keys = (rotate(part, positions, frequencies) for part in (query, keys))
         return query, keys, values
 
@@ -223,7 +228,7 @@ class TransformerField:
         y = self._normalise(own.norm, y)
         inner = own.up(y, key=up_key)
         if own.gate is None:
-            inner = jax.nn.gelu(inner, approximate=True)
+            inner = jax.nn.gelu(inner, approximate=not self.exact_gelu)
         else:
             inner = jax.nn.silu(own.gate(y, key=gate_key)) * inner
         y = constrain(own.down(constrain(inner, BATCH, None, "tensor"), key=down_key), BATCH)
@@ -240,6 +245,7 @@ def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] |
 def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> TransformerField:
     """The field of a model config; outputs start smaller when many unit steps add them up (GPT-2)."""
     llama = section if isinstance(section, LlamaConfig) else None
+    gpt = section if isinstance(section, GPTConfig) else None
     return TransformerField(
         model.width,
         model.heads,
@@ -252,10 +258,12 @@ def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> T
         output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
         biases=llama is not None and llama.biases,
         head_norms=llama is not None and llama.head_norms,
-        rope_theta=llama and llama.rope_theta,
+        turned=model.turned,
+        rope_theta=section.rope_theta,
         rope_scaling=llama and llama.rope_scaling,
         nested_norm=llama is not None and llama.nested_norm,
         norm_shift=llama is not None and llama.norm_shift,
+        exact_gelu=gpt is not None and gpt.exact_gelu,
         attention_dropout=model.dropout.attention,
         residual_dropout=model.dropout.residual,
     )

@@ -158,6 +158,8 @@ class DiffEqFormerConfig(PreTrainedConfig):
         head_width: int | None = None,  # hidden_size / num_attention_heads if None
         biases: bool = False,  # llama's query, key and value have biases
         head_norms: bool = False,  # norms of each head's query and key
+        rotary: float | None = None,  # gpt's: the part of a head that rotary positions turn; if None, they are learned
+        exact_gelu: bool = False,  # gpt's: GELU without the tanh approximation
         norm_epsilon: float = 1e-5, rope_theta: float = 10000.0,
         rotary_scaling: dict | None = None,  # Llama 3's: factor, low_freq_factor, high_freq_factor, original_context
         nested_norm: bool = False,  # M normalises what A's norm gives, not x
@@ -193,6 +195,16 @@ class DiffEqFormerConfig(PreTrainedConfig):
     def head_dim(self):
         """Width of a head."""
         return self.head_width or self.hidden_size // self.num_attention_heads
+
+    @property
+    def learned_positions(self):
+        """Whether the embedding has a vector for each position."""
+        return self.family == "gpt" and self.rotary is None
+
+    @property
+    def turned(self):
+        """How many numbers of each head's query and key rotary positions turn."""
+        return int(self.head_dim * self.rotary) if self.rotary else self.head_dim
 
     def method(self):
         """The scheme that the config names."""

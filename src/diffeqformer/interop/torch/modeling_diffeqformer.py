@@ -48,7 +48,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        learned = config.family == "gpt"
+        learned = config.learned_positions
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.epsilon = config.norm_epsilon if config.embedding_norm else None
@@ -146,7 +146,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
             raise ValueError("output_attentions needs attn_implementation='eager', which alone has them.")
         before = 0 if past_key_values is None else past_key_values.get_seq_length()
         length, context = before + x.shape[1], config.max_position_embeddings
-        if config.family == "gpt" and length > context:
+        if config.learned_positions and length > context:
             raise ValueError(f"the text has {length} tokens, but the model knows positions of {context} only.")
         if position_ids is None:
             position_ids = self._positions(x, attention_mask, before)
@@ -154,7 +154,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         given = {"attention_mask": attention_mask, "past_key_values": past_key_values, "position_ids": position_ids}
         seen = {
             "attend": ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention),
-            "rotary": None if config.family == "gpt" else rotary_angles(config, position_ids, dtype),
+            "rotary": None if config.learned_positions else rotary_angles(config, position_ids, dtype),
             "attention_mask": create_causal_mask(config=config, inputs_embeds=x, **given),
             "past_key_values": past_key_values,
         }

@@ -30,7 +30,7 @@ def norm_of(config, final=False) -> nn.Module:
 
 def rotary_angles(config, position_ids, dtype):
     """Cosines and sines of the angle `p theta^(-2i/d)` of each position p and pair i (Su et al. 2021), as scaled."""
-    half = config.head_dim // 2
+    half = config.turned // 2
     frequencies = config.rope_theta ** -(torch.arange(half, device=position_ids.device, dtype=torch.float32) / half)
     if scaling := config.rotary_scaling:
         turns = frequencies * scaling["original_context"] / (2 * torch.pi)
@@ -38,14 +38,15 @@ def rotary_angles(config, position_ids, dtype):
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         frequencies = frequencies * ((1 - kept) / scaling["factor"] + kept)
     angles = position_ids[:, None, :, None].float() * frequencies
-    angles = torch.cat([angles, angles], dim=-1)  # (batch, 1, position, head width)
+    angles = torch.cat([angles, angles], dim=-1)  # (batch, 1, position, numbers that turn)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs `(x_i, x_(i + d/2))` by their angles."""
+    """Turn the pairs `(x_i, x_(i + d/2))` by their angles, i < d/2; the numbers from d on stay."""
+    x, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([x * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
 
 
 def eager_attention(module, query, keys, values, mask, scaling, dropout=0.0, **_):
@@ -104,10 +105,11 @@ class FeedForward(GradientCheckpointingLayer):
         self.down = nn.Linear(hidden, width, bias=gpt)
         self.gate = None if gpt else nn.Linear(width, hidden, bias=False)
         self.dropout = nn.Dropout(config.residual_dropout)
+        self.gelu = "none" if config.exact_gelu else "tanh"
 
     def forward(self, x):
         y, gate = self.norm(x), self.gate
-        inner = gelu(self.up(y), approximate="tanh") if gate is None else silu(gate(y)) * self.up(y)
+        inner = gelu(self.up(y), approximate=self.gelu) if gate is None else silu(gate(y)) * self.up(y)
         return self.dropout(self.down(inner))
 
 
