@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from diffeqformer.progress import Progress
 
 if TYPE_CHECKING:
+    from diffeqformer.config import Config
     from diffeqformer.runs.trainer import TrainResult
 
 SEEDS = 3
@@ -35,13 +36,30 @@ class Model:
     """By dotted name."""
     rate_of: str = ""
     """The model whose learning rate it takes; searched for itself if empty."""
+    other: bool = False
+    """Whether it is trained on the other text."""
+    length: int = 1
+    """Times the updates of the others."""
+    build: str = ""
+    """A function of `paper_controls` that makes the model; the config does if empty."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run."""
+
+    config: "Config"
+    entry: Mapping[str, Any]
+    """Its part of `results.json`."""
+    open: "Callable[[], TrainResult]"
+    """Reads its model and its text, which not every claim needs."""
 
 
 @dataclass(frozen=True)
 class Trained:
     """What a claim is measured on: the trained models of one seed, and texts beside the one of training."""
 
-    models: "Mapping[str, TrainResult]"
+    models: Mapping[str, Finished]
     seed: int
     folder: Path
     """For what a claim trains itself."""

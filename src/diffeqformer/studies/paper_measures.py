@@ -1,14 +1,11 @@
 """How the claims of `paper_items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from diffeqformer.studies.paper import Claim, Measure, Trained
-
-if TYPE_CHECKING:
-    from diffeqformer.runs.trainer import TrainResult
+from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
 
 NATS = "nats per token"
 MATCHING = 0.5
@@ -29,7 +26,7 @@ def lower(better: str, worse: str, sentence: str) -> Claim:
     return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse))
 
 
-def gap(result: "TrainResult") -> float:
+def gap(result: Finished) -> float:
     """How much higher the loss is on validation than on the last tenth of the training batches."""
     curve = result.entry["curve"]["train"]
     last = [loss for step, loss in curve if step > 0.9 * result.entry["updates"]]
@@ -48,16 +45,17 @@ def elsewhere(better: str, worse: str) -> Measure:
     return measure
 
 
-def _bits(result: "TrainResult", files: tuple[str, ...]) -> float:
+def _bits(result: Finished, files: tuple[str, ...]) -> float:
     from diffeqformer.data.cache import tokens_of
     from diffeqformer.data.loader import evaluation_batches
     from diffeqformer.evaluation.perplexity import evaluate
     from diffeqformer.progress import Silent
 
-    config = result.config
-    tokens, bytes_ = tokens_of(files, config.data, result.tokens.tokenizer, Silent())
+    opened = result.open()
+    config = opened.config
+    tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
     batches = evaluation_batches(tokens, config.model.context, config.trainer.batch_size)
-    found = evaluate(result.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
+    found = evaluate(opened.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
     return math.nan if found is None else found
 
 
@@ -67,7 +65,7 @@ def growth(name: str, pair: str) -> Measure:
     def measure(found: Trained) -> float:
         from diffeqformer.analysis.spectra import spectra
 
-        seen = spectra(found.models[name].model, times=24)
+        seen = spectra(found.models[name].open().model, times=24)
         radius = seen.pairs[pair].radius
         over_depth = radius.reshape(len(radius), -1).mean(1)
         third = max(1, len(over_depth) // 3)
@@ -82,7 +80,7 @@ def induction(name: str) -> Measure:
     def measure(found: Trained) -> float | None:
         from diffeqformer.analysis.induction import measure_induction
 
-        result = found.models[name]
+        result = found.models[name].open()
         special = result.tokens.tokenizer.get_added_tokens_decoder()
         seen = measure_induction(
             result.model,
@@ -117,7 +115,7 @@ def faithful(name: str) -> Measure:
     def measure(found: Trained) -> float:
         from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
 
-        result = found.models[name]
+        result = found.models[name].open()
         length = min(48, result.config.model.context)
         tokens = result.tokens.validation
         seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
@@ -153,7 +151,7 @@ def task(name: str) -> Measure:
     def measure(found: Trained) -> float | None:
         from diffeqformer.interop.comparing import compare_runs
 
-        compared = compare_runs(*(str(found.models[one].folder) for one in (OURS, "gpt")))
+        compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
         rows = [row.values for row in compared.rows if row.task.startswith(name) and row.is_accuracy]
         known = [ours - theirs for ours, theirs in rows if ours is not None and theirs is not None]
         return sum(known) / len(known) if known else None

@@ -6,29 +6,29 @@ The items and the models that they need stand in `paper_items`, the rule of the 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
-from diffeqformer.errors import BadInput, DiffEqFormerError, Diverged
-from diffeqformer.progress import Progress
+from diffeqformer.errors import BadInput, Damaged, DiffEqFormerError, Diverged
+from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, join
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Trained, Verdict, judge, search
+from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Model, Trained, Verdict, judge, search
 from diffeqformer.studies.paper_items import ITEMS, MODELS
 from diffeqformer.studies.reproduce_adapt import with_length
 from diffeqformer.studies.study import Result
 
-if TYPE_CHECKING:
-    from diffeqformer.runs.trainer import TrainResult
-
 SEARCHED_WITH = 0
 """The seed of the search for learning rates; its runs are those of this seed."""
 UPDATES = 500
+BATCHES = 16
+"""Of the evaluations on the way; the last one is whole."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,19 @@ class Runs:
     def __init__(self, arguments: Arguments, folder: Path, progress: Progress):
         self.arguments, self.folder, self.progress = arguments, folder, progress
         self.rates: dict[str, tuple[float, dict[float, float]]] = {}
-        self.opened: dict[str, TrainResult | None] = {}
+        self.finished: dict[str, Finished | None] = {}
 
     def config(self, name: str, seed: int, rate: float) -> Config:
         """Of one run."""
         model, a = MODELS[name], self.arguments
-        config = with_length(
-            with_values(read_yaml(shipped_configs()[model.config]), dict(model.settings)), a.updates, seed
-        )
-        own: dict[str, Any] = {"source": "files", "train": a.data} if a.data else {}
+        config = with_values(read_yaml(shipped_configs()[model.config]), dict(model.settings))
+        config = with_length(config, model.length * a.updates, seed)
+        files = a.other if model.other else a.data
+        own: dict[str, Any] = {"source": "files", "train": files} if files else {}
         return validate(replace(
             config, run=str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}"),
             data=replace(config.data, **own, cache=a.cache), optimizer=replace(config.optimizer, learning_rate=rate),
+            trainer=replace(config.trainer, evaluate_batches=BATCHES),
         ))  # fmt: skip
 
     def rate(self, name: str) -> float:
@@ -113,28 +114,46 @@ class Runs:
             self.rates[name] = search(lambda rate: self._loss(name, rate), shipped)
         return self.rates[name][0]
 
-    def trained(self, name: str, seed: int) -> "TrainResult | None":
-        """A model at its rate; `None` if its training diverged."""
-        return self._train(self.config(name, seed, self.rate(name)))
+    def trained(self, name: str, seed: int) -> Finished | None:
+        """A model at its rate; `None` if its training diverged, or there is no text for it."""
+        return None if MODELS[name].other and not self.arguments.other else self._run(name, seed, self.rate(name))
 
     def _loss(self, name: str, rate: float) -> float:
-        result = self._train(self.config(name, SEARCHED_WITH, rate))
-        return math.inf if result is None else result.entry["validation"]["loss"] or math.inf
+        found = self._run(name, SEARCHED_WITH, rate)
+        return math.inf if found is None else found.entry["validation"]["loss"] or math.inf
 
-    def _train(self, config: Config) -> "TrainResult | None":
-        from diffeqformer.runs.folder import RESULTS
+    def _run(self, name: str, seed: int, rate: float) -> Finished | None:
+        config = self.config(name, seed, rate)
+        if config.run not in self.finished:
+            self.finished[config.run] = self._train(config, MODELS[name])
+        return self.finished[config.run]
+
+    def _train(self, config: Config, model: Model) -> Finished | None:
+        from diffeqformer.runs.folder import RESULTS, RunFolder
+        from diffeqformer.runs.results import read_results
         from diffeqformer.runs.trainer import train
 
-        if self.arguments.finished and not (Path(config.run) / RESULTS).exists():
+        build = None
+        if model.build:
+            from diffeqformer.studies import paper_controls
+
+            build = getattr(paper_controls, model.build)
+        opened = partial(train, config, Silent(), build=build)
+        try:
+            found = read_results(Path(config.run) / RESULTS)
+        except Damaged:
+            found = None
+        if found is not None:
+            RunFolder(config).require_own()
+            return Finished(config, found["models"][0], opened)
+        if self.arguments.finished:
             return None
-        if config.run not in self.opened:
-            self.progress.say(config.run)
-            try:
-                self.opened[config.run] = train(config, self.progress)
-            except Diverged as error:
-                self.progress.say(str(error))
-                self.opened[config.run] = None
-        return self.opened[config.run]
+        self.progress.say(config.run)
+        try:
+            return Finished(config, train(config, self.progress, build=build).entry, opened)
+        except Diverged as error:
+            self.progress.say(str(error))
+            return None
 
 
 def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:

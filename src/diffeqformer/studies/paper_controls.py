@@ -1,0 +1,62 @@
+"""Controls of what makes time-dependent weights good: one property of theirs at a time, in models that lack the others.
+
+Each is a `build` for `train`: `(model config, key) -> model`.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+from jaxtyping import Float, Key
+
+from diffeqformer.config import ModelConfig
+from diffeqformer.model.build import build
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.weights import WeightSource
+from diffeqformer.ode.weights.time_features import time_features
+from diffeqformer.ode.weights.time_networks import TimeNetwork
+
+
+class FreeRows(eqx.Module):
+    """In place of `h(t)` one free row `h_l` per step, whatever the time."""
+
+    rows: Float[Array, "step d_emb"]
+
+    def __call__(self, features: Float[Array, "step features"]) -> Float[Array, "step d_emb"]:
+        return self.rows
+
+
+class Scaled(eqx.Module):
+    """`W = s V`, V from another source: what moves V by the learning rate moves W by s times as much."""
+
+    source: WeightSource
+    scale: float = eqx.field(static=True)
+
+    def at(self, times: Any) -> BlockWeights:
+        """Weights at `times`."""
+        return jax.tree.map(lambda weight: self.scale * weight, self.source.at(times))
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """Weights at all nodes of the grid."""
+        return jax.tree.map(lambda weight: self.scale * weight, self.source.table(grid, nodes))
+
+
+def free_rows(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
+    """A table of layers written as `W_l = P h_l + C`: as many parameters in P, C and as time-dependent weights, and
+    the same model at the start, but nothing that makes neighbouring steps alike."""
+    model = build(config, key)
+    features = time_features(model.grid().times(), config.weights)  # pyright: ignore[reportArgumentType]
+    is_network = lambda node: isinstance(node, TimeNetwork)
+    free = lambda node: FreeRows(node(features)) if is_network(node) else node
+    return eqx.tree_at(lambda model: model.weights, model, jax.tree.map(free, model.weights, is_leaf=is_network))
+
+
+def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
+    """A table of layers, the same model at the start, whose weights the optimiser moves `config.steps` times as fast:
+    as fast as time-dependent ones of `h` of length 1, without their smoothness or their parameters."""
+    model = build(config, key)
+    table = jax.tree.map(lambda weight: weight / config.steps, model.weights)
+    return build(config, key, weights=Scaled(table, float(config.steps)))
