@@ -196,8 +196,8 @@ ITEMS = {
         (
             lower("table", "gpt", "a table of layers at DiffEqFormer's Euler steps of 1/6 and b2 is better than GPT"),
             lower("faster-table", "table", "the same table is better if the optimiser moves it 6 times as fast"),
-            lower("knots", "table", "smooth weights without more parameters (means of knots) are better than that table"),
-            lower("free-rows", "faster-table", "7 times the parameters (P h, one free h per step) help a table as fast"),
+            lower("knots", "table", "smooth weights of as many parameters (means of knots) are better than the table"),
+            lower("free-rows", "faster-table", "P h_l with free h_l, 7 times the parameters, are better than that"),
             lower(OURS, "free-rows", "h(t) is better than free h of the same start: smoothness in time helps"),
             lower("gpt-normed", "gpt", "one line, the state normalised at depth 0, helps GPT"),
             lower("gpt-normed", OURS, "GPT with that line is better than DiffEqFormer as published"),
