@@ -15,7 +15,7 @@ from diffeqformer.model.build import abstract
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps, targets
 from tests.models import KINDS, TINY, logits, model_of, tokens
-from tests.tolerances import STATES
+from tests.tolerances import STATES, roundoff
 
 LORA = LoRAConfig(rank=3, alpha=6.0)
 TABLES = ("vanilla", "parallel blocks", "vanilla llama, grouped queries", "macaron", "ode transformer")
@@ -50,6 +50,35 @@ def test_a_continuous_model_written_out_with_adapters_is_itself(steps):
     base = model_of(TINY)
     model = adapt(base, adapted_config(TINY, steps, layers=True, lora=LORA), jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base.populate(steps), tokens()))
+
+
+def test_adapters_beside_knots_change_every_depth_and_are_those_of_merged_knots():
+    base = model_of(KINDS["knots, normalised"])
+    model = adapt(base, adapted_config(base.config, 3, layers=False, lora=LORA), jax.random.key(0))
+    np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens()))
+    maps = lambda m: [m.adapter.b for m in linear_maps(m.weights.rows).values() if isinstance(m, AdaptedLinear)]
+    draw = np.random.default_rng(0).normal
+    model = eqx.tree_at(maps, model, [jnp.asarray(0.2 * draw(size=b.shape), b.dtype) for b in maps(model)])
+    merged, taken = model.merge(), model.without_adapters()
+    assert merged.config.lora is None and jax.tree.structure(taken) == jax.tree.structure(base)
+    jax.tree.map(np.testing.assert_array_equal, taken, base)
+    for steps in (2, 5):
+        np.testing.assert_array_equal(logits(model, tokens(), steps), logits(merged, tokens(), steps))
+        assert np.abs(logits(model, tokens(), steps) - logits(base, tokens(), steps)).max() > 0.1
+    # The first knot's own matrix, as the adapters say.
+    one, own = (linear_maps(m.weights.rows)["attention.output"] for m in (model, merged))
+    change = (
+        LORA.alpha / LORA.rank * np.asarray(one.adapter.a[0], np.float64) @ np.asarray(one.adapter.b[0], np.float64)
+    )
+    np.testing.assert_allclose(own.weight[0] - one.base.weight[0], change, rtol=0, atol=roundoff(np.float32, 3))
+
+
+def test_where_no_adapters_of_functions_of_depth_can_be():
+    with pytest.raises(BadInput, match="beside knots, but this model has weights of kind 'time'"):
+        adapted_config(TINY, 3, layers=False, lora=LORA)
+    knots = dataclasses.replace(KINDS["knots, normalised"].weights, lora=LoRAConfig(2, dropout=0.1))
+    with pytest.raises(BadInput, match="dropout is 0.1, but must be 0 with weights of kind 'knots'"):
+        validate_model(dataclasses.replace(KINDS["knots, normalised"], weights=knots))
 
 
 @pytest.mark.parametrize("kind", TABLES)

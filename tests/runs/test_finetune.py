@@ -27,6 +27,7 @@ from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
 from diffeqformer.runs.finetune import finetune_config, usual_settings
+from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.training.optimizer import roles, split_trained
@@ -75,17 +76,10 @@ def tuned(base, folder, text=None, **settings):
 
 
 @pytest.mark.parametrize(
-    ("base", "method", "rate"),
-    [
-        (2e-4, "lora", 2e-3),
-        (1e-3, "lora", 1e-2),
-        (3e-3, "lora", 1e-2),
-        (3e-3, "full", 3e-3),
-        (3e-3, "continuous", 3e-3),
-    ],
+    ("base", "lora", "rate"), [(2e-4, LORA, 2e-3), (1e-3, LORA, 1e-2), (3e-3, LORA, 1e-2), (3e-3, None, 3e-3)]
 )
-def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, method, rate):
-    optimizer, _ = usual_settings(Config(optimizer=OptimizerConfig(learning_rate=base)), method)
+def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, lora, rate):
+    optimizer, _ = usual_settings(Config(optimizer=OptimizerConfig(learning_rate=base)), lora)
     assert optimizer.learning_rate == pytest.approx(rate)
 
 
@@ -113,6 +107,19 @@ def test_lora_trains_adapters_and_embeddings_and_nothing_else(bases, tmp_path, o
     adapters = [unit for unit in units if isinstance(unit, Adapter)]
     assert len(adapters) == 2 and all((unit.b != 0).any() for unit in adapters)
     np.testing.assert_allclose(evaluate_on(result, result.model.merge()), result.entry["validation"]["loss"], rtol=LOSS)
+
+
+def test_adapters_beside_the_knots_of_a_lifted_model(bases, tmp_path, other_text):
+    lift_run(load_run(bases / "vanilla"), tmp_path / "lifted")
+    depth = DepthConfig((2, 3), together="rows")
+    config = tuned(tmp_path / "lifted", tmp_path / "run", other_text, method="continuous", lora=LORA, depth=depth)
+    result, start = train(config, Silent()), load_run(tmp_path / "lifted").model
+    assert result.entry["validation"]["loss"] < losses(tmp_path / "run")[0][2] - 0.05
+    jax.tree.map(np.testing.assert_array_equal, result.model.without_adapters().weights, start.weights)
+    again = load_run(tmp_path / "run").model
+    assert again.config.weights.kind == "knots" and again.config.lora == LORA
+    merged = evaluate_on(result, again.merge().populate(3))
+    assert merged != evaluate_on(result, start.populate(3)) and np.isfinite(merged)
 
 
 def evaluate_on(result, model):

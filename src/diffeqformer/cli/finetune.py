@@ -76,7 +76,8 @@ class Arguments:
     checkpoint: Which = "latest"
     """The base run's newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     rank: int | None = setting(None, least=1, most=SIZES)
-    """Rank of the adapters (method lora); 8 if not given."""
+    """Rank of the adapters, 8 if not given (method lora); with method continuous, of adapters beside the knots, which
+    alone are then trained."""
     alpha: float | None = setting(None, positive=True)
     """Adapters are scaled by alpha / rank; 16 if not given."""
     dropout: float | None = setting(None, fraction=True)
@@ -101,7 +102,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train
 
-    lora = replace(LoRAConfig(RANK), **_adapter_settings(given))
+    own = _adapter_settings(given)
+    lora = replace(LoRAConfig(RANK), **own) if own or given.method == "lora" else None
     progress = shown()
     base = load_run(given.run, given.checkpoint, progress)
     # Options are read a second time, now that the base run's own settings are known as their defaults.
@@ -110,7 +112,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         ModelSettings(base.config.model.dropout),
         replace(depth, sample=given.depths or depth.sample),
         _text(base, given),
-        *usual_settings(base.config, given.method),
+        *usual_settings(base.config, lora),
     )
     settings = parse(Arguments, words, PROG, default=replace(given, settings=usual)).settings
     _require_text(base, given, settings.data)
@@ -140,9 +142,9 @@ def _adapter_settings(given: Arguments) -> dict[str, object]:
     """
     found = {"rank": given.rank, "alpha": given.alpha, "dropout": given.dropout, "targets": given.targets or None}
     found = {name: value for name, value in found.items() if value is not None}
-    if given.method != "lora" and found:
+    if given.method == "full" and found:
         name, value = next(iter(found.items()))
-        raise BadInput(f"--{name} is {value!r}, but --method {given.method} has no adapters; --method lora has.")
+        raise BadInput(f"--{name} is {value!r}, but --method full has no adapters; lora and continuous have.")
     return found
 
 

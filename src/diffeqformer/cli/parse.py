@@ -13,6 +13,7 @@ import tyro
 
 from diffeqformer.config import (
     Config,
+    KnotsConfig,
     LayerConfig,
     LoRAConfig,
     ModelConfig,
@@ -179,8 +180,9 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         if section := next((one for one in sections if options & options_of(one, f"{prefix}{name}.").keys()), None):
             part = dataclasses.replace(part, **{name: section()})
     lora = options & options_of(LoRAConfig, "model.weights.lora.").keys()
-    if isinstance(part, ModelConfig) and isinstance(part.weights, LayerConfig) and part.weights.lora is None and lora:
-        part = dataclasses.replace(part, weights=dataclasses.replace(part.weights, lora=LoRAConfig()))
+    weights = part.weights if isinstance(part, ModelConfig) else None
+    if lora and isinstance(weights, LayerConfig | KnotsConfig) and weights.lora is None:
+        part = dataclasses.replace(part, weights=dataclasses.replace(weights, lora=LoRAConfig()))
     return part, left
 
 

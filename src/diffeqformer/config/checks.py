@@ -13,6 +13,7 @@ from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig,
 from diffeqformer.config.sections import (
     GPTConfig,
     GradientConfig,
+    KnotsConfig,
     LayerConfig,
     LayerDropConfig,
     LlamaConfig,
@@ -193,6 +194,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     _require_countable("weights", "steps or d_emb x width x hidden", rows, m.width, widest)
     _validate_scheme(m)
     if m.lora:
+        if m.lora.dropout and isinstance(m.weights, KnotsConfig):
+            raise BadInput(
+                f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind 'knots': adapters "
+                "are added into the knots before weights are interpolated."
+            )
         m.lora.build(m.field.build(m).shapes())
     return m
 

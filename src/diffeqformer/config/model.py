@@ -10,6 +10,7 @@ from diffeqformer.config.sections import (
     FieldConfig,
     GPTConfig,
     GradientSection,
+    KnotsConfig,
     LayerConfig,
     LayerDropConfig,
     LlamaConfig,
@@ -143,7 +144,7 @@ class ModelConfig:
     @property
     def lora(self) -> LoRAConfig | None:
         """Low-rank adapters beside the weights, if there are any."""
-        return self.weights.lora if isinstance(self.weights, LayerConfig) else None
+        return self.weights.lora if isinstance(self.weights, LayerConfig | KnotsConfig) else None
 
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:

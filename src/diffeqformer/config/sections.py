@@ -57,7 +57,7 @@ class TimeConfig(Section):
 
 @dataclass(frozen=True)
 class LoRAConfig(Section):
-    """Low-rank adapters on the linear maps of a table of layers (Hu et al. 2021): `W + alpha / rank A B`."""
+    """Low-rank adapters on the linear maps of layers or of knots (Hu et al. 2021): `W + alpha / rank A B`."""
 
     builder: ClassVar[str] = "diffeqformer.ode.lora:fitting_targets"
 
@@ -66,7 +66,7 @@ class LoRAConfig(Section):
     alpha: float = setting(16.0, positive=True)
     """Adapters are scaled by alpha / rank."""
     dropout: float = setting(0.0, fraction=True)
-    """Probability of dropping an adapter's input, in training only."""
+    """Probability of dropping an adapter's input, in training only; of a table's."""
     targets: tuple[str, ...] = ("*",)
     """Which linear maps: names such as `attention.output` or `down`, or patterns such as `attention.*`."""
 
@@ -99,6 +99,8 @@ class KnotsConfig(Section):
     """Knots in the middles or at the ends of K equal parts of depth; constant before the first and after the last."""
     average: bool = False
     """A step takes the mean of the weights over it, instead of those at the scheme's nodes."""
+    lora: LoRAConfig | None = None
+    """Low-rank adapters beside the knots; `None` for a model without."""
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ def _explicit(m: ModelConfig) -> Any:
     if isinstance(m.weights, TimeConfig):
         return replace(m.weights, highest_frequency=m.weights.fastest)
     if isinstance(m.weights, KnotsConfig):
-        return replace(m.weights, knots=m.weights.knots or m.steps)
+        return replace(m.weights, knots=m.weights.knots or m.steps, lora=None)
     return replace(m.weights, lora=None) if isinstance(m.weights, LayerConfig) else m.weights
 
 

@@ -228,7 +228,7 @@ def of_own_kinds(settings: OwnSettings, model: dict[str, Any]) -> dict[str, Any]
 
     **Raises:** `BadInput` if one of them is not at its default: its class may read what ours does not.
     """
-    if isinstance(settings.weights, LayerConfig):
+    if isinstance(settings.weights, LayerConfig | KnotsConfig):
         require("weights.lora", settings.weights.lora, None)
     choices = choices_of(ModelConfig)
     sections = {name: section_of_kind(choices[name], model[f"{name}.kind"]) for name in ("field", "scheme")}

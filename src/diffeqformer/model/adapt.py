@@ -6,11 +6,11 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key
 
-from diffeqformer.config import LayerConfig, LoRAConfig, ModelConfig, OwnConfig, with_steps
+from diffeqformer.config import KnotsConfig, LayerConfig, LoRAConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.weights import LayerWeights
+from diffeqformer.ode.weights import KnotWeights, LayerWeights
 
 
 def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAConfig | None) -> ModelConfig:
@@ -19,15 +19,24 @@ def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAC
     **Arguments:** `config`, of the trained model; `steps`, the new depth; `layers`, whether its weights are populated
     as a table of layers (paper section 6.2), or stay functions of depth; `lora`, the adapters, if any.
 
-    **Raises:** `BadInput` if the trained model cannot run at `steps`, or has no functions of depth to keep.
+    **Raises:** `BadInput` if the trained model cannot run at `steps`, or has no functions of depth to keep, or none
+    that adapters can be put beside.
     """
     if not layers:
-        if isinstance(config.weights, LayerConfig):
+        own = config.weights
+        if isinstance(own, LayerConfig):
             raise BadInput(
                 "method 'continuous' keeps weights that are functions of depth, but this model is a table of "
                 f"{config.steps} layers; 'lora' and 'full' fine-tune it."
             )
-        return with_steps(config, steps)
+        if isinstance(own, KnotsConfig):
+            own = dataclasses.replace(own, lora=lora)
+        elif lora:
+            raise BadInput(
+                "low-rank adapters of functions of depth are beside knots, but this model has weights of kind "
+                f"{own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
+            )
+        return with_steps(dataclasses.replace(config, weights=own), steps)
     populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config))
     section = dataclasses.replace(populated.config.weights, lora=lora)
     return dataclasses.replace(populated.config, weights=section)
@@ -43,9 +52,11 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     """
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
-        if config.lora:
-            assert isinstance(model.weights, LayerWeights)
-            model = model.replace(weights=model.weights.adapted(config.lora, key))
+    elif isinstance(config.weights, KnotsConfig):
+        model = model.merge()
+    if config.lora:
+        assert isinstance(model.weights, LayerWeights | KnotWeights)
+        model = model.replace(weights=model.weights.adapted(config.lora, key))
     wanted, found = (_shapes(tree) for tree in (abstract(config), model))
     for name in wanted | found:
         if wanted.get(name) != found.get(name):

@@ -26,7 +26,7 @@ from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
-from diffeqformer.ode.weights import LayerWeights, WeightSource, populated
+from diffeqformer.ode.weights import KnotWeights, LayerWeights, WeightSource, populated
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -113,18 +113,17 @@ class Transformer(eqx.Module):
 
     def merge(self) -> "Transformer":
         """The same model with its low-rank adapters added into the matrices; without adapters, the model itself."""
-        return self._with_layers(merge)
+        return self._with_rows(merge)
 
     def without_adapters(self) -> "Transformer":
         """The same model with its low-rank adapters taken away; without adapters, the model itself."""
-        return self._with_layers(without_adapters)
+        return self._with_rows(without_adapters)
 
-    def _with_layers(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
-        if not isinstance(self.weights, LayerWeights) or self.config.lora is None:
+    def _with_rows(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
+        if not isinstance(self.weights, LayerWeights | KnotWeights) or self.config.lora is None:
             return self
-        section = dataclasses.replace(self.config.weights, lora=None)
-        weights = dataclasses.replace(self.weights, layers=change(self.weights.layers))
-        return self.replace(weights=weights, config=dataclasses.replace(self.config, weights=section))
+        config = dataclasses.replace(self.config, weights=dataclasses.replace(self.config.weights, lora=None))
+        return self.replace(weights=self.weights.changed(change), config=config)
 
     def grid(self, steps: Steps | None = None) -> Grid:
         """The grid that is asked for: a number of steps as the config's `first_step` has it, the edges between unequal

@@ -30,7 +30,7 @@ ROLES: dict[Method, tuple[Role, ...]] = {
     "full": ("matrix", "bias", "norm"),
     "continuous": ("time", "matrix", "bias", "norm"),
 }
-"""What each method trains, besides embeddings."""
+"""What each method trains, besides embeddings; `continuous` with adapters those alone."""
 RANK = 8
 UPDATES, EVALUATE_EVERY = 500, 50
 ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
@@ -38,13 +38,13 @@ ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
 and where that stops: higher ones harm narrow models."""
 
 
-def usual_settings(base: Config, method: Method) -> tuple[OptimizerConfig, TrainerConfig]:
-    """The base's own settings, but `UPDATES` updates, and for LoRA a learning rate of adapters.
+def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConfig, TrainerConfig]:
+    """The base's own settings, but `UPDATES` updates, and with LoRA a learning rate of adapters.
 
     That is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
     """
     rate = base.optimizer.learning_rate
-    rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if method == "lora" else rate
+    rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if lora else rate
     trainer = replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
     return replace(base.optimizer, learning_rate=rate), trainer
 
@@ -60,7 +60,7 @@ def finetune_config(
     *,
     steps: int | None = None,
     method: Method = "lora",
-    lora: LoRAConfig = LoRAConfig(RANK),
+    lora: LoRAConfig | None = None,
     train_embeddings: bool = True,
     checkpoint: Which = "latest",
     depth: DepthConfig | None = None,
@@ -71,12 +71,14 @@ def finetune_config(
     """The config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
 
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
-    `continuous` keeps the functions of depth and trains those, at the depths of `depth`.
+    `continuous` keeps the functions of depth and trains those, or with `lora` adapters beside their knots, at the
+    depths of `depth`.
 
     **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
-    if not given; `lora`, read by that method only; `train_embeddings`, which the paper does with LoRA too;
-    `checkpoint`, which of the base's `base` is; `depth`, how depths are drawn, `usual_depth` if not given; `data`, the
-    base's if not given; `optimizer` and `trainer`, `usual_settings` if not given. The tokenizer is the base's.
+    if not given; `lora`, of rank `RANK` if not given with that method; `train_embeddings`, which the paper does with
+    LoRA too; `checkpoint`, which of the base's `base` is; `depth`, how depths are drawn, `usual_depth` if not given;
+    `data`, the base's if not given; `optimizer` and `trainer`, `usual_settings` if not given. The tokenizer is the
+    base's.
 
     **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains.
     """
@@ -85,14 +87,15 @@ def finetune_config(
     system = f"{name_of_run(replace(base.config, model=base.model.config))[1]} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
     layers = method != "continuous"
-    usual_optimizer, usual_trainer = usual_settings(base.config, method)
+    lora = lora or (LoRAConfig(RANK) if method == "lora" else None)
+    usual_optimizer, usual_trainer = usual_settings(base.config, lora)
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
-        model=adapted_config(model, steps, layers=layers, lora=lora if method == "lora" else None),
+        model=adapted_config(model, steps, layers=layers, lora=lora),
         depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
-        optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES[method] + embeddings),
+        optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES["lora" if lora else method] + embeddings),
         trainer=trainer or usual_trainer,
     )
 

@@ -4,7 +4,8 @@
 
 with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
 a block is a function of this kind, biases and norms included. With K knots the parameters are those of a table of K
-layers. Source: Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
+layers; low-rank adapters stand beside the W_k, and are added into them before weights are interpolated. Source:
+Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
 
 A step from a to b takes W at the scheme's nodes, or, with `average`, its mean over the step,
 
@@ -15,6 +16,8 @@ number of steps, where W at a node depends on where between two knots the node h
 step are the mean of those of the short ones that it stands for.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -25,10 +28,11 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-from diffeqformer.config import KnotsConfig
+from diffeqformer.config import KnotsConfig, LoRAConfig
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.lora import attach, merge
 from diffeqformer.ode.weights.source import initial_rows, unstack
 from diffeqformer.sharding import constrain_weights
 
@@ -119,17 +123,26 @@ class KnotWeights(eqx.Module):
         """K"""
         return self.rows.attention.norm.scale.shape[0]
 
+    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "KnotWeights":
+        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
+        return dataclasses.replace(self, rows=attach(self.rows, lora, key))
+
+    def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "KnotWeights":
+        """The same with other rows: without its adapters, or with them merged."""
+        return dataclasses.replace(self, rows=change(self.rows))
+
     def at(self, times: Any) -> BlockWeights:
         """Weights at `times`; one product of a (time, K) matrix with each array."""
-        return self._mixed(self.rows, cardinal_basis(times, *self._basis))
+        return self._mixed(merge(self.rows), cardinal_basis(times, *self._basis))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, or means over its steps."""
+        rows = merge(self.rows)
         if self.average:
-            return unstack(self._mixed(self.rows, mean_basis(grid.edges, *self._basis)), grid.steps, 1)
+            return unstack(self._mixed(rows, mean_basis(grid.edges, *self._basis)), grid.steps, 1)
         at = lambda rows, own: self._mixed(rows, cardinal_basis(grid.times(own), *self._basis))
         half = lambda rows, own: unstack(at(rows, own), grid.steps, len(own))
-        return Block(half(self.rows.attention, nodes.attention), half(self.rows.feed_forward, nodes.feed_forward))
+        return Block(half(rows.attention, nodes.attention), half(rows.feed_forward, nodes.feed_forward))
 
     @property
     def _basis(self) -> tuple[Any, ...]:
@@ -143,4 +156,5 @@ class KnotWeights(eqx.Module):
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
     """New weights of kind `knots`: each knot starts as a layer of a table does."""
     rows = initial_rows(shapes, END_OF_STEP, section.knots or grid.steps, key)
-    return KnotWeights(rows, section.basis, section.place, section.average)
+    weights = KnotWeights(rows, section.basis, section.place, section.average)
+    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights

@@ -1,6 +1,7 @@
 """A table of layers."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,10 @@ class LayerWeights(eqx.Module):
     def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
         """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
         return dataclasses.replace(self, layers=attach(self.layers, lora, key))
+
+    def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "LayerWeights":
+        """The same with other rows: without its adapters, or with them merged."""
+        return dataclasses.replace(self, layers=change(self.layers))
 
     @property
     def depth(self) -> int:
