@@ -132,6 +132,10 @@ def test_where_no_adapter_can_be(exported, tmp_path):
     for model in (run_of("diffeqformer").model, load_adapter(base, exported / "adapter")):
         with pytest.raises(BadInput, match="can only be put beside a table of layers that has none"):
             load_adapter(model, exported / "adapter")
+    knots = dataclasses.replace(EXPORTED["knots, llama"].weights, lora=LoRAConfig(2))
+    with pytest.raises(BadInput, match="beside knots, for which PEFT's format has no place"):
+        export(run_of(dataclasses.replace(EXPORTED["knots, llama"], weights=knots)), tmp_path / "made", adapter=True)
+    assert not (tmp_path / "made").exists()
     (tmp_path / CONFIG).write_text("{}")
     with pytest.raises(BadInput, match="has no adapter_model.safetensors"):
         load_adapter(base, tmp_path)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from diffeqformer.config.sections import KnotsConfig
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
@@ -76,6 +77,11 @@ def export(
         raise BadInput(f"the size of a file of tensors is {shard_bytes} bytes, but must be at least 1.")
     if adapter and not run.model.config.lora:
         raise BadInput(f"run {str(run.folder)!r} has no low-rank adapters; `diffeqformer finetune` makes such runs.")
+    if adapter and isinstance(run.model.config.weights, KnotsConfig):
+        raise BadInput(
+            f"run {str(run.folder)!r} has low-rank adapters beside knots, for which PEFT's format has no place; "
+            "without --adapter they are merged."
+        )
     require_free(to)
     model = run.model.without_adapters() if adapter else run.model.merge()
     if steps is not None or not is_continuous(model.config):
