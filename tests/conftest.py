@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core: threads of its o
 
 import ctypes
 import gc
+from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -38,6 +39,26 @@ def bounded_memory():
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # else glibc keeps what is free
+
+
+@pytest.fixture(scope="module")
+def plain_pictures():
+    """Each figure of a page is drawn once, small, and its panels stay where they are: placing them is most of the work.
+
+    For commands. What figures show is tested with their studies, and how they are drawn with the page.
+    """
+    from diffeqformer.report import figures
+
+    saved = figures._saved
+
+    @lru_cache
+    def once(figure, kind):
+        figure.set_layout_engine(None)
+        return saved(figure, format=kind, dpi=20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_saved", lambda figure, **how: once(figure, how["format"]))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(compile_once):
+def compiled(compile_once, plain_pictures):
     """These tests train, again and again, the same small models."""
 
 
