@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from diffeqformer.config import KnotsConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
 from diffeqformer.model.build import abstract
@@ -40,6 +41,15 @@ KINDS = {
     ),
     "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }
+COVERING = {
+    "diffeqformer", "vanilla", "time, llama, nested norm", "macaron", "ode transformer", "knots, normalised",
+    "time, reversible",
+}  # fmt: skip
+"""Each source of weights, field, way to step and rows at nodes once: for what knows nothing of their pairs."""
+covering_kinds = pytest.mark.parametrize(
+    "config",
+    [pytest.param(KINDS[kind], id=kind, marks=() if kind in COVERING else pytest.mark.slow) for kind in KINDS],
+)
 
 
 @lru_cache

@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
-from tests.models import KINDS, TINY, model_of, of_dtype, tokens
+from tests.models import TINY, covering_kinds, model_of, of_dtype, tokens
 from tests.tolerances import GRADIENTS
 
 METHODS = ("plain", "checkpointed", "recursive")
@@ -67,17 +67,7 @@ def test_the_four_methods_agree(kind):
     assert all(difference(plain, other) < 1e-10 for other in others)
 
 
-COVERING = {
-    "diffeqformer", "vanilla", "time, llama, nested norm", "macaron", "ode transformer", "knots, normalised",
-    "time, reversible",
-}  # fmt: skip
-"""Each source of weights, field, way to step and rows at nodes once; the methods know nothing of their pairs."""
-
-
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(KINDS[kind], id=kind, marks=() if kind in COVERING else pytest.mark.slow) for kind in KINDS],
-)
+@covering_kinds
 def test_recomputation_changes_no_gradient(config):
     plain, checkpointed = (gradient(config, method, jnp.float32) for method in ("plain", "checkpointed"))
     assert difference(plain, checkpointed) < GRADIENTS
