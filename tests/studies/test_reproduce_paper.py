@@ -4,19 +4,27 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import build
+from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
-from diffeqformer.studies import paper_items, reproduce_paper
+from diffeqformer.studies import paper_controls, paper_page, paper_runs, reproduce_paper
 from diffeqformer.studies.paper import Claim, Item, Model, Trained, judge, search
-from diffeqformer.studies.paper_items import ITEMS, MODELS
-from diffeqformer.studies.paper_measures import gap, lower
-from diffeqformer.studies.reproduce_paper import Arguments, Runs, study, write
-from diffeqformer.studies.reproduce_paper_figures import effects
+from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
+from diffeqformer.studies.paper_measures import adapted, best_head, gap, lower, spectra_of
+from diffeqformer.studies.paper_runs import Arguments, Runs
+from diffeqformer.studies.reproduce_paper import study, write
+from diffeqformer.studies.reproduce_paper_figures import FIGURES, against, effects
 
 
 @pytest.mark.parametrize(
@@ -54,17 +62,60 @@ def test_the_search_ends_with_its_best_rate_inside_or_its_budget_spent(best, tri
 
 
 def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_path):
-    needed = {name for item in ITEMS.values() for claim in item.claims for name in claim.models}
-    assert needed <= set(MODELS)
+    claimed = {name for item in ITEMS.values() for claim in item.claims for name in claim.models}
+    drawn = {name for item in ITEMS.values() for kind, names in item.figures for name in names}
+    assert claimed | drawn <= set(MODELS)
+    assert {kind for item in ITEMS.values() for kind, _ in item.figures} <= set(FIGURES)
     assert {model.rate_of for model in MODELS.values()} - {""} <= set(MODELS)
-    runs = Runs(Arguments(to=str(tmp_path)), tmp_path, Silent())
-    folders = {runs.config(name, 1, 1e-3).run for name in MODELS}
-    assert len(folders) == len(MODELS)
+    runs = Runs(Arguments(to=str(tmp_path), other=("other.txt",)), MODELS, Silent())
+    configs = {name: runs.config(name, 1, 1e-3) for name in MODELS}
+    assert len({config.run for config in configs.values()}) == len(MODELS)
+    assert {name for name, config in configs.items() if config.data.train} == {n for n in MODELS if MODELS[n].other}
+    assert configs["gpt-other"].trainer.updates == 3 * configs["gpt"].trainer.updates == 1500
+
+
+def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):
+    runs = Runs(Arguments(scale="gpu", to=str(tmp_path), data=("web.jsonl",)), GPU_MODELS, Silent())
+    claims = [claim for item in ITEMS.values() for claim in item.claims if set(claim.models) <= set(GPU_MODELS)]
+    assert set(GPU_MODELS) == {name for claim in claims for name in claim.models}  # none is trained for nothing
+    for name in GPU_MODELS:
+        config = runs.config(name, 0, runs.rate(name))
+        m, t = config.model, config.trainer
+        assert (m.width, m.steps, m.context, m.compute_dtype, t.updates) == (768, 12, 1024, "bfloat16", 2000)
+        assert (config.data.train, config.optimizer.learning_rate) == (("web.jsonl",), 6e-4)
+        assert config.run.startswith(str(tmp_path / "gpu"))
+    assert runs.rates == {}  # nothing is searched
+    with pytest.raises(BadInput, match="--scale is gpu, but JAX finds no GPU here, only cpu"):
+        study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        with pytest.raises(BadInput, match="needs a text of its size: give files with --data"):
+            study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_controls_start_as_the_models_that_they_are_compared_with():
+    key, ids, models = jax.random.key(0), jax.numpy.arange(8)[None], []
+    for control, weights in (("free_rows", "time"), ("faster_table", "layer")):
+        sections: Any = {"weights": weights, "scheme": "euler"}
+        config = ModelConfig(vocabulary=32, width=16, heads=2, steps=3, context=8, **sections)
+        plain, own = build(config, key), getattr(paper_controls, control)(config, key)
+        np.testing.assert_allclose(own(ids), plain(ids), atol=1e-6)
+        models.append((plain, own))
+    (_, free), (table, faster) = models
+    assert count(faster) == count(table)  # the same numbers, which are moved three times as far
+    for moved, weight in zip(jax.tree.leaves(faster.weights), jax.tree.leaves(table.weights), strict=True):
+        np.testing.assert_allclose(3 * moved, weight, rtol=1e-6)
+    rows = lambda model: model.weights.networks.attention.output.network.rows
+    other = eqx.tree_at(rows, free, rows(free).at[0].add(1.0))
+    before, after = (one.weights.table(one.grid()).attention.output.weight for one in (free, other))
+    # A row is its own step's: no other step's weights follow it.
+    assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [False, True, True]
 
 
 TINY = {
     "model.width": 16, "model.heads": 2, "model.steps": 2, "model.context": 16, "model.weights": "layer",
-    "data.tokenizer_vocabulary": 300, "trainer.batch_size": 4,
+    "data.tokenizer_vocabulary": 300, "trainer.batch_size": 4, "trainer.checkpoint_every": 2,
 }  # fmt: skip
 
 
@@ -82,16 +133,21 @@ def trained(tmp_path_factory):
         Claim("it overfits", "nats", ("wide",), lambda found: gap(found.models["wide"])),
         Claim("nothing is known", "nats", (), lambda found: None),
     )
-    items = {"norm": Item("nowhere", "that a norm helps", claims, "a task | with a bar")}
+    items = {
+        "norm": Item(
+            "nowhere", "that a norm helps", claims, layout="two curves", missing="a task, given",
+            figures=(("curves", ("wide", "normed")), ("tasks", ("wide", "normed"))),
+        )
+    }  # fmt: skip
     arguments = Arguments(
         items=("norm",), seeds=(0,), updates=3, data=(str(folder / "text.txt"),), to=str(folder / "runs"),
         markdown=str(folder / "paper.md"), cache=str(folder / "cache"),
     )  # fmt: skip
     patch = pytest.MonkeyPatch()
-    for module in (paper_items, reproduce_paper):
-        patch.setattr(module, "MODELS", models)
+    patch.setattr(reproduce_paper, "MODELS", models)
+    for module in (paper_page, reproduce_paper):
         patch.setattr(module, "ITEMS", items)
-    patch.setattr(reproduce_paper, "search", partial(search, most=3))
+    patch.setattr(paper_runs, "search", partial(search, most=3))
     yield study(arguments, Silent()), arguments, folder
     patch.undo()
 
@@ -127,8 +183,42 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
     text = (folder / "paper.md").read_text()
     assert written["markdown"] == str(folder / "paper.md")
     assert all(sentence in text for sentence in ("the norm helps", "it overfits", "nothing is known"))
-    assert "a task \\| with a bar" in text
-    assert "the norm helps" in (folder / "runs/index.html").read_text()
+    assert "## Nowhere\n\nThe paper: that a norm helps Its figure: two curves a task, given\n\n| claim" in text
+    page = (folder / "runs/index.html").read_text()
+    assert "the norm helps" in page
+    assert "validation loss (points) over training. The paper's: two curves" in page
+    models = next(table for table in result.tables if table.caption.startswith("Models\n"))
+    assert [row[0] for row in models.rows] == ["wide", "normed"]
+    assert [row[3] for row in models.rows] == ["its own", "wide"]
+
+
+def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
+    _, arguments, _ = trained
+    runs = Runs(arguments, reproduce_paper.MODELS, Silent())
+    one = runs.trained("wide", 0)
+    assert one is not None
+    seen = spectra_of(one)
+    assert list(seen) == [0, 2, 3]
+    radii = [found.pairs["QK"].radius for found in seen.values()]
+    assert not any(np.allclose(a, b, rtol=1e-4) for a, b in pairwise(radii))
+    effect = best_head("wide")(Trained({"wide": one}, 0, runs.folder, Silent()))
+    assert effect is not None
+    assert -0.5 <= effect < 0
+
+
+def test_half_of_the_sequences_repeat_random_tokens(trained):
+    _, arguments, _ = trained
+    wide = Runs(arguments, reproduce_paper.MODELS, Silent()).trained("wide", 0)
+    assert wide is not None
+    batches = paper_controls.RepeatedText(wide.config, wide.open().tokens)
+    batch = batches[3]
+    assert np.array_equal(batch, batches[3])
+    assert not np.array_equal(batch, batches[4])
+    assert np.array_equal(batch[2:], batches.text[3][2:])
+    for row in batch[:2]:
+        period = next(p for p in range(1, 17) if np.array_equal(row[p:], row[:-p]))
+        assert period == len(set(row)) == 6
+        assert 0 not in row  # end-of-text
 
 
 def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
@@ -138,18 +228,41 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
     none = study(replace(arguments, finished=True, to=str(folder / "none")), Silent())
     assert none.findings[0] == "Of 3 claims 3 are untested."
     assert not (folder / "none").exists()
+    wide = Runs(arguments, reproduce_paper.MODELS, Silent()).trained("wide", 0)
+    assert wide is not None
+    tuned = Trained({OURS: wide}, 0, folder / "none", Silent(), ("other.txt",), train=False)
+    assert adapted(3)(tuned) is None
+    assert not (folder / "none").exists()
 
 
-def test_the_list_counts_what_is_there(trained):
-    _, arguments, _ = trained
-    found = study(Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to), Silent())
+def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
+    _, arguments, folder = trained
+    asked = Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to)
+    found = study(asked, Silent())
     assert found.tables[0].rows[0][2] == "2 of 6"
-    twice = {"norm": paper_items.ITEMS["norm"], "again": paper_items.ITEMS["norm"]}
+    assert "by the finished runs" in found.findings[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce_paper, "ITEMS", twice)
-        both = study(Arguments(items=("norm", "again"), updates=3, list=True, to=arguments.to), Silent())
-    assert both.findings[1] == found.findings[1]  # what items share is counted once
+        patch.setattr(reproduce_paper, "ITEMS", {name: reproduce_paper.ITEMS["norm"] for name in ("norm", "again")})
+        both = study(replace(asked, items=("norm", "again")), Silent())
+        assert both.findings[1] == found.findings[1]  # what items share is counted once
+        patch.setattr(paper_runs, "matrix_speed", lambda: 2e6)
+        runs = Runs(replace(asked, to=str(folder / "none")), reproduce_paper.MODELS, Silent())
+        assert runs.pace == 1e6  # before anything has run
+        assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
+        assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
     assert write(found, Arguments(list=True)) == {}
+
+
+def test_numbers_against_a_size_are_lines_through_means_of_seeds():
+    figure = against(
+        "d_emb",
+        (4.0, 48.0),
+        {"loss": {"": [[1.0, 3.0], [1.5]]}, "memory": {"16": [[1.0], [2.0]], "64": [[3.0], [4.0]]}},
+    )
+    loss, memory = figure.axes[:2]
+    assert np.array_equal(loss.lines[0].get_ydata(), [2.0, 1.5])
+    assert np.array_equal(loss.lines[1].get_ydata(), [1.0, 3.0])
+    assert memory.get_legend_handles_labels()[1] == ["16", "64"]
 
 
 def test_the_figure_shows_seeds_mean_and_interval(trained):

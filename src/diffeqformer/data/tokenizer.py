@@ -81,6 +81,12 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def ordinary(tokenizer: Tokenizer) -> list[int]:
+    """The entries that are no special tokens."""
+    special = tokenizer.get_added_tokens_decoder()
+    return [entry for entry in range(tokenizer.get_vocab_size()) if entry not in special]
+
+
 def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> Iterator[str]:
     """Cut a document into pieces that tokenise, one after the other, exactly as the whole does.
 

@@ -128,6 +128,10 @@ class Checkpoints:
         """
         return self._first_sound(self._by_metric, like, None)
 
+    def of(self, step: int, like: Mapping[str, Any]) -> Restored | None:
+        """The checkpoint of one update; `None` if it is not there. **Raises:** as `latest`."""
+        return self._first_sound(lambda: [step] if self._lies(step) else [], like, None)
+
     def metadata(self) -> tuple[int, dict[str, Any]]:
         """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
         for step in self.steps()[::-1]:

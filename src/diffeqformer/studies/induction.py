@@ -35,14 +35,14 @@ class Arguments(OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Behaviours of every head beside its spectra, and the test of the paper's inference."""
     from diffeqformer.analysis.induction import measure_induction
+    from diffeqformer.data.tokenizer import ordinary
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import induction_figures as draw
 
     opened, folder = arguments.open("induction", progress)
-    special = opened.tokenizer.get_added_tokens_decoder()
     found = measure_induction(
         opened.model,
-        candidates=[token for token in range(opened.tokenizer.get_vocab_size()) if token not in special],
+        candidates=ordinary(opened.tokenizer),
         sequences=arguments.sequences, length=arguments.length, repeats=arguments.repeats, steps=arguments.steps,
         seed=arguments.seed, progress=progress,
     )  # fmt: skip

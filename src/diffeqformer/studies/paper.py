@@ -42,6 +42,8 @@ class Model:
     """Times the updates of the others."""
     build: str = ""
     """A function of `paper_controls` that makes the model; the config does if empty."""
+    batches: str = ""
+    """A class of `paper_controls` that makes its training batches; the text does if empty."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Trained:
     progress: Progress
     other: tuple[str, ...] = ()
     """Files of another text; empty if none were given."""
+    train: bool = True
+    """Whether a claim may train what it needs besides."""
 
     def loss(self, name: str) -> float:
         """Of the whole validation split, in nats per token."""
@@ -99,8 +103,14 @@ class Item:
     reported: str
     """What the paper reports, in a sentence."""
     claims: tuple[Claim, ...]
+    layout: str = ""
+    """Of the paper's figure, in words, beside which ours is shown."""
+    figures: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Ours: a function of `reproduce_paper_figures`, and the models that it draws."""
     missing: str = ""
     """What it takes to test what is not tested here; empty if all is."""
+    updates: int = 0
+    """Of runs that its claims train themselves, per seed, each like one of DiffEqFormer's."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from diffeqformer.studies.paper_measures import (
     NATS,
     OURS,
     adapted,
+    best_head,
     cheaper_memory,
     counts,
     elsewhere,
@@ -29,6 +30,8 @@ NORMED = {"model.embedding_norm": True}
 EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
 HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
 """Of models whose spectra are looked at in the middle of training, too."""
+REPEATS = {"model.steps": 2, "model.width": 64, "model.hidden": 176}
+"""Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
 
@@ -42,6 +45,10 @@ MODELS = {
     },
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
+    **{
+        f"repeats-{name}": Model(f"quickstart-{name}", REPEATS, batches="RepeatedText", length=3)
+        for name in ("llama", "diffeqformer-llama")
+    },
     "shared-mlp": Model("quickstart-shared-mlp"),
     "smooth": Model("quickstart-diffeqformer", HALFWAY | {"model.weights.highest_frequency": SMOOTH}, OURS),
     f"{OURS}-b2-0.999": Model("quickstart-diffeqformer", {"optimizer.b2": 0.999}),
@@ -59,6 +66,27 @@ MODELS = {
     "smooth-normed": Model("quickstart-gpt", NORMED | MEANS),
 }
 """By the name of their folder."""
+
+GPU = {
+    "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257,
+    "data.validation_fraction": 0.01, "trainer.batch_size": 64, "trainer.accumulation": 4,
+    "model.dropout.attention": 0.0, "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
+}  # fmt: skip
+"""For one GPU and any text: 65,536 tokens per update; attention without dropout, which cuDNN's would not take."""
+GPU_MODELS = {
+    "gpt": Model("gpt-small", GPU),
+    OURS: Model("diffeqformer-gpt-small", GPU | {"optimizer.b2": 0.95}),
+    "shared": Model("diffeqformer-gpt-small", GPU | {"model.weights": "shared"}),
+    "shared-mlp": Model("diffeqformer-gpt-small", GPU | {"model.weights": "time-shared-mlp"}),
+    f"{OURS}-b2-0.999": Model("diffeqformer-gpt-small", GPU),
+    "gpt-b2-0.95": Model("gpt-small", GPU | {"optimizer.b2": 0.95}),
+    "gpt-normed": Model("gpt-small", GPU | NORMED),
+    "diffeqformer-normed-long": Model("diffeqformer-gpt-small", GPU | NORMED | {"model.horizon": 12.0}),
+    "table": Model("gpt-small", GPU | EULER),
+    "faster-table": Model("gpt-small", GPU | EULER, build="faster_table"),
+    "free-rows": Model("diffeqformer-gpt-small", GPU, build="free_rows"),
+}
+"""The same at gpu scale: the sizes of the paper's smallest models. A claim whose models are not here is untested."""
 
 
 ITEMS = {
@@ -81,6 +109,8 @@ ITEMS = {
             ),
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),
+        layout="Validation perplexity over training, a curve per model; the table has each one's lowest.",
+        figures=(("curves", ("gpt", OURS, "shared")), ("curves", ("gpt-other", f"{OURS}-other", "shared-other"))),
     ),
     "table-2": Item(
         "table 2, figure 8, C.6",
@@ -97,7 +127,9 @@ ITEMS = {
                 "bits per byte, GPT's minus its own", (OURS, "gpt"), elsewhere(OURS, "gpt"),
             ),
         ),
-        "The last claim needs another text: --other FILES.",
+        missing="The last claim needs another text: --other FILES.",
+        layout="Validation perplexity of the Llama twins over training, two curves, ours below throughout.",
+        figures=(("curves", ("gpt", OURS, "llama", "diffeqformer-llama")),),
     ),
     "table-3": Item(
         "tables 3 and 6",
@@ -115,8 +147,11 @@ ITEMS = {
         "on the others.",
         (Claim("DiffEqFormer is ahead of GPT on LAMBADA", "accuracy, its own minus GPT's", (OURS, "gpt"),
                task("lambada")),),
-        "Evaluate both runs first: `diffeqformer eval RUN --tasks lambada_openai` (docs/harness.md). A model of the "
-        "quickstart's size answers next to none of these tasks.",
+        missing="Evaluate both runs first, on tasks of the hub or on local files (docs/harness.md): `diffeqformer eval "
+        "RUN --tasks lambada_openai,piqa`. A model of the quickstart's size answers next to none of LAMBADA and is at "
+        "chance on the others, so its differences are noise: what the table says only larger models can show.",
+        layout="Accuracies of two models side by side for each task, with standard errors, at 0 and 5 examples.",
+        figures=(("tasks", (OURS, "gpt")),),
     ),
     "figure-2": Item(
         "figure 2 a and b, appendix E",
@@ -127,16 +162,24 @@ ITEMS = {
             for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
             for pair in ("QK", "OV", "FF")
         ),
+        layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
+        figures=(("spectra", (OURS,)), ("spectra", ("gpt",))),
     ),
     "induction": Item(
         "section 5.1",
         "Positive eigenvalues of QK and OV make induction heads highly probable in the last layers.",
         tuple(
-            Claim(f"heads of {said} with positive eigenvalues match prefixes", "rank correlation", (name,),
-                  induction(name))
-            for name, said in (("llama", "Llama"), ("diffeqformer-llama", "DiffEqFormer-Llama"))
+            claim
+            for name, said in (("repeats-llama", "Llama"), ("repeats-diffeqformer-llama", "DiffEqFormer-Llama"))
+            for claim in (
+                Claim(f"{said} gets an induction head from text and repeated sequences",
+                      f"prefix matching of its best head minus {MATCHING}", (name,), best_head(name)),
+                Claim("the inference: its heads with positive eigenvalues are those that match prefixes",
+                      f"rank correlation ({said}), where there is such a head", (name,), induction(name)),
+            )
         ),
-        f"Measured where a head matches prefixes by {MATCHING} or more; else there is nothing to be predicted.",
+        layout="A remark on figure 2, without a measurement of its own.",
+        figures=(("induction", ("repeats-llama", "repeats-diffeqformer-llama")),),
     ),
     "figure-2cd": Item(
         "figures 2 c and d, 13, C.8",
@@ -147,12 +190,15 @@ ITEMS = {
             Claim("growing weights of the same integral leave more clusters, too", "log of the ratio", (),
                   more_clusters(level=True)),
         ),
+        layout="Paths of particles: some clusters if weights are shared, points apart if they grow.",
+        figures=(("particles", ()),),
     ),
     "figure-3": Item(
         "figure 3, appendix F",
         "Lyapunov exponents say which tokens a prediction is sensitive to, better than attention.",
         (Claim("exponents rank tokens by their effect better than attention rollout", "difference of rank correlations",
                (OURS,), faithful(OURS)),),
+        layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",
     ),
     "figure-5": Item(
         "figure 5, section 6.2",
@@ -162,7 +208,10 @@ ITEMS = {
                   f"{NATS}, GPT's minus its own, over both directions", (OURS,), adapted(steps))
             for steps in (3, 4, 6, 8)
         ),
-        "Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too.",
+        missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too.",
+        layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
+        figures=(("adaptation", ()),),
+        updates=9000,
     ),
     "figure-7": Item(
         "figure 7, C.5",
@@ -173,6 +222,8 @@ ITEMS = {
             lower(f"{OURS}-b2-0.9", f"{OURS}-b2-0.99", "DiffEqFormer is better with b2 0.9 than with 0.99"),
             lower("gpt-b2-0.99", "gpt-b2-0.9", "GPT is better with b2 0.99 than with 0.9"),
         ),
+        layout="Validation perplexity over training with two values of b2: ours lower with 0.95, GPT's with 0.999.",
+        figures=(("curves", (OURS, f"{OURS}-b2-0.999", "gpt", "gpt-b2-0.95")),),
     ),
     "figure-14": Item(
         "figures 14 to 16, D.1",
@@ -184,11 +235,15 @@ ITEMS = {
             Claim("memory grows by less than parameters", "ratio of parameters minus ratio of planned memory",
                   (OURS, "d_emb-144"), cheaper_memory, True),
         ),
+        layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
+        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),),
     ),
     "figure-18": Item(
         "figures 17 and 18, D.2",
         "A network of time for each matrix is better than one for all.",
         (lower(OURS, "shared-mlp", "separate time networks are better than a shared one"),),
+        layout="Validation perplexity over training, a curve per design; one network for all stays above.",
+        figures=(("curves", (OURS, "shared-mlp")),),
     ),
     "what-decides": Item(
         "not in the paper",
@@ -205,6 +260,8 @@ ITEMS = {
             lower("diffeqformer-normed-long", "gpt-normed", "with it and steps of 1 DiffEqFormer is better than GPT"),
             lower("smooth-normed", "gpt-normed", "means over steps of knots are better than a table, both normalised"),
         ),
+        figures=(("curves", ("gpt", OURS, "table", "faster-table", "free-rows", "knots")),
+                 ("curves", ("gpt-normed", "smooth-normed", "diffeqformer-normed", "diffeqformer-normed-long"))),
     ),
 }  # fmt: skip
 """By the word that the command line takes."""

@@ -1,11 +1,19 @@
 """How the claims of `paper_items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffeqformer.config import Config, DataConfig
 from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
+
+if TYPE_CHECKING:
+    from diffeqformer.analysis.induction import Induction
+    from diffeqformer.analysis.spectra import Spectra
 
 NATS = "nats per token"
 MATCHING = 0.5
@@ -74,19 +82,47 @@ def growth(name: str, pair: str) -> Measure:
     return measure
 
 
+def spectra_of(one: Finished) -> "dict[int, Spectra]":
+    """The spectra of a model by update: at the start, at the checkpoints that are kept, and at the end."""
+    import jax
+
+    from diffeqformer.analysis.spectra import spectra
+    from diffeqformer.runs.checkpoint import Checkpoints
+    from diffeqformer.runs.folder import CHECKPOINTS
+    from diffeqformer.training.update import initial_state
+
+    opened = one.open()
+    kept = Checkpoints(opened.folder / CHECKPOINTS)
+    like = {"model": jax.eval_shape(lambda: opened.model)}
+    models = {0: initial_state(opened.config).model}
+    for step in kept.steps():
+        if found := kept.of(step, like):
+            models[step] = found.items["model"]
+    return {step: spectra(model, times=24) for step, model in models.items()}
+
+
+def heads_of(one: Finished, seed: int) -> "Induction":
+    """What a model's heads do on sequences of random tokens that are repeated four times."""
+    from diffeqformer.analysis.induction import measure_induction
+    from diffeqformer.data.tokenizer import ordinary
+
+    opened = one.open()
+    return measure_induction(
+        opened.model, candidates=ordinary(opened.tokens.tokenizer), sequences=16,
+        length=min(25, opened.config.model.context // 4), repeats=4, seed=seed,
+    )  # fmt: skip
+
+
+def best_head(name: str) -> Measure:
+    """How much more than `MATCHING` the head that matches prefixes most does so."""
+    return lambda found: float(heads_of(found.models[name], found.seed).behaviours["prefix matching"].max()) - MATCHING
+
+
 def induction(name: str) -> Measure:
     """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
 
     def measure(found: Trained) -> float | None:
-        from diffeqformer.analysis.induction import measure_induction
-
-        result = found.models[name].open()
-        special = result.tokens.tokenizer.get_added_tokens_decoder()
-        seen = measure_induction(
-            result.model,
-            candidates=[one for one in range(result.tokens.tokenizer.get_vocab_size()) if one not in special],
-            sequences=16, length=25, repeats=4, seed=found.seed,
-        )  # fmt: skip
+        seen = heads_of(found.models[name], found.seed)
         there = seen.behaviours["prefix matching"].max() >= MATCHING
         return seen.inference.rho if there else None
 
@@ -137,12 +173,19 @@ def counts(found: Trained) -> float:
 
 def cheaper_memory(found: Trained) -> float:
     """The ratio of stored parameters at d_emb 144 and at 48, less that of what an update needs, as compiled."""
-    from diffeqformer.runs.footprint import update_footprint
-
     small, large = (found.models[name] for name in (OURS, "d_emb-144"))
     sizes = [one.entry["parameters"]["stored"] for one in (small, large)]
-    totals = [update_footprint(one.config).total or math.nan for one in (small, large)]
+    totals = [planned_memory(one.config) or math.nan for one in (small, large)]
     return sizes[1] / sizes[0] - totals[1] / totals[0]
+
+
+@cache
+def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
+    """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
+    from diffeqformer.runs.footprint import update_footprint
+
+    trainer = replace(config.trainer, batch_size=batch_size or config.trainer.batch_size)
+    return update_footprint(replace(config, trainer=trainer)).total
 
 
 def task(name: str) -> Measure:
@@ -159,20 +202,34 @@ def task(name: str) -> Measure:
     return measure
 
 
+def adapted_runs(folder: Path, seed: int) -> dict[str, Any] | None:
+    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
+
+    return read_results(_adapt_folder(folder, seed) / RESULTS)
+
+
+def _adapt_folder(folder: Path, seed: int) -> Path:
+    return folder / f"adapt/seed-{seed}"
+
+
 def adapted(steps: int | None) -> Measure:
     """GPT's perplexity after LoRA over DiffEqFormer's at so many steps (own ones if `None`), as a logarithm, over both
     directions."""
 
     def measure(found: Trained) -> float | None:
-        if not found.other:
-            return None
-        from diffeqformer.config import DataConfig
         from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
 
-        own = found.models[OURS].config.data
-        texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
-        words = Arguments(texts=("own", "other"), seeds=(found.seed,), cache=own.cache)
-        rows = records([reproduce(words, texts, found.seed, found.folder / f"adapt/seed-{found.seed}", found.progress)])
+        words = Arguments(texts=("own", "other"))
+        document = adapted_runs(found.folder, found.seed)
+        if document is None and found.other and found.train:
+            own = found.models[OURS].config.data
+            texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
+            document = reproduce(words, texts, found.seed, _adapt_folder(found.folder, found.seed), found.progress)
+        if document is None:
+            return None
+        rows = records([document])
         lora = [row for row in rows if row["method"] == "lora"]
         depth = words.steps if steps is None else steps
         pairs = [

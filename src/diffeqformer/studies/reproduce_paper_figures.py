@@ -1,13 +1,24 @@
-"""The figure of `reproduce paper`."""
+"""The figures of `reproduce paper`: the effects of all claims, and an item's own in the layout of the paper's.
 
-from collections.abc import Sequence
+An item names its figures by the functions of `FIGURES`: `(runs, models) -> figures of the page`, none where nothing is
+finished yet. What is random in them is of one seed, the first.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from diffeqformer.report.figures import WIDE, drawing
-from diffeqformer.studies.paper import Verdict
+from diffeqformer.report.figures import COLORS, MARKERS, WIDE, drawing
+from diffeqformer.report.page import Figure, both_widths
+from diffeqformer.report.run_figures import loss_curves
+from diffeqformer.studies.paper import Finished, Verdict
+from diffeqformer.studies.paper_measures import planned_memory, spectra_of
+from diffeqformer.studies.paper_runs import Runs
+
+Names = tuple[str, ...]
 
 COLOURS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "untested": "#999999"}
 """Beside the words, which say the same."""
@@ -35,3 +46,150 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel("effect, in the claim's unit")
     return figure
+
+
+def _there(runs: Runs, names: Names) -> dict[str, Finished]:
+    """Of the models those that are trained with the first seed."""
+    found = {name: runs.trained(name, runs.arguments.seeds[0]) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def curves(runs: Runs, names: Names) -> list[Figure]:
+    """Losses over training."""
+    there = _there(runs, names)
+    if not there:
+        return []
+    models = [{**one.entry, "name": name} for name, one in there.items()]
+    said = "Training loss (lines) and validation loss (points) over training."
+    return [both_widths(f"curves-{names[0]}-{len(names)}", said, loss_curves, models)]
+
+
+BATCH_SIZES = (16, 64)
+"""At which memory is planned."""
+
+
+def sizes(runs: Runs, names: Names) -> list[Figure]:
+    """Quality, throughput, parameters and memory against d_emb."""
+    there = _there(runs, names)
+    if len(there) < 2:
+        return []
+    d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
+    several = [[runs.trained(name, seed) for seed in runs.arguments.seeds] for name in there]
+    losses = [[one.entry["validation"]["loss"] for one in seeds if one is not None] for seeds in several]
+    speeds = [[one.entry["tokens_per_second"] for one in seeds if one is not None] for seeds in several]
+    stored = [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]
+    memory = {
+        size: [[(planned_memory(one.config, size) or math.nan) / 1e6] for one in there.values()] for size in BATCH_SIZES
+    }
+    panels = {
+        "loss (nats per token)": {"": losses}, "tokens per second": {"": speeds},
+        "parameters stored (millions)": {"": stored},
+        "memory of an update (MB)": {f"{size} sequences": values for size, values in memory.items()},
+    }  # fmt: skip
+    said = (
+        "Against d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
+        "memory of an update as compiled. Points: seeds."
+    )
+    return [both_widths("sizes", said, against, "d_emb", d_emb, panels)]
+
+
+def against(
+    label: str, places: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], *,
+    width: float = WIDE,
+) -> Drawing:  # fmt: skip
+    """Panels of numbers against a size, on a logarithmic axis: lines through the means of seeds.
+
+    **Arguments:** `panels`, by their label, of each line by its name the numbers of every place.
+    """
+    across = 1 if width < WIDE else 2
+    down = -(-len(panels) // across)
+    with drawing(width, 2.4 * down, down, across) as (figure, grid):
+        for axes, (quantity, lines) in zip(grid.flat, panels.items(), strict=False):
+            for index, (name, values) in enumerate(lines.items()):
+                look = {"color": COLORS[index], "marker": MARKERS[index]}
+                axes.plot(places, [np.mean(seeds) for seeds in values], label=name, **look)
+                for place, seeds in zip(places, values, strict=True):
+                    axes.plot([place] * len(seeds), seeds, linestyle="", markersize=3, **look)
+            axes.set_xscale("log")
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.minorticks_off()
+            axes.set_xlabel(label)
+            axes.set_ylabel(quantity)
+            if len(lines) > 1:
+                axes.legend()
+    return figure
+
+
+def spectra(runs: Runs, names: Names) -> list[Figure]:
+    """A model's eigenvalues at the start, in the middle and at the end of training."""
+    from diffeqformer.studies.spectra_figures import real_parts
+
+    figures = []
+    for name, one in _there(runs, names).items():
+        moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
+        for pair in ("QK", "OV"):
+            said = f"Real parts of the eigenvalues of {pair} over depth, in the course of training: {name}."
+            figures.append(both_widths(f"spectra-{name}-{pair}", said, real_parts, moments, pair))
+    return figures
+
+
+def induction(runs: Runs, names: Names) -> list[Figure]:
+    """What heads do on repeated sequences, and what their spectra say."""
+    from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
+    from diffeqformer.studies.paper_measures import heads_of
+
+    figures = []
+    for name, one in _there(runs, names).items():
+        found = heads_of(one, runs.arguments.seeds[0])
+        figures += [
+            both_widths(f"heads-{name}", f"Every head at every step, and its spectra: {name}.", induction_maps, found),
+            both_widths(f"heads-test-{name}", f"Behaviour against spectrum: {name}.", induction_scatter, found),
+        ]
+    return figures
+
+
+def particles(runs: Runs, names: Names) -> list[Figure]:
+    """Where particles go if weights are shared, and if they grow with the square of depth."""
+    from diffeqformer.analysis.clusters import simulate
+    from diffeqformer.studies.clusters_figures import cloud_of, trajectories
+
+    clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 2, 4)]
+    return [both_widths("particles", "Paths of 40 particles, by how weights grow.", trajectories, clouds)]
+
+
+def adaptation(runs: Runs, names: Names) -> list[Figure]:
+    """Fine-tuning at other depths, of all seeds that are finished."""
+    from diffeqformer.studies import reproduce_adapt_figures as adapt
+    from diffeqformer.studies.paper_measures import adapted_runs
+    from diffeqformer.studies.reproduce_adapt import records
+
+    found = [adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds]
+    rows = records([one for one in found if one is not None])
+    return [
+        both_widths(f"adaptation-{number}", f"Fine-tuning, {direction}.", adapt.adaptation, rows, direction,
+                    adapt.systems_of(rows))
+        for number, direction in enumerate(sorted({row["direction"] for row in rows}))
+    ]  # fmt: skip
+
+
+def tasks(runs: Runs, names: Names) -> list[Figure]:
+    """Accuracies on tasks that both models were evaluated on."""
+    from diffeqformer.errors import BadInput
+    from diffeqformer.interop.comparing import compare_runs
+    from diffeqformer.studies.compare import accuracies
+    from diffeqformer.studies.compare_figures import task_figure
+
+    there = _there(runs, names)
+    if len(there) < 2:
+        return []
+    try:
+        compared = compare_runs(*(one.config.run for one in there.values()))
+    except BadInput:
+        return []
+    said = "Accuracies with standard errors, and differences with 95 % intervals over items."
+    return [both_widths("tasks", said, task_figure, compared)] if accuracies(compared) else []
+
+
+FIGURES: Mapping[str, Callable[[Runs, Names], list[Figure]]] = {
+    one.__name__: one for one in (curves, sizes, spectra, induction, particles, adaptation, tasks)
+}

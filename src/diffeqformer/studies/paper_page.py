@@ -1,0 +1,189 @@
+"""The page of `reproduce paper`: what was claimed, what is found, and how it was made comparable."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, join
+from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict
+from diffeqformer.studies.paper_items import ITEMS
+from diffeqformer.studies.paper_runs import Runs
+from diffeqformer.studies.study import Result
+
+Found = Mapping[str, Sequence[Verdict]]
+FORMS = {
+    "holds": ("holds", "hold"), "fails": ("fails", "fail"), "within noise": ("is within noise", "are within noise"),
+    "untested": ("is untested", "are untested"),
+}  # fmt: skip
+"""Verdicts, of one claim and of several."""
+SIZES = {
+    "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
+    "gpu": "GPT-small's size (width 768, 12 steps, context 1,024, 65,536 tokens per update)",
+}
+
+
+def result_of(found: Found, runs: Runs) -> Result:
+    """The page: a summary, each item with its claims and figures, and the search for learning rates.
+
+    **Arguments:** `found`, by item the verdicts of its claims.
+    """
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
+
+    rows = [(name, claim, verdict) for name, several in found.items()
+            for claim, verdict in zip(ITEMS[name].claims, several, strict=True)]  # fmt: skip
+    drawn = [(name, claim.sentence, verdict) for name, claim, verdict in rows if verdict.effects]
+    caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
+    figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
+    for name in found:
+        theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
+        figures += [replace(figure, caption=f"{_title(name)}. {figure.caption}{theirs}")
+                    for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
+    return Result(
+        "paper", "The paper, item by item", tuple(findings(rows, runs)),
+        (summary(found), *(claims_table(name, found[name]) for name in found), *models_tables(found, runs)),
+        tuple(figures),
+        document={
+            "claims": [{"item": name, "claim": claim.sentence, "unit": claim.unit, "verdict": verdict.word,
+                        "effects": list(verdict.effects), "mean": _known(verdict.mean), "low": _known(verdict.low),
+                        "high": _known(verdict.high)} for name, claim, verdict in rows],
+            "rates": {name: {"best": best, "losses": {f"{rate:g}": loss for rate, loss in tried.items()}}
+                      for name, (best, tried) in searched(runs).items()},
+        },
+        folder=runs.folder,
+    )  # fmt: skip
+
+
+def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
+    """How many claims hold; which hold, fail or are too close; what was trained, and the rule."""
+    a = runs.arguments
+    known = [
+        f"{word.capitalize()}: " + "; ".join(f"{claim.sentence} ({_shown(v)} {claim.unit.partition(',')[0]})"
+                                             for _, claim, v in rows if v.word == word) + "."
+        for word in ("holds", "fails", "within noise") if any(v.word == word for _, _, v in rows)
+    ]  # fmt: skip
+    text = ", ".join(one.rpartition("/")[2] for one in a.data) or "the source of Python's standard library"
+    return [
+        f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
+        *known,
+        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {text}, seeds {', '.join(map(str, a.seeds))}. What holds "
+        "or fails here is said of models of this size and length of training, not of the paper's.",
+        f"The rule, written before the runs: a claim holds if the {LEVEL:.0%} confidence interval of its mean effect "
+        f"over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within noise. "
+        "Effects are differences of models trained on the same batches in the same order.".replace("%", " %", 1),
+    ]
+
+
+def summary(found: Found) -> Table:
+    """One row for each item."""
+    rows = [
+        (_title(name), _counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
+    ]
+    return Table("Items", ("in the paper", "claims", "command"), rows)
+
+
+def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
+    """An item's verdicts, under what the paper reports."""
+    item = ITEMS[name]
+    cells = [
+        (claim.sentence, verdict.word, _shown(verdict), claim.unit, str(len(verdict.effects)))
+        for claim, verdict in zip(item.claims, verdicts, strict=True)
+    ]
+    said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
+    said += [f"Its figure: {item.layout}"] if item.layout else []
+    said += [item.missing] if item.missing else []
+    columns = ("claim", "verdict", f"effect, mean [{LEVEL:.0%}]".replace("%", " %"), "unit", "seeds")
+    return Table(f"{_title(name)}\n{' '.join(said)}", columns, cells)
+
+
+def searched(runs: Runs) -> dict[str, tuple[float, dict[float, float]]]:
+    """Of each model whose rate was searched for the best one, and the losses of those that came to an end."""
+    ended = ((name, best, {rate: loss for rate, loss in tried.items() if math.isfinite(loss)})
+             for name, (best, tried) in runs.rates.items())  # fmt: skip
+    return {name: (best, losses) for name, best, losses in ended if losses}
+
+
+def models_tables(found: Found, runs: Runs) -> list[Table]:
+    """The models behind the claims, and the search for their learning rates."""
+    named = {one for name in found for claim in ITEMS[name].claims for one in claim.models}
+    rows = []
+    for name in (one for one in runs.models if one in named):
+        ended = [one for seed in runs.arguments.seeds if (one := runs.trained(name, seed)) is not None]
+        if not ended:
+            continue
+        losses = [one.entry["validation"]["loss"] for one in ended]
+        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        rows.append((
+            name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
+            runs.models[name].rate_of or "its own", f"{statistics.fmean(losses):.4f}{spread}", str(len(losses)),
+            f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}", *_machine(ended[0], runs),
+        ))  # fmt: skip
+    columns = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second")
+    columns += ("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()
+    tables = [
+        Table("Models\nLosses on the whole validation split, mean and standard deviation over seeds.", columns, rows)
+    ]
+    tried = [
+        (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
+         ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items()))
+        for name, (best, losses) in searched(runs).items()
+    ]  # fmt: skip
+    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
+    return ([tables[0]] if rows else []) + (
+        [Table(said, ("model", "best", "inside the grid", "loss by rate"), tried)] if tried else []
+    )
+
+
+def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
+    """Utilisation and memory of a GPU; nothing at laptop scale."""
+    if runs.arguments.scale != "gpu":
+        return ()
+    from diffeqformer.runs.utilization import utilization
+    from diffeqformer.studies.paper_measures import planned_memory
+
+    t, model = one.config.trainer, one.config.model
+    seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
+    used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
+    return (
+        MISSING if used is None else f"{100 * used:.1f} %",
+        MISSING if memory is None else f"{memory / 1e9:.1f}",
+    )
+
+
+def markdown(result: Result) -> str:
+    """The page as Markdown, without its figures."""
+    parts = [f"# {result.title}"]
+    parts += [
+        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page from its runs, and "
+        "beside the runs `index.html` with all figures, each in the layout of the paper's.",
+        *result.findings,
+    ]
+    for table in result.tables:
+        title, _, said = table.caption.partition("\n")
+        parts += [f"## {title}", *([said] if said else []), replace(table, caption="").to_markdown()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(name: str) -> str:
+    where = ITEMS[name].where
+    return where[0].upper() + where[1:] if "not in" not in where else "What decides (not in the paper)"
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    words = [verdict.word for verdict in verdicts]
+    return join([f"{words.count(word)} {form[words.count(word) > 1]}" for word, form in FORMS.items() if word in words])
+
+
+def _shown(verdict: Verdict) -> str:
+    if not verdict.effects:
+        return MISSING
+    number = lambda value: f"{value:+.3f}".replace("-", "−")
+    if math.isnan(verdict.low):
+        return number(verdict.mean)
+    return f"{number(verdict.mean)} [{number(verdict.low)}, {number(verdict.high)}]"
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
