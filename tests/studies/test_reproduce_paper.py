@@ -183,7 +183,7 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
     text = (folder / "paper.md").read_text()
     assert written["markdown"] == str(folder / "paper.md")
     assert all(sentence in text for sentence in ("the norm helps", "it overfits", "nothing is known"))
-    assert "## Nowhere\n\nThe paper: that a norm helps Its figure: two curves a task, given\n\n| claim" in text
+    assert "## Nowhere\n\nThe paper: that a norm helps\n\nIts figure: two curves\n\na task, given\n\n| claim" in text
     page = (folder / "runs/index.html").read_text()
     assert "the norm helps" in page
     assert "validation loss (points) over training. The paper's: two curves" in page

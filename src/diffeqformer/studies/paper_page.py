@@ -60,7 +60,7 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
     """How many claims hold; which hold, fail or are too close; what was trained, and the rule."""
     a = runs.arguments
     known = [
-        f"{word.capitalize()}: " + "; ".join(f"{claim.sentence} ({_shown(v)} {claim.unit.partition(',')[0]})"
+        f"{word.capitalize()}: " + "; ".join(f"{claim.sentence} ({_shown(v)}{_nats(claim)})"
                                              for _, claim, v in rows if v.word == word) + "."
         for word in ("holds", "fails", "within noise") if any(v.word == word for _, _, v in rows)
     ]  # fmt: skip
@@ -72,7 +72,8 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         "or fails here is said of models of this size and length of training, not of the paper's.",
         f"The rule, written before the runs: a claim holds if the {LEVEL:.0%} confidence interval of its mean effect "
         f"over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within noise. "
-        "Effects are differences of models trained on the same batches in the same order.".replace("%", " %", 1),
+        "Every effect is positive if the claim is so; where models are compared, they saw the same batches in the same "
+        "order.".replace("%", " %", 1),
     ]
 
 
@@ -88,14 +89,14 @@ def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
     """An item's verdicts, under what the paper reports."""
     item = ITEMS[name]
     cells = [
-        (claim.sentence, verdict.word, _shown(verdict), claim.unit, str(len(verdict.effects)))
+        (claim.sentence, verdict.word, _shown(verdict), str(len(verdict.effects)), claim.unit)
         for claim, verdict in zip(item.claims, verdicts, strict=True)
     ]
     said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
     said += [f"Its figure: {item.layout}"] if item.layout else []
     said += [item.missing] if item.missing else []
-    columns = ("claim", "verdict", f"effect, mean [{LEVEL:.0%}]".replace("%", " %"), "unit", "seeds")
-    return Table(f"{_title(name)}\n{' '.join(said)}", columns, cells)
+    columns = ("claim", "verdict", f"effect, mean [{LEVEL:.0%}]".replace("%", " %"), "seeds", "unit of the effect")
+    return Table("\n".join((_title(name), *said)), columns, cells)
 
 
 def searched(runs: Runs) -> dict[str, tuple[float, dict[float, float]]]:
@@ -162,7 +163,7 @@ def markdown(result: Result) -> str:
     ]
     for table in result.tables:
         title, _, said = table.caption.partition("\n")
-        parts += [f"## {title}", *([said] if said else []), replace(table, caption="").to_markdown()]
+        parts += [f"## {title}", *filter(None, said.split("\n")), replace(table, caption="").to_markdown()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -174,6 +175,10 @@ def _title(name: str) -> str:
 def _counted(verdicts: Sequence[Verdict]) -> str:
     words = [verdict.word for verdict in verdicts]
     return join([f"{words.count(word)} {form[words.count(word) > 1]}" for word, form in FORMS.items() if word in words])
+
+
+def _nats(claim: Claim) -> str:
+    return " nats" if claim.unit.startswith("nats") else ""
 
 
 def _shown(verdict: Verdict) -> str:

@@ -30,7 +30,7 @@ BATCHES = 16
 
 @dataclass(frozen=True)
 class Arguments:
-    """The paper's tables and figures, item by item, what is claimed, what is found, and a verdict.
+    """The paper's tables and figures, item by item: what is claimed, what is found, and a verdict.
 
     Runs are shared between items, kept when they are finished, and go on when they were stopped. Learning rates are
     searched for every kind of model first, with one seed.

@@ -149,11 +149,11 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
 
 
 def particles(runs: Runs, names: Names) -> list[Figure]:
-    """Where particles go if weights are shared, and if they grow with the square of depth."""
+    """Where particles go if weights are shared, and if they grow with depth."""
     from diffeqformer.analysis.clusters import simulate
     from diffeqformer.studies.clusters_figures import cloud_of, trajectories
 
-    clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 2, 4)]
+    clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
     return [both_widths("particles", "Paths of 40 particles, by how weights grow.", trajectories, clouds)]
 
 
