@@ -43,12 +43,12 @@ RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
     (r"embedding\.positions", (P(None, "fsdp"),)),
     # Heads and hidden units are outputs of the first maps of a block and inputs of the last. Time networks are cut as
     # the matrices that they generate: P (inputs, outputs, d_emb) along its output, C (inputs, outputs), B (outputs,
-    # d_emb).
-    (r"(query_key_value|up|gate)(\.base)?\.(weight|constant)", (P("fsdp", "tensor"),)),
+    # d_emb). The left factor of P's gradient is that of the matrices.
+    (r"(query_key_value|up|gate)(\.base)?\.(weight|constant|projection\.left)", (P("fsdp", "tensor"),)),
     (r"(query_key_value|up|gate)\.projection", (P("fsdp", "tensor", None),)),
     (r"(query_key_value|up|gate)(\.base)?\.bias", (P("tensor"),)),
     (r"(query_key_value|up|gate)\.bias_projection", (P("tensor", None),)),
-    (r"(output|down)(\.base)?\.(weight|constant)", (P("tensor", "fsdp"),)),
+    (r"(output|down)(\.base)?\.(weight|constant|projection\.left)", (P("tensor", "fsdp"),)),
     (r"(output|down)\.projection", (P("tensor", "fsdp", None),)),
     # Low-rank factors: A (inputs, rank), B (rank, outputs).
     (r"(query_key_value|up|gate)\.adapter\.b", (P(None, "tensor"),)),

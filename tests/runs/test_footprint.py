@@ -94,7 +94,9 @@ def test_parts_of_the_footprint():
     state, planned = initial_state(config), update_footprint(config)
     counted = update_footprint(config, compiled=False)
     assert counted == planned._replace(temporary=None) and counted.rest is counted.total is None
-    assert planned.weights == planned.gradients == 4 * count(state.model)
+    assert planned.weights == 4 * count(state.model)
+    matrices = 12 * 16 * 16  # of P's gradient, d_emb times as large, stands dW at 4 steps, and h for each of 4 maps
+    assert planned.gradients == planned.weights - 4 * (16 * matrices - 4 * (matrices + 4 * 16))
     assert planned.optimizer == 4 * count(state.optimizer)
     assert planned.generated == 4 * model.steps * (12 * 16 * 16 + 9 * 16 + 4 * 16)  # matrices, biases, norms
     assert planned.total == planned.weights + planned.optimizer + planned.temporary

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from diffeqformer.config import Config, from_dict, to_dict
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.build import abstract
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.sharding import AXES, BATCH, laid_out, mesh_of, with_shardings
+from diffeqformer.training import factored
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
 
@@ -36,7 +39,7 @@ class Footprint(NamedTuple):
     """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries; `None`
     if it was not compiled."""
     gradients: int
-    """Of these, the gradients of all trained parameters."""
+    """Of these, the gradients of all trained parameters; those of P as factors, where they stay so."""
     generated: int
     """And the weights of the whole grid, if time networks generate them, in the precision of computation."""
 
@@ -75,12 +78,21 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
         plan = None
         if compiled:
             plan = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile().memory_analysis()
-        trained = split_trained(state.model, config.optimizer)[0]
+        gradients = with_shardings(jax.eval_shape(partial(_gradients, config), state.model))
         generated = with_shardings(_generated(config))
     # What the update returns and does not write over what it was given lives beside the temporaries.
     beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
     temporary = None if plan is None else plan.temp_size_in_bytes + beside
-    return Footprint(_bytes(state.model), _bytes(state.optimizer), temporary, _bytes(trained), _bytes(generated))
+    return Footprint(_bytes(state.model), _bytes(state.optimizer), temporary, _bytes(gradients), _bytes(generated))
+
+
+def _gradients(config: Config, model: Transformer) -> Any:
+    """The gradients that an update has at one time."""
+    trained, frozen = split_trained(model, config.optimizer)
+    if not factored.stays_factored(config, model):
+        return trained
+    populated, to_trained = factored.vjp(lambda trained: eqx.combine(trained, frozen).populate(), trained, None)
+    return to_trained(populated)
 
 
 def _generated(config: Config) -> Any:

@@ -15,6 +15,7 @@ from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNorm
+from diffeqformer.training.factored import formed, norm
 
 Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
 """The learning rate of each update, of the settings and the number of updates."""
@@ -82,15 +83,15 @@ def split_trained(model: Any, config: OptimizerConfig) -> tuple[Any, Any]:
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """Scale the gradient by `min(1, limit / norm)`.
+    """Scale the gradient by `min(1, limit / norm)`, and form what of it is factored: here the rule's formulas begin.
 
     The same mathematics as Optax's own, as one multiplication: XLA then fuses it into AdamW's passes instead of writing
     a scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
     """
 
     def scaled(updates: Any, params: Any) -> Any:
-        scale = jax.numpy.minimum(1.0, limit / optax.tree.norm(updates))
-        return jax.tree.map(lambda gradient: gradient * scale, updates)
+        scale = jax.numpy.minimum(1.0, limit / norm(updates))
+        return jax.tree.map(lambda gradient: gradient * scale, formed(updates))
 
     return optax.stateless(scaled)
 
@@ -204,12 +205,12 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
         return Guard(inner.init(params), jax.numpy.zeros(()), zero, zero > 0)
 
     def update(gradients: Any, state: Guard, params: Any = None) -> tuple[Any, Guard]:
-        norm, limit = optax.tree.norm(gradients), factor * state.usual
-        skipped = (norm > limit) & (state.updates >= WARMING)
+        length, limit = norm(gradients), factor * state.usual
+        skipped = (length > limit) & (state.updates >= WARMING)
         changes, after = inner.update(gradients, state.inner, params)
         keep = lambda old, new: jax.tree.map(lambda a, b: jax.numpy.where(skipped, a, b), old, new)
-        share = jax.numpy.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(norm.dtype))
-        usual = state.usual + share * (jax.numpy.where(skipped, limit, norm) - state.usual)
+        share = jax.numpy.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(length.dtype))
+        usual = state.usual + share * (jax.numpy.where(skipped, limit, length) - state.usual)
         changes = jax.tree.map(lambda x: jax.numpy.where(skipped, 0.0, x), changes)
         return changes, Guard(keep(state.inner, after), usual, state.updates + 1, skipped)
 

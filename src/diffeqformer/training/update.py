@@ -18,6 +18,7 @@ from diffeqformer.model.loss import loss_of_depths, loss_of_rows
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
 from diffeqformer.sharding import constrain_weights
+from diffeqformer.training import factored
 from diffeqformer.training.depths import together
 from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate, optimizer, split_trained
 
@@ -136,12 +137,11 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
             return loss_of_rows(model, *batch, depths=depths, rows=rows, **settings)
         return loss_of_depths(model, *batch, depths=depths, distill=config.depth.distill, teacher=teacher, **settings)
 
-    # All parts of a batch share one populated model, so that generating the weights, and the way back to their
-    # networks, comes once per update (unless they are a table anyway, or steps are adaptive or unequal).
-    jitter, adaptive = config.depth.jitter, config.model.tolerance
-    first_stays = config.model.first_step is not None
+    jitter, first_stays = config.depth.jitter, config.model.first_step is not None
     alone = config.depth.together == "one"
-    once = parts > 1 and alone and config.model.weights.kind != "layer" and not adaptive and not jitter
+    # All parts of a batch share one populated model, so that generating the weights, and the way back to their
+    # networks, comes once per update (unless they are a table anyway).
+    once = factored.on_one_grid(config) and parts > 1 and config.model.weights.kind != "layer"
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
     def update(
@@ -161,10 +161,12 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
             depths = tuple(grid.jittered(jitter, of_step(3), first_stays=first_stays) for grid in grids)
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
-        before, after = (
-            (lambda trained: whole(trained).populate(steps), lambda model: model) if once else (_same, whole)
-        )
-        populated, to_trained = jax.vjp(before, trained)
+        populate = lambda trained: whole(trained).populate(steps)
+        if rule is None and factored.stays_factored(config, state.model, steps):
+            after, (populated, to_trained) = _same, factored.vjp(populate, trained, steps)
+        else:
+            before, after = (populate, _same) if once else (_same, whole)
+            populated, to_trained = jax.vjp(before, trained)
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         of_part = jax.value_and_grad(
             lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, teacher, *part)
@@ -181,7 +183,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
             average = optax.incremental_update(trained, average, jnp.asarray(now[1], jnp.float32))
         skipped = moments.skipped if isinstance(moments, Guard) else None
         new = State(whole(trained), moments, state.step + 1, average)
-        measured = Measured(loss, optax.tree.norm(gradients), rate, error, skipped)  # pyright: ignore
+        measured = Measured(loss, factored.norm(gradients), rate, error, skipped)
         return constrain_weights(new), measured
 
     return update

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from diffeqformer.config import TimeConfig
-from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape
+from diffeqformer.nn.linear import LinearShape, NormShape
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
 from diffeqformer.ode.weights.source import is_shape, unit_keys, unstack
@@ -43,34 +43,46 @@ class TimeWeights(eqx.Module):
 
     def at(self, times: Any) -> BlockWeights:
         """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
-        return self._generate(self.networks, times)
+        return _generated(self.networks, self.shared, self._features(times))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, generated at once."""
 
         def half(networks: Any, nodes: tuple[float, ...]) -> Any:
-            rows = self._generate(networks, grid.times(nodes))
+            rows = _generated(networks, self.shared, self._features(grid.times(nodes)))
             return unstack(rows, grid.steps, len(nodes))
 
         return Block(
             half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
         )
 
-    def _generate(self, networks: Any, times: Any) -> Any:
-        dtype = self.networks.attention.output.projection.dtype
-        return _at(networks, self.shared, time_features(times, self.time, dtype))
+    def codes(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> Block[Array, Array]:
+        """`h` of every matrix and norm at all nodes of the grid, shape (step x node, d_emb)."""
+        half = lambda networks, nodes: _codes(networks, self.shared, self._features(grid.times(nodes)))
+        return Block(
+            half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
+        )
+
+    def _features(self, times: Any) -> Float[Array, "time features"]:
+        return time_features(times, self.time, self.networks.attention.output.projection.dtype)
+
+
+def is_unit(node: Any) -> bool:
+    """Whether a node of the networks is those of one matrix or norm."""
+    return isinstance(node, TimeLinear | TimeNorm)
+
+
+def _codes(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
+    h = None if shared is None else shared(features)
+    own = lambda unit: h if unit.network is None else unit.network(features)
+    return jax.tree.map(own, networks, is_leaf=is_unit)
 
 
 @jax.jit
-def _at(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
+def _generated(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
     """The weights that networks generate, compiled also where the rest is not: for other times nothing is anew."""
-    h = None if shared is None else shared(features)
-    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
-
-    def at(unit: TimeLinear | TimeNorm) -> Linear | Norm:
-        return unit.of(unit.network(features) if unit.network is not None else h)  # pyright: ignore
-
-    return constrain_weights(jax.tree.map(at, networks, is_leaf=is_unit))
+    of = lambda unit, h: unit.of(h)
+    return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_unit))
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
