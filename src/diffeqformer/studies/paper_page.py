@@ -169,7 +169,7 @@ def markdown(result: Result) -> str:
 
 def _title(name: str) -> str:
     where = ITEMS[name].where
-    return where[0].upper() + where[1:] if "not in" not in where else "What decides (not in the paper)"
+    return where[0].upper() + where[1:]
 
 
 def _counted(verdicts: Sequence[Verdict]) -> str:

@@ -14,7 +14,7 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_page import markdown, result_of
-from diffeqformer.studies.paper_runs import SEARCHES, Arguments, Runs, Scale
+from diffeqformer.studies.paper_runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
 
 __all__ = ["Arguments", "study", "write"]
@@ -83,16 +83,16 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
                      _time(sum((left | own).values())), _time(sum(searched.values())),
                      _time(first + sum(searched.values()))))  # fmt: skip
     columns = ("item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone")
-    said = [f"{len(names)} items; {len(runs.ended)} runs are finished."]
+    said = f"{len(names)} items; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
-        by = "the finished runs" if runs.ended else "half the speed of this machine's matrix products"
-        said += [
-            f"About {duration(total)} for all that is left, by {by}, a run that items share counted once; searches are "
-            f"of about {SEARCHES} runs each.",
-            f"`diffeqformer reproduce paper ITEM --seeds {seeds[0]}` is a piece, of at most {duration(longest)}; what "
-            "is stopped goes on where it was.",
-        ]
-    return Result("paper", "The paper's items", tuple(said), (Table("Items", columns, rows),), folder=runs.folder)
+        by = "finished runs" if runs.ended else "half the speed of this machine's matrix products"
+        said += (
+            f"; about {duration(total)} for all that is left, by {by}, what items share counted once. A piece, one "
+            f"item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on where it was"
+        )
+    table = Table("Items", columns, rows)
+    listed = [dict(zip(columns, row, strict=True)) for row in rows]
+    return Result("paper", "The paper's items", (f"{said}.",), (table,), document={"items": listed}, folder=runs.folder)
 
 
 def _time(seconds: float) -> str:
