@@ -28,7 +28,7 @@ def test_steps_one_by_one_are_the_forward_pass(kind, steps):
 
 def test_eigenvalues_are_those_of_the_products():
     model = model_of(TINY)
-    weights = model.weights.at([2 / 3])
+    weights = model.weights.at(np.array([2 / 3]))
     query_key_value = np.asarray(weights.attention.query_key_value.weight[0], np.float64)
     query, key = (query_key_value[:, 16 * part + 8 : 16 * part + 16] for part in (0, 1))  # of the second head
     value, output = query_key_value[:, 40:48], np.asarray(weights.attention.output.weight[0, 8:], np.float64)

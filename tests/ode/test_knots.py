@@ -82,7 +82,7 @@ def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, plac
 
 def test_the_mean_over_a_step_without_length_is_the_value_there():
     edges = np.array([0, 0.4, 0.4, 1.0])
-    np.testing.assert_array_equal(mean_basis(edges, 4)[1], cardinal_basis([0.4], 4)[0])
+    np.testing.assert_array_equal(mean_basis(edges, 4)[1], cardinal_basis(np.array([0.4]), 4)[0])
     assert np.isfinite(jax.jit(lambda t: mean_basis(t, 4))(jnp.asarray(edges))).all()
 
 

@@ -10,14 +10,13 @@ Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
@@ -189,7 +188,7 @@ def measure_induction(
     positions = length * repeats
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))
-    sums: Any = None
+    sums: PyTree = None
     with (progress or Silent()).stage("Repeated sequences", sequences) as stage:
         for start in range(0, sequences, batch):
             part = ids[start : start + batch]
@@ -203,7 +202,7 @@ def measure_induction(
     continuous = config.weights.kind != "layer"
     values = behaviours | summaries
     return Induction(
-        times=model.grid(steps).edges[1:],
+        times=np.asarray(model.grid(steps).edges[1:]),
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(
@@ -232,7 +231,7 @@ def correlate(
 
 
 @eqx.filter_jit
-def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int, steps: int) -> Any:
+def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int, steps: int) -> PyTree:
     """Behaviours of all heads, each (step, evaluation, head), and the losses of the first and the later copies."""
     repeats = ids.shape[1] // length
     targets = jnp.asarray(prefix_targets(length, repeats), jnp.float32)

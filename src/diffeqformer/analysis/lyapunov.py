@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
 from diffeqformer.analysis.tables import MOST_ROWS, scores_table
@@ -22,7 +22,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import wide
-from diffeqformer.ode.field import BlockWeights, TransformerField, Window
+from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
@@ -175,7 +175,7 @@ def flow_and_transpose(
     output: Int[Array, ""],
     inputs: Int[Array, " input"],
     first: Float[Array, "input width tangent"],
-) -> tuple[Float[Array, "input width tangent"], Any]:
+) -> tuple[Float[Array, "input width tangent"], PyTree]:
     """Tangents at the end of depth, and the transpose of what took them there."""
 
     def flow(first: Array) -> Array:
@@ -219,17 +219,17 @@ class _Tangents:
     """
 
     def __init__(
-        self, field: Any, scheme: Scheme, output: Array, inputs: Array, first: Array, keep: bool = True
+        self, field: Field, scheme: Scheme, output: Array, inputs: Array, first: Array, keep: bool = True
     ) -> None:
         self._field, self._scheme, self._output, self._inputs = field, scheme, output, inputs
         self._first, self._keep = first, keep
 
-    def start(self, x: Array) -> Any:
+    def start(self, x: Array) -> PyTree:
         """What the scheme carries of the first tangents."""
         rows = self._first.swapaxes(-1, -2)
         return self._scheme.start(jnp.broadcast_to(rows, (len(self._inputs), *rows.shape[-2:])))
 
-    def see(self, carried: Any, step: Step) -> tuple[Any, Array | None]:
+    def see(self, carried: PyTree, step: Step) -> tuple[PyTree, Array | None]:
         """One step of the tangents through the evaluations of the state's step."""
         row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), step.weights)
         changes = split(_Changes(self._field, step, self._output, self._inputs), self._scheme, row)
@@ -238,7 +238,7 @@ class _Tangents:
         return _orthonormal(self._scheme.state(tangents), tangents) if self._keep else (tangents, None)
 
 
-def _orthonormal(q: Float[Array, "input tangent width"], carried: Any) -> tuple[Any, Array]:
+def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tuple[PyTree, Array]:
     """What a scheme carries of the tangents, with the tangents themselves orthonormal, and how much each grew.
 
     A scheme that carries more than the state has more than Q: all are multiplied with the same `R^-1`.
@@ -259,7 +259,7 @@ class _InBlocks:
         self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
         self.key_value_heads = field.key_value_heads
 
-    def attention(self, weights: BlockWeights, x: Array, **others: Any) -> Any:
+    def attention(self, weights: BlockWeights, x: Array, **others: Any) -> PyTree:
         """`A(x)`."""
         if x.shape[1] <= QUERIES:
             return self._field.attention(weights, x, **others)

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.reading import lens, walk
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.progress import Progress, Silent
@@ -87,7 +88,7 @@ def participation(
     **Returns:** a `Participation`; all means are over texts and positions.
     """
     grid = model.grid(steps)
-    sums: Any = None
+    sums: PyTree = None
     with (progress or Silent()).stage("Reading every step", len(texts)) as stage:
         for text in texts:
             found = _of_text(model, text, grid)
@@ -96,7 +97,7 @@ def participation(
     loss, kl, squares, moved = jax.tree.map(lambda x: x / len(texts), sums)
     attention, feed_forward = np.sqrt(moved)
     energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes))
-    return Participation(grid.edges, loss, kl, np.sqrt(squares), attention, feed_forward, energy, rank)
+    return Participation(np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward, energy, rank)
 
 
 def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
@@ -112,7 +113,7 @@ def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarr
     )
 
 
-def over_depth(table: Any) -> tuple[dict[str, float], dict[str, float]]:
+def over_depth(table: BlockWeights) -> tuple[dict[str, float], dict[str, float]]:
     """Energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name."""
     energy, rank = {}, {}
     for name, unit in linear_maps(table).items():

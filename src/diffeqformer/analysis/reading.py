@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.spectra import pairs_of, product_eigenvalues
 from diffeqformer.analysis.watch import weights_of_heads
@@ -55,7 +55,7 @@ class Walk:
     grid: Grid
     table: BlockWeights
     """Weights of every step, as `Transformer.table`."""
-    carries: list[Any]
+    carries: list[PyTree]
     """What the scheme carries at the L + 1 edges of the grid; nothing where a tolerance chose the steps."""
     states: list[Array]
     """The state there, each (1, position, width)."""
@@ -163,7 +163,7 @@ def _row(table: BlockWeights, step: Array) -> BlockWeights:
     return jax.tree.map(at, table)
 
 
-def _before(taken: Walk, step: int) -> tuple[Any, Array]:
+def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
     """What a step starts from, and its length in the state's clock."""
     carry, config = taken.carries[step - 1], taken.model.config
     length = config.interval * taken.grid.lengths[step - 1]
@@ -171,7 +171,7 @@ def _before(taken: Walk, step: int) -> tuple[Any, Array]:
 
 
 @eqx.filter_jit
-def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: Any, dt: Array) -> tuple[Any, Array, Array]:
+def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array) -> tuple[PyTree, Array, Array]:
     """Each half is evaluated again where the scheme did: the compiler makes one evaluation of the two."""
     carry, step = take_step(field, scheme, row, carry, dt)
     square = lambda y: jnp.square(dt * y.astype(step.state.dtype)).mean((0, 2))
@@ -188,7 +188,7 @@ def _settled(model: Transformer, ids: Array, early_exit: EarlyExit) -> tuple[Arr
 
 
 @eqx.filter_jit
-def _looks(field: Any, scheme: Scheme, row: BlockWeights, carry: Any, dt: Array, position: Array) -> Array:
+def _looks(field: Any, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array, position: Array) -> Array:
     _, step = take_step(field, scheme, row, carry, dt)
     return jnp.stack([weights_of_heads(field, at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
 

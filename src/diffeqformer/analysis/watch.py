@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.solve import Step
 
-Measure = Callable[[TransformerField, BlockWeights, Array], Any]
+Measure = Callable[[TransformerField, BlockWeights, Array], PyTree]
 """From a field, the weights of a block and a state (batch, position, width) to arrays."""
 
 
@@ -32,7 +32,7 @@ def watch_attention(
     ids: Int[Array, "batch position"],
     measure: Measure = weights_of_heads,
     steps: Steps | None = None,
-) -> Any:
+) -> PyTree:
     """What `measure` finds at every attention evaluation of the forward pass on `ids`; to be jitted by the caller.
 
     **Arguments:** `ids`; `measure`, called once for each evaluation of A in a step (in the order in which the scheme
@@ -55,7 +55,7 @@ class _Measuring:
     def start(self, x: Array) -> None:
         """Nothing is carried."""
 
-    def see(self, carried: None, step: Step) -> tuple[None, Any]:
+    def see(self, carried: None, step: Step) -> tuple[None, PyTree]:
         """Measure each evaluation, and stack what is found."""
         found = [self._measure(self._field, at.weights, at.state) for at in step.attention]
         return None, jax.tree.map(lambda *each: jnp.stack(each), *found)

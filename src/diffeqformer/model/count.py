@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
+from jaxtyping import PyTree
 
 from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.model.build import abstract
@@ -32,7 +33,7 @@ class Flops(NamedTuple):
     """Generating all weights of the grid from the time networks and its backward pass, once per update."""
 
 
-def count(tree: Any) -> int:
+def count(tree: PyTree) -> int:
     """Number of entries of all arrays of a tree; shapes are enough."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
@@ -64,7 +65,7 @@ def flops(config: ModelConfig) -> Flops:
     return Flops(inference, 3 * inference, generated)
 
 
-def _matrices(shapes: Any) -> int:
+def _matrices(shapes: PyTree) -> int:
     """Operations per token of the matrices of half a block."""
     is_shape = lambda node: isinstance(node, LinearShape | NormShape)
     units = jax.tree.leaves(shapes, is_leaf=is_shape)

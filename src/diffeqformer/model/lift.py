@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from diffeqformer.config import KnotsConfig, LayerConfig, TimeConfig, validate_model
@@ -68,7 +69,7 @@ def lift(
         place = next(place for place, fraction in PLACES.items() if fraction == node)
         section = KnotsConfig(knots or grid.steps, place=place)  # pyright: ignore
         validate_model(replace(config, weights=section))
-        fit = fit_knots(layers, grid.times((node,)), section)
+        fit = fit_knots(layers, np.asarray(grid.times((node,))), section)
     else:
         d_emb = 2 * grid.steps if d_emb is None else d_emb
         if d_emb < grid.steps:

@@ -14,37 +14,37 @@ the table at every level where these add to it in place. Adaptive solves do use 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from diffeqformer.config import GradientConfig, RecursiveConfig
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.schemes import Reversible, Scheme, SplitField
+from diffeqformer.ode.schemes import Length, Reversible, Scheme, SplitField
 
 
 class Flow(NamedTuple):
     """All steps of a fixed grid, as an adjoint needs them."""
 
-    field_at: Callable[[BlockWeights, Any], SplitField]
+    field_at: Callable[[BlockWeights, PyTree], SplitField]
     """From a step's weights and keys to the field's halves."""
     scheme: Scheme
-    length: Callable[[Any], Any]
+    length: Callable[[Array | None], Length]
     """A step's length, from its own entry of the lengths (`None` if all are equal)."""
     table: BlockWeights
-    given: Any
+    given: PyTree
     """Keys and lengths of all steps, which have no gradient."""
     steps: int
 
-    def step(self, row: BlockWeights, given: Any, carry: Any) -> Any:
+    def step(self, row: BlockWeights, given: PyTree, carry: PyTree) -> PyTree:
         """What is carried out of a step of these weights, keys and length."""
         keys, own = given
         return self.scheme.step(self.field_at(row, keys), carry, self.length(own))
 
-    def step_of(self, index: Any, carry: Any) -> Any:
+    def step_of(self, index: int | Array, carry: PyTree) -> PyTree:
         """What is carried out of step `index`."""
         return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
 
@@ -62,7 +62,7 @@ class Adjoint(Protocol):
 class OwnBackwardPass(Adjoint, Protocol):
     """An adjoint that has a backward pass of its own, where nobody looks on."""
 
-    def integrate(self, flow: Flow, carry: Any) -> Any:
+    def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
         """From what is carried into the first step to what is carried out of the last."""
         ...
 
@@ -97,33 +97,33 @@ class Recursive(Checkpointed):
 
     checkpoints: int = 4
 
-    def integrate(self, flow: Flow, carry: Any) -> Any:
+    def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
         """What is carried out of the last step."""
         step, steps = flow.step, flow.steps
 
-        def cut(first: Any, length: int) -> tuple[Array, int, Any, int]:
+        def cut(first: int | Array, length: int) -> tuple[Array, int, int | Array, int]:
             """Where the parts of equal length start, their length, and where the rest starts, and its length."""
             part = -(-length // self.checkpoints)
             whole = length // part
             return first + part * jnp.arange(whole, dtype=jnp.int32), part, first + part * whole, length - part * whole
 
-        def advance(weights: tuple, carry: Any, first: Any, length: int) -> Any:
+        def advance(weights: tuple, carry: PyTree, first: int | Array, length: int) -> PyTree:
             table, given = weights
             one = lambda carry, now: (step(row_of_step(table, now), row_of_step(given, now), carry), None)
             return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
 
-        def forward(weights: tuple, carry: Any, first: Any, length: int) -> tuple[Any, tuple]:
+        def forward(weights: tuple, carry: PyTree, first: int | Array, length: int) -> tuple[PyTree, tuple]:
             """What is carried out of `length` steps, and into each part of them and into the rest."""
             starts, part, rest, left = cut(first, length)
             end, into = jax.lax.scan(lambda carry, at: (advance(weights, carry, at, part), carry), carry, starts)
             return advance(weights, end, rest, left), (into, end)
 
-        def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: Any, length: int) -> tuple:
+        def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: int | Array, length: int) -> tuple:
             """Cotangents of what is carried, and of the table, from after `length` steps to before them."""
             starts, part, rest, left = cut(first, length)
             into, end = kept
 
-            def through(cotangents: tuple, carry: Any, first: Any, length: int) -> tuple:
+            def through(cotangents: tuple, carry: PyTree, first: int | Array, length: int) -> tuple:
                 if length > 1:
                     return pull_back(weights, forward(weights, carry, first, length)[1], cotangents, first, length)
                 cotangent, total = cotangents
@@ -136,16 +136,16 @@ class Recursive(Checkpointed):
             return jax.lax.scan(back, cotangents, (into, starts), reverse=True)[0]
 
         @jax.custom_vjp
-        def run(weights: tuple, carry: Any) -> Any:
+        def run(weights: tuple, carry: PyTree) -> PyTree:
             return advance(weights, carry, 0, steps)
 
-        def run_backward(residuals: tuple, cotangent: Any) -> tuple:
+        def run_backward(residuals: tuple, cotangent: PyTree) -> tuple:
             weights, kept = residuals
             zeros = jax.tree.map(jnp.zeros_like, weights[0])
             cotangent, total = pull_back(weights, kept, (cotangent, zeros), 0, steps)
             return (total, None), cotangent
 
-        def run_forward(weights: tuple, carry: Any) -> tuple[Any, tuple]:
+        def run_forward(weights: tuple, carry: PyTree) -> tuple[PyTree, tuple]:
             carry, kept = forward(weights, carry, 0, steps)
             return carry, (weights, kept)
 
@@ -164,23 +164,23 @@ class Reconstructing(Checkpointed):
     """A zero on which nothing depends. Its derivative is the relative error of the reconstructed state at depth 0: the
     only way out of a backward pass is through a derivative."""
 
-    def integrate(self, flow: Flow, carry: Any) -> Any:
+    def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
         """What is carried out of the last step."""
         scheme = flow.scheme
         assert isinstance(scheme, Reversible)
 
         @jax.custom_vjp
-        def run(table: BlockWeights, given: Any, carry: Any, probe: Array) -> Any:
+        def run(table: BlockWeights, given: PyTree, carry: PyTree, probe: Array) -> PyTree:
             own = flow._replace(table=table, given=given)
             return jax.lax.scan(
                 lambda carry, now: (own.step_of(now, carry), None), carry, jnp.arange(flow.steps, dtype=jnp.int32)
             )[0]
 
-        def forward(table: BlockWeights, given: Any, start: Any, probe: Array) -> tuple[Any, tuple]:
+        def forward(table: BlockWeights, given: PyTree, start: PyTree, probe: Array) -> tuple[PyTree, tuple]:
             end = run(table, given, start, probe)
             return end, (table, given, start, end, probe)
 
-        def backward(kept: tuple, cotangent: Any) -> tuple:
+        def backward(kept: tuple, cotangent: PyTree) -> tuple:
             table, given, start, end, probe = kept
 
             def body(after: tuple, now: Array) -> tuple[tuple, None]:
@@ -211,19 +211,19 @@ def recursive_adjoint(section: RecursiveConfig) -> Recursive:
     return Recursive(section.checkpoints)
 
 
-def _relative_error(found: Any, true: Any) -> Array:
+def _relative_error(found: PyTree, true: PyTree) -> Array:
     """Root mean square of what is missed, over that of what is true."""
     size = lambda tree: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree))
     return jnp.sqrt(size(jax.tree.map(jnp.subtract, found, true)) / size(true))
 
 
-def row_of_step(tree: Any, step: Any) -> Any:
+def row_of_step(tree: PyTree, step: int | Array) -> PyTree:
     """The leaves' rows of a step; a leaf of one row has it for all steps."""
     at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
     return jax.tree.map(at, tree)
 
 
-def _add_to_row(tree: Any, step: Any, change: Any) -> Any:
+def _add_to_row(tree: PyTree, step: int | Array, change: PyTree) -> PyTree:
     """The leaves with `change` added to their rows of a step.
 
     A loop that carries the leaves writes in place, nested in others too; what nested loops stack has to be copied.

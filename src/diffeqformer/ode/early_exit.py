@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.grid import Grid, Nodes, Steps
-from diffeqformer.ode.schemes import Evaluations, OneStep, Scheme, SplitField
+from diffeqformer.ode.schemes import Evaluations, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.solve import Solution, solve
 
 
@@ -67,7 +67,7 @@ class _Settling:
         none, left = jnp.zeros(tokens, jnp.int32), jnp.asarray(self.horizon, wide(x.dtype))
         return _Settled(x, jnp.zeros_like(x), x, jnp.zeros(tokens, bool), none, left)
 
-    def step(self, field: SplitField, carry: _Settled, dt: Any) -> _Settled:
+    def step(self, field: SplitField, carry: _Settled, dt: Length) -> _Settled:
         x, slope, before, settled, taken, left = carry
         slope = jnp.where(settled, slope, (self.base.advance(field, x, dt) - x) / dt)
         x, left = x + dt * slope, left - dt

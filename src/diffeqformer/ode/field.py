@@ -73,11 +73,7 @@ class Field(Protocol):
         ...
 
     def feed_forward(
-        self,
-        weights: BlockWeights,
-        x: Float[Array, "batch position width"],
-        *,
-        key: Key[Array, ""] | None = None,
+        self, weights: BlockWeights, x: Float[Array, "batch position width"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch position width"]:
         """`M(x)`."""
         ...
@@ -216,11 +212,7 @@ class TransformerField:
         return query, keys, values
 
     def feed_forward(
-        self,
-        weights: BlockWeights,
-        x: Float[Array, "batch position width"],
-        *,
-        key: Key[Array, ""] | None = None,
+        self, weights: BlockWeights, x: Float[Array, "batch position width"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch position width"]:
         """`M(x)`."""
         own, (residual_key, up_key, gate_key, down_key) = weights.feed_forward, _split(key, 4)

@@ -43,6 +43,8 @@ class Nodes(NamedTuple):
 
 
 END_OF_STEP = Nodes.same(1.0)
+Times = Array | np.ndarray
+"""Times in [0, 1], shape (time,): float64, unless they are traced."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Grid:
         return self.given is None
 
     @property
-    def edges(self) -> Any:
+    def edges(self) -> Times:
         """The L+1 times between steps: float64, unless they are traced."""
         if self.given is None:
             return np.arange(self.steps + 1) / self.steps
@@ -102,7 +104,7 @@ class Grid:
         """The L lengths of steps, as fractions of depth."""
         return np.full(self.steps, 1 / self.steps) if self.given is None else self.edges[1:] - self.edges[:-1]
 
-    def times(self, nodes: tuple[float, ...] = (1.0,)) -> Any:
+    def times(self, nodes: tuple[float, ...] = (1.0,)) -> Times:
         """Times of all nodes of all steps, in the order in which they are met.
 
         **Arguments:** `nodes`, fractions of a step.
@@ -128,7 +130,7 @@ class Grid:
         )
         return Grid(self.steps, edges.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved))
 
-    def layer_at(self, time: Any) -> Any:
+    def layer_at(self, time: Times) -> Times:
         """The step in force at `time`, from 0: step l from after its start to its end."""
         xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
         if self.given is None:
@@ -136,7 +138,7 @@ class Grid:
         starts = xp.asarray(self.edges[:-1] + ROUNDING * self.lengths, time.dtype)
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
-    def row_at(self, time: Any, nodes: tuple[float, ...]) -> Any:
+    def row_at(self, time: Times, nodes: tuple[float, ...]) -> Times:
         """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node."""
         xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
         layer = self.layer_at(time)

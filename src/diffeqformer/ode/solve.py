@@ -6,18 +6,18 @@ with an end of its own; and how the loop is differentiated is an adjoint's busin
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Int, Key, PyTree
 
 from diffeqformer.nn.attention import KeyValueCache, Slot
 from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import Evaluations, Half, Scheme, SplitField
+from diffeqformer.ode.schemes import Evaluations, Half, Length, Scheme, SplitField
 
 
 class Solution(NamedTuple):
@@ -26,13 +26,13 @@ class Solution(NamedTuple):
     state: Float[Array, "batch position width"]
     evaluations: Evaluations
     """Evaluations of the vector field that it took."""
-    kept: Any = None
+    kept: PyTree = None
     """What an observer kept of each step, stacked."""
-    observer: Any = None
+    observer: PyTree = None
     """What an observer carried to the end."""
     cache: KeyValueCache | None = None
     """Keys and values, stacked over steps and the attention evaluations of each, if a cache was given."""
-    carry: Any = None
+    carry: PyTree = None
     """What the scheme carried to the end."""
 
 
@@ -55,7 +55,7 @@ class Step(NamedTuple):
     """All evaluations of M."""
     state: Float[Array, "batch position width"]
     """After the step."""
-    dt: Any
+    dt: Length
     """Length of the step in the state's clock."""
 
 
@@ -63,11 +63,11 @@ class Step(NamedTuple):
 class Observer(Protocol):
     """Looks on at every step of a forward pass; it is traced into the loop's body once."""
 
-    def start(self, x: Array) -> Any:
+    def start(self, x: Array) -> PyTree:
         """What it carries into the first step; `x` is the state at depth 0."""
         ...
 
-    def see(self, carried: Any, step: Step) -> tuple[Any, Any]:
+    def see(self, carried: PyTree, step: Step) -> tuple[PyTree, PyTree]:
         """What it carries on, and what it keeps of this step."""
         ...
 
@@ -75,11 +75,11 @@ class Observer(Protocol):
 class States:
     """The observer that keeps the state after every step, in the precision that it came in."""
 
-    def start(self, x: Array) -> Any:
+    def start(self, x: Array) -> PyTree:
         """Nothing is carried but the precision."""
         return jnp.zeros((), x.dtype)
 
-    def see(self, carried: Any, step: Step) -> tuple[Any, Any]:
+    def see(self, carried: PyTree, step: Step) -> tuple[PyTree, PyTree]:
         """Keep the state."""
         return carried, step.state.astype(carried.dtype)
 
@@ -94,7 +94,7 @@ def solve(
     horizon: float,
     adjoint: Adjoint | None = None,
     observer: Observer | None = None,
-    until: Callable[[Any], Array] | None = None,
+    until: Callable[[PyTree], Array] | None = None,
     key: Key[Array, ""] | None = None,
     cache: KeyValueCache | None = None,
     window: Window | None = None,
@@ -133,7 +133,7 @@ def solve(
         flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         return solution(way.integrate(flow, carry))
 
-    def body(now: Any, each: tuple) -> tuple[Any, Any]:
+    def body(now: PyTree, each: tuple) -> tuple[PyTree, PyTree]:
         (carry, carried, cache), (row, (step_keys, own), index) = now, each
         record = Record(cache, index)
         row = with_nodes(first if constant else row)
@@ -185,12 +185,12 @@ def take_step(
     field: Field,
     scheme: Scheme,
     row: BlockWeights,
-    carry: Any,
-    dt: Any,
+    carry: PyTree,
+    dt: Length,
     keys: Key[Array, "node 2"] | None = None,
     record: Record | None = None,
     window: Window | None = None,
-) -> tuple[Any, Step]:
+) -> tuple[PyTree, Step]:
     """What a scheme carries after one step of length `dt`, and the step as an observer sees it."""
     record = record or Record()
     carry = scheme.step(split(field, scheme, row, keys, record, window), carry, dt)
@@ -210,10 +210,10 @@ def split(
     The field is evaluated in the precision of the weights and its value has the precision of the state.
     """
 
-    def row(half: Any, node: int) -> Any:
+    def row(half: PyTree, node: int) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[min(node, leaf.shape[0] - 1)], half)
 
-    def at(attention_node: int, feed_forward_node: int) -> tuple[BlockWeights, Any]:
+    def at(attention_node: int, feed_forward_node: int) -> tuple[BlockWeights, jnp.dtype]:
         block = Block(row(weights.attention, attention_node), row(weights.feed_forward, feed_forward_node))
         return block, block.attention.output.weight.dtype
 

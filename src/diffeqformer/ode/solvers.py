@@ -1,15 +1,16 @@
 """Our schemes as solvers of Diffrax."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
 
-from diffeqformer.ode.schemes import SCHEMES, OneStep, Scheme, SplitField
+from diffeqformer.ode.schemes import SCHEMES, Length, OneStep, Scheme, SplitField
 
 
 class SchemeSolver(diffrax.AbstractSolver):
@@ -27,19 +28,21 @@ class SchemeSolver(diffrax.AbstractSolver):
     term_structure: ClassVar = diffrax.MultiTerm[tuple[diffrax.AbstractTerm, diffrax.AbstractTerm]]
     interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
 
-    def order(self, terms: Any) -> int:
+    def order(self, terms: PyTree) -> int:
         """The scheme's order of convergence."""
         return self.scheme.order
 
-    def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
+    def init(self, terms: PyTree, t0: Length, t1: Length, y0: PyTree, args: PyTree) -> PyTree:
         """What the scheme carries into its first step."""
         return self.scheme.start(ravel_pytree(y0)[0])
 
-    def step(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any, solver_state: Any, made_jump: Any) -> tuple:
+    def step(
+        self, terms: PyTree, t0: Length, t1: Length, y0: PyTree, args: PyTree, solver_state: PyTree, made_jump: PyTree
+    ) -> tuple:
         """One step of the scheme from `t0` to `t1`."""
         flat, unravel = ravel_pytree(y0)
 
-        def halves(term: Any, nodes: tuple[float, ...]) -> list[Callable]:
+        def halves(term: diffrax.AbstractTerm, nodes: tuple[float, ...]) -> list[Callable]:
             at = lambda c: lambda x: ravel_pytree(term.vf(t0 + c * (t1 - t0), unravel(x), args))[0]
             return [at(c) for c in nodes]
 
@@ -51,7 +54,7 @@ class SchemeSolver(diffrax.AbstractSolver):
         y1 = unravel(self.scheme.state(carry))
         return y1, None, {"y0": y0, "y1": y1}, carry, diffrax.RESULTS.successful
 
-    def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
+    def func(self, terms: PyTree, t0: Length, y0: PyTree, args: PyTree) -> PyTree:
         """The whole field."""
         attention, feed_forward = (term.vf(t0, y0, args) for term in terms.terms)
         return jax.tree.map(jnp.add, attention, feed_forward)

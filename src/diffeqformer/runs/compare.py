@@ -27,7 +27,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.recorder import validation_batches
-from diffeqformer.runs.results import document, measured, name_of_run, read_results, write_results
+from diffeqformer.runs.results import Entry, document, measured, name_of_run, read_results, write_results
 from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import TrainResult, fitting, train
 from diffeqformer.sharding import placed
@@ -261,7 +261,7 @@ def _trained_for(config: Config, updates: int) -> Config:
     return replace(config, trainer=replace(config.trainer, updates=updates, evaluate_every=every, **kept))
 
 
-def _train(config: Config, title: str, readings: Readings, progress: Progress) -> dict[str, Any]:
+def _train(config: Config, title: str, readings: Readings, progress: Progress) -> Entry:
     """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
     result = train(config, progress)
     entry = {**result.entry, "sample": _sample(result, readings.prompt)}
@@ -273,7 +273,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     return found
 
 
-def _finished(config: Config) -> dict[str, Any] | None:
+def _finished(config: Config) -> Entry | None:
     """What `_train` found, if it came to its end."""
     folder = files.RunFolder(config).path
     with suppress(Damaged):

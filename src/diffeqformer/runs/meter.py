@@ -1,11 +1,11 @@
 """What the updates of a run measured, and how long they took."""
 
 import time
-from typing import Any
 
 import jax
 
 from diffeqformer.config import Config
+from diffeqformer.runs.metrics import Record
 from diffeqformer.runs.resume import Clock
 from diffeqformer.runs.utilization import utilization
 from diffeqformer.training.depths import together
@@ -47,7 +47,7 @@ class Meter:
             jax.block_until_ready(self.measured[-1])
             self.ready.append(time.perf_counter())
 
-    def fetch(self, step: int) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
+    def fetch(self, step: int) -> tuple[list[Record], Record, bool]:
         """Records of the updates up to `step`, that of their time, and whether one was timed that did not compile."""
         self.wait()
         timing, timed = self._timing(step)
@@ -62,7 +62,7 @@ class Meter:
         ]
         return records, timing, timed
 
-    def _timing(self, step: int) -> tuple[dict[str, Any], bool]:
+    def _timing(self, step: int) -> tuple[Record, bool]:
         depths: dict[str, list[float]] = {}
         for (steps, _), begin, end in zip(self.measured, [self.mark, *self.ready], self.ready, strict=False):
             if steps in self.compiled:  # the first of a depth compiles, and is not counted
@@ -73,7 +73,7 @@ class Meter:
         seconds = self.ready[-1] - self.mark
         depths_run = [part for steps, _ in self.measured for part in together(self.config, steps)]
         used = utilization(self.config, depths_run, seconds)
-        record: dict[str, Any] = {"kind": "timing", "step": step, "seconds": seconds}
+        record: Record = {"kind": "timing", "step": step, "seconds": seconds}
         record["tokens_per_second"] = len(self.ready) * tokens_per_update(self.config) / seconds
         record |= {} if used is None else {"utilization": used}
         record |= {"depths": depths} if self.config.depth.depths else {}

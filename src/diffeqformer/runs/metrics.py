@@ -22,6 +22,8 @@ from diffeqformer.store.digests import digest as digest_of
 from diffeqformer.store.files import flush, write_whole
 from diffeqformer.store.regular import open_to_append, open_to_read
 
+Record = dict[str, Any]
+"""One line."""
 LONGEST_LINE = 1 << 20
 """Bytes of a record; more is read as two, which are no records."""
 
@@ -46,7 +48,7 @@ class Metrics:
         """Of all lines so far, for `require_lines`."""
         return self._hash.hexdigest()
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Append `records` and flush them to the disk, so that no checkpoint is ever ahead of its metrics.
 
         **Raises:** `ValueError` for a number that JSON does not have (NaN, infinity); `OSError` if the disk is full.
@@ -79,18 +81,18 @@ def _lines(path: Path, step: int) -> str:
     return "".join(_line(record) for record in read_metrics(path) if record["step"] <= step) if step else ""
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: Record) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Record]:
     """All whole lines of a metrics file, in order; a torn last line is left out, and so is a missing file.
 
     **Raises:** `Damaged` naming the first line, other than a torn last one, that cannot be read.
     """
     if not path.exists():
         return []
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     try:
         file = open_to_read(path)
     except OSError as error:

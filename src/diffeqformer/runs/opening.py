@@ -42,10 +42,7 @@ class Run:
 
 
 def load_run(
-    folder: str | Path,
-    which: Which = "latest",
-    progress: Progress | None = None,
-    build: Build | None = None,
+    folder: str | Path, which: Which = "latest", progress: Progress | None = None, build: Build | None = None
 ) -> Run:
     """Open the newest model of a run, the newest that is sound, or the one of lowest validation loss.
 

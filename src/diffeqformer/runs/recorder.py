@@ -16,6 +16,7 @@ from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder
 from diffeqformer.runs.meter import Meter
+from diffeqformer.runs.metrics import Record
 from diffeqformer.runs.resume import ResumeState, items_of
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
@@ -148,7 +149,7 @@ class Recorder:
             of_peak = "" if used is None else f", {100 * used:.0f} % of peak"
             self.note["speed"] = f"{timing['tokens_per_second']:,.0f} tok/s{of_peak}"
 
-    def _require_reconstructed(self, record: dict[str, Any], before: list[dict[str, Any]]) -> None:
+    def _require_reconstructed(self, record: Record, before: list[Record]) -> None:
         """Warn once, or end the run, if the backward pass went astray, where it is the way back through depth."""
         error = record.get("reconstruction_error", 0.0)
         if error <= MISSED:

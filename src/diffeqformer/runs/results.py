@@ -15,6 +15,7 @@ from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.runs.metrics import Record
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.training.depths import compute_of
 from diffeqformer.training.optimizer import split_trained
@@ -34,9 +35,11 @@ NAMES = {
 }
 ELASTIC = {"time": "Elastic DiffEqFormer", "knots": "Elastic model"}
 CURVE_POINTS = 2000
+Entry = dict[str, Any]
+"""One model's part of the document."""
 
 
-def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+def document(title: str, corpus: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
     """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
     device, used = jax.devices()[0], max((_devices(entry) for entry in entries), default=1)
     return {
@@ -49,7 +52,7 @@ def document(title: str, corpus: dict[str, Any], entries: list[dict[str, Any]]) 
     }
 
 
-def _devices(entry: dict[str, Any]) -> int:
+def _devices(entry: Entry) -> int:
     """How many devices an entry's model was trained on here."""
     sizes = entry["config"].get("mesh", {}).values()
     return len(jax.devices()) if -1 in sizes else math.prod(sizes)
@@ -75,10 +78,10 @@ def model_entry(
     config: Config,
     model: Transformer,
     evaluation: Evaluation,
-    records: list[dict[str, Any]],
+    records: list[Record],
     seconds: float,
     tokens_per_second: float,
-) -> dict[str, Any]:
+) -> Entry:
     """One model's part of `results.json`.
 
     **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the
@@ -149,7 +152,7 @@ def name_of(config: ModelConfig) -> tuple[str, str]:
     return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {scheme}"))
 
 
-def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> list[list[int | float]]:
+def train_curve(records: list[Record], points: int = CURVE_POINTS) -> list[list[int | float]]:
     """[update, nats per token] of training: means over windows of equal length, at most `points` of them."""
     losses = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
     window = max(1, -(-len(losses) // points))
@@ -157,7 +160,7 @@ def train_curve(records: list[dict[str, Any]], points: int = CURVE_POINTS) -> li
     return [[part[-1][0], sum(loss for _, loss in part) / len(part)] for part in parts]
 
 
-def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str, int | float | None]]:
+def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | float | None]]:
     """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second."""
     drawn = []
     for depth in config.depth.depths if config.depth.together != "rows" else ():
@@ -171,6 +174,6 @@ def drawn_depths(config: Config, records: list[dict[str, Any]]) -> list[dict[str
     return drawn
 
 
-def validation_curve(records: list[dict[str, Any]]) -> list[list[int | float]]:
+def validation_curve(records: list[Record]) -> list[list[int | float]]:
     """[update, nats per token] of the evaluations on the way."""
     return [[record["step"], record["loss"]] for record in records if record["kind"] == "validation"]

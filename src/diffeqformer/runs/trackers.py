@@ -19,7 +19,8 @@ from diffeqformer.config import Config, dump_yaml, to_dict
 from diffeqformer.errors import BadInput, Damaged, reason
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import METRICS, RunFolder
-from diffeqformer.runs.metrics import Metrics, read_metrics
+from diffeqformer.runs.metrics import Metrics, Record, read_metrics
+from diffeqformer.runs.results import Entry
 from diffeqformer.store.files import read_sealed, write_sealed
 
 STATE = "trackers.json"
@@ -196,13 +197,13 @@ class RunLog:
         """Of the lines of metrics so far."""
         return self.metrics.digest
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Take records of `metrics.jsonl`; see `Metrics.write`."""
         records = list(records)
         self.metrics.write(records)
         self._send([(r["step"], _named(r)) for r in records if r["step"] > self.sent])
 
-    def results(self, entry: Mapping[str, Any]) -> None:
+    def results(self, entry: Entry) -> None:
         """Send what the finished run found: its entry of `results.json`."""
         found = {**entry["validation"], **{name: entry[name] for name in ("tokens", "seconds", "tokens_per_second")}}
         found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
@@ -249,9 +250,9 @@ class NoLog:
 
     digest: str | None = None
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None: ...
+    def write(self, records: Iterable[Record]) -> None: ...
 
-    def results(self, entry: Mapping[str, Any]) -> None: ...
+    def results(self, entry: Entry) -> None: ...
 
     def __enter__(self) -> "NoLog":
         return self
@@ -259,7 +260,7 @@ class NoLog:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _named(record: Mapping[str, Any]) -> dict[str, float]:
+def _named(record: Record) -> dict[str, float]:
     """A record's numbers by the names that trackers show them under."""
     group = "validation" if record["kind"] == "validation" else "train"
     return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and _is_number(v)}

@@ -51,16 +51,12 @@ class TrainResult:
     """Resolved: the vocabulary's size is filled in."""
     model: Transformer
     tokens: TokenCache
-    entry: dict[str, Any]
+    entry: results.Entry
     """The model's part of `results.json`: evaluation, curve, speed, parameters."""
 
 
 def train(
-    config: Config,
-    progress: Progress,
-    base: Run | None = None,
-    build: Build | None = None,
-    recipe: Recipe = NO_RECIPE,
+    config: Config, progress: Progress, base: Run | None = None, build: Build | None = None, recipe: Recipe = NO_RECIPE
 ) -> TrainResult:
     """Train the model of `config` on its text, in its run folder; continue what is there.
 
@@ -191,7 +187,7 @@ def _divided(config: Config, whole: np.ndarray) -> Any:
     return divided_batch(lambda start, stop: whole[start:stop], (parts, len(whole) // parts, whole.shape[1]))
 
 
-def _finished(folder: RunFolder, step: int, progress: Progress) -> dict[str, Any] | None:
+def _finished(folder: RunFolder, step: int, progress: Progress) -> results.Entry | None:
     """The results of a finished run; `None` if they are still to be measured."""
     if step < folder.config.trainer.updates:
         return None
@@ -205,7 +201,7 @@ def _finished(folder: RunFolder, step: int, progress: Progress) -> dict[str, Any
 
 def _evaluated(
     folder: RunFolder, tokens: TokenCache, model: Transformer, clock: Clock, progress: Progress
-) -> dict[str, Any]:
+) -> results.Entry:
     """Evaluate on the whole validation split and write `results.json`; returns the model's entry."""
     config = folder.config
     found = evaluate(
@@ -219,7 +215,7 @@ def _evaluated(
     if not math.isfinite(found.loss):
         raise RunFailed(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
 
-    def write(found: Evaluation) -> dict[str, Any]:
+    def write(found: Evaluation) -> results.Entry:
         speed = clock.updates * tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
         entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
         document = results.document(folder.path.resolve().name, tokens.statistics, [entry])

@@ -20,7 +20,7 @@ from diffeqformer.ode.schemes.runge_kutta import (
     RungeKutta,
     from_diffrax,
 )
-from diffeqformer.ode.schemes.scheme import Evaluations, Half, OneStep, Scheme, SplitField
+from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
 
 
@@ -74,27 +74,7 @@ def _named(name: str, schemes: dict[str, Any], setting: str) -> Any:
 
 
 __all__ = [
-    "EULER",
-    "EULER_MIDDLE",
-    "EULER_START",
-    "HEUN",
-    "MIDPOINT",
-    "RK4",
-    "SCHEMES",
-    "Evaluations",
-    "Half",
-    "LeapfrogMidpoint",
-    "LieTrotter",
-    "Macaron",
-    "OneStep",
-    "Residual",
-    "Reversible",
-    "ReversibleHeun",
-    "RungeKutta",
-    "Scheme",
-    "SplitField",
-    "Strang",
-    "from_diffrax",
-    "named_scheme",
-    "reversible_scheme",
-]
+    "EULER", "EULER_MIDDLE", "EULER_START", "HEUN", "MIDPOINT", "RK4", "SCHEMES", "Evaluations", "Half",
+    "LeapfrogMidpoint", "Length", "LieTrotter", "Macaron", "OneStep", "Residual", "Reversible", "ReversibleHeun",
+    "RungeKutta", "Scheme", "SplitField", "Strang", "from_diffrax", "named_scheme", "reversible_scheme",
+]  # fmt: skip

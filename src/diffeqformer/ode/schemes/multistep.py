@@ -1,13 +1,12 @@
 """Two of Diffrax's solvers that carry more than the state."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from diffeqformer.ode.grid import Nodes
-from diffeqformer.ode.schemes.scheme import Evaluations, SplitField, State
+from diffeqformer.ode.schemes.scheme import Evaluations, Length, SplitField, State
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,12 @@ class LeapfrogMidpoint:
         """The state, the one before it, and the length of the step between."""
         return x, x, jnp.zeros((), x.dtype)
 
-    def step(self, field: SplitField, carry: tuple[State, State, Any], dt: Any) -> tuple[State, State, Any]:
+    def step(self, field: SplitField, carry: tuple[State, State, Length], dt: Length) -> tuple[State, State, Length]:
         """One step on."""
         x, before, since = carry
         return before + (since + dt) * field.at(0, x), x, jnp.asarray(dt, x.dtype)
 
-    def state(self, carry: tuple[State, State, Any]) -> State:
+    def state(self, carry: tuple[State, State, Length]) -> State:
         """The newer state."""
         return carry[0]  # the length may be NumPy's: `scan` hands back what no step changes as it was
 
@@ -49,7 +48,7 @@ class ReversibleHeun:
         """The state, twice."""
         return x, x
 
-    def step(self, field: SplitField, carry: tuple[State, State], dt: Any) -> tuple[State, State]:
+    def step(self, field: SplitField, carry: tuple[State, State], dt: Length) -> tuple[State, State]:
         """One step on."""
         x, y = carry
         slope = field.at(0, y)

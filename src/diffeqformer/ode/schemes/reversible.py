@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Nodes
-from diffeqformer.ode.schemes.scheme import Evaluations, OneStep, SplitField, State
+from diffeqformer.ode.schemes.scheme import Evaluations, Length, OneStep, SplitField, State
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Reversible:
         x = x.astype(wide(x.dtype))
         return x, x
 
-    def step(self, field: SplitField, carry: tuple[State, State], dt: Any) -> tuple[State, State]:
+    def step(self, field: SplitField, carry: tuple[State, State], dt: Length) -> tuple[State, State]:
         """One step on."""
         (y, z), kept = carry, self.coupling**dt
         y = kept * y + (1 - kept) * z + self._forward(field, z, dt)
@@ -64,8 +64,8 @@ class Reversible:
         return carry[0]
 
     def pull_back(
-        self, field_of: Callable[[Any], SplitField], weights: Any, carry: Any, cotangent: Any, dt: Any
-    ) -> tuple[tuple[State, State], tuple[State, State], Any]:
+        self, field_of: Callable[[PyTree], SplitField], weights: PyTree, carry: PyTree, cotangent: PyTree, dt: Length
+    ) -> tuple[tuple[State, State], tuple[State, State], PyTree]:
         """Undo a step, and pull a cotangent of what came out of it back to what went in.
 
         Each of the two increments is evaluated once, for the states and for the cotangents together.
@@ -86,15 +86,15 @@ class Reversible:
         cotangent = kept * y_bar, z_bar + (1 - kept) * y_bar + through_z
         return (y, z), cotangent, jax.tree.map(jnp.add, first, second)
 
-    def _forward(self, field: SplitField, x: State, dt: Any) -> State:
+    def _forward(self, field: SplitField, x: State, dt: Length) -> State:
         """`Psi_h(x)`."""
         return self._increment(field, x, dt, lambda c: c)
 
-    def _backward(self, field: SplitField, x: State, dt: Any) -> State:
+    def _backward(self, field: SplitField, x: State, dt: Length) -> State:
         """`Psi_{-h}(x)`: from the step's end, node c of the base lies at 1 - c."""
         return self._increment(field, x, -dt, lambda c: 1.0 - c)
 
-    def _increment(self, field: SplitField, x: State, dt: Any, place: Callable[[float], float]) -> State:
+    def _increment(self, field: SplitField, x: State, dt: Length, place: Callable[[float], float]) -> State:
         pick = lambda halves, all_, mine: [halves[all_.index(place(c))] for c in mine]
         mine = SplitField(
             pick(field.attention, self.nodes.attention, self.base.nodes.attention),

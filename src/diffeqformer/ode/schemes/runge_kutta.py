@@ -6,12 +6,11 @@ Source: Butcher 2008, Numerical Methods for Ordinary Differential Equations.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import diffrax
 
 from diffeqformer.ode.grid import Nodes
-from diffeqformer.ode.schemes.scheme import Evaluations, OneStep, SplitField, State
+from diffeqformer.ode.schemes.scheme import Evaluations, Length, OneStep, SplitField, State
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class RungeKutta(OneStep):
         """One of each half per stage."""
         return Evaluations(self.stages, self.stages)
 
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """The state after a step of length `dt`."""
         slopes: list[State] = []
         combine = lambda weights: sum((dt * w * k for w, k in zip(weights, slopes, strict=False) if w), start=x)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from diffeqformer.ode.grid import Nodes
 
 State = Float[Array, "*shape"]
+Length = int | float | Array
+"""Of a step, in the state's clock."""
 Half = Callable[[State], State]
 """One half of a vector field at a frozen time."""
 
@@ -60,15 +62,15 @@ class Scheme(Protocol):
         """Of the field's halves, per step."""
         ...
 
-    def start(self, x: State) -> Any:
+    def start(self, x: State) -> PyTree:
         """What is carried into the first step."""
         ...
 
-    def step(self, field: SplitField, carry: Any, dt: Any) -> Any:
+    def step(self, field: SplitField, carry: PyTree, dt: Length) -> PyTree:
         """What is carried out of a step of length `dt`."""
         ...
 
-    def state(self, carry: Any) -> State:
+    def state(self, carry: PyTree) -> State:
         """The state in what is carried."""
         ...
 
@@ -81,14 +83,14 @@ class OneStep(ABC):
     evaluations: Evaluations
 
     @abstractmethod
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """The state after a step of length `dt`."""
 
     def start(self, x: State) -> State:
         """The state itself."""
         return x
 
-    def step(self, field: SplitField, carry: State, dt: Any) -> State:
+    def step(self, field: SplitField, carry: State, dt: Length) -> State:
         """As `advance`."""
         return self.advance(field, carry, dt)
 

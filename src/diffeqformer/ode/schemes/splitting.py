@@ -1,10 +1,9 @@
 """Splittings: one half of the field after the other, each from where the one before it ended."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from diffeqformer.ode.grid import END_OF_STEP, Nodes
-from diffeqformer.ode.schemes.scheme import Evaluations, Half, OneStep, SplitField, State
+from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, SplitField, State
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class LieTrotter(OneStep):
     order: int = 1
     evaluations: Evaluations = Evaluations(1, 1)
 
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """`y = x + dt A(x)`, then `y + dt M(y)`."""
         x = x + dt * field.attention[0](x)
         return x + dt * field.feed_forward[0](x)
@@ -31,7 +30,7 @@ class Residual(LieTrotter):
     nodes: Nodes = Nodes.same(0.5)
     order: int = 0
 
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """`y = x + A(x)`, then `y + M(y)`."""
         return super().advance(field, x, 1)
 
@@ -44,7 +43,7 @@ class Macaron(OneStep):
     order: int = 1
     evaluations: Evaluations = Evaluations(1, 2)
 
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """Three Euler steps: half of M, the whole of A, half of M."""
         x = x + dt / 2 * field.feed_forward[0](x)
         x = x + dt * field.attention[0](x)
@@ -62,12 +61,12 @@ class Strang(OneStep):
     order: int = 2
     evaluations: Evaluations = Evaluations(2, 4)
 
-    def advance(self, field: SplitField, x: State, dt: Any) -> State:
+    def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """Half of M, the whole of A, half of M, each a step of the midpoint method."""
         x = _midpoint(field.feed_forward[0], x, dt / 2)
         x = _midpoint(field.attention[0], x, dt)
         return _midpoint(field.feed_forward[0], x, dt / 2)
 
 
-def _midpoint(half: Half, x: State, dt: Any) -> State:
+def _midpoint(half: Half, x: State, dt: Length) -> State:
     return x + dt * half(x + dt / 2 * half(x))

@@ -9,12 +9,6 @@ from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
 __all__ = [
-    "KnotWeights",
-    "LayerDropWeights",
-    "LayerWeights",
-    "ModulatedWeights",
-    "SharedWeights",
-    "TimeWeights",
-    "WeightSource",
-    "populated",
-]
+    "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights", "SharedWeights", "TimeWeights",
+    "WeightSource", "populated",
+]  # fmt: skip

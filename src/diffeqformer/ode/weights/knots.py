@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jaxtyping import Float, Key
+from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig, LoRAConfig
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.lora import attach, merge
 from diffeqformer.ode.weights.source import initial_rows, unstack
 from diffeqformer.sharding import constrain_weights
@@ -41,7 +41,7 @@ PLACES = {"middle": 0.5, "end": 1.0}
 
 
 def cardinal_basis(
-    times: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+    times: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
 ) -> Float[Array, "time knot"]:
     """`B_k(t)` of all knots at all times; the rows sum to one.
 
@@ -56,7 +56,7 @@ def cardinal_basis(
 
 
 def mean_basis(
-    edges: Any, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+    edges: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
 ) -> Float[Array, "step knot"]:
     """The mean of `B_k` over each step, and its value where a step has no length; the rows sum to one.
 
@@ -131,7 +131,7 @@ class KnotWeights(eqx.Module):
         """The same with other rows: without its adapters, or with them merged."""
         return dataclasses.replace(self, rows=change(self.rows))
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights at `times`; one product of a (time, K) matrix with each array."""
         return self._mixed(merge(self.rows), cardinal_basis(times, *self._basis))
 
@@ -145,10 +145,10 @@ class KnotWeights(eqx.Module):
         return Block(half(rows.attention, nodes.attention), half(rows.feed_forward, nodes.feed_forward))
 
     @property
-    def _basis(self) -> tuple[Any, ...]:
+    def _basis(self) -> tuple[int, str, str, jnp.dtype]:
         return self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype
 
-    def _mixed(self, rows: Any, weights: Float[Array, "time knot"]) -> Any:
+    def _mixed(self, rows: PyTree, weights: Float[Array, "time knot"]) -> PyTree:
         mixed = lambda leaf: jnp.tensordot(weights, leaf, 1, precision="highest")  # not in TensorFloat-32
         return constrain_weights(jax.tree.map(mixed, rows))
 

@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Key, PyTree
 
 from diffeqformer.config import LayerConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
 
@@ -49,10 +48,10 @@ class LayerWeights(eqx.Module):
         rows = self.layers.attention.norm.scale.shape[0]
         return rows // len((self.nodes or END_OF_STEP).attention)
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights in force at `times`: constant over each step, or those of the nearest node in it."""
 
-        def half(layers: Any, nodes: tuple[float, ...]) -> Any:
+        def half(layers: PyTree, nodes: tuple[float, ...]) -> PyTree:
             rows = (self.grid or Grid(self.depth)).row_at(times, nodes)
             return jax.tree.map(lambda leaf: leaf[rows], layers)
 

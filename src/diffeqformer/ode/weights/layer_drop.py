@@ -6,8 +6,6 @@ at drawn depths with `depth.jitter`, layers are left out at random, one in each 
 on Demand with Structured Dropout", arXiv:1909.11556.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,7 @@ from jaxtyping import Key
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.source import initial_rows, unstack
 
 
@@ -34,7 +32,7 @@ class LayerDropWeights(eqx.Module):
         """K"""
         return self.layers.attention.norm.scale.shape[0]
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`."""
         xp, times = (jnp, times) if isinstance(times, Tracer) else (np, np.asarray(times, np.float64))
         rows = xp.clip((times * self.depth).astype(int), 0, self.depth - 1)

@@ -5,12 +5,12 @@ the outputs h of a time network at random initialisation. So the parameters are 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig, TimeConfig
 from diffeqformer.nn.linear import Linear, Norm
@@ -96,6 +96,6 @@ def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Arra
 
 
 @jax.jit
-def _mixed(matrix: Float[Array, "parameter time"], rows: Any) -> Any:
+def _mixed(matrix: Float[Array, "parameter time"], rows: PyTree) -> PyTree:
     """Of every array of `rows` a sum over its leading axis for each parameter."""
     return jax.tree.map(lambda row: jnp.tensordot(matrix, row, 1, precision="highest"), rows)

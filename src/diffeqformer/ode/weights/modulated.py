@@ -15,17 +15,17 @@ et al. 2019 (slimmable networks, arXiv:1812.08928).
 """
 
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from diffeqformer.config import ModulationConfig
 from diffeqformer.nn.linear import Linear, Norm, NormShape, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.knots import cardinal_basis
 from diffeqformer.ode.weights.source import WeightSource, unstack
 
@@ -45,7 +45,7 @@ class ModulatedWeights(eqx.Module):
     attention: Change
     feed_forward: Change
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights at `times` in the limit of short steps."""
         rows, shortest = self.base.at(times), np.zeros(len(times))
         return Block(
@@ -57,7 +57,7 @@ class ModulatedWeights(eqx.Module):
         """Weights at all nodes of the grid, those of each step by its own length."""
         table = self.base.table(grid, nodes)
 
-        def half(rows: Any, out: str, change: Change, own: tuple[float, ...]) -> Any:
+        def half(rows: PyTree, out: str, change: Change, own: tuple[float, ...]) -> PyTree:
             whole = lambda leaf: jnp.broadcast_to(leaf, (grid.steps, len(own), *leaf.shape[2:])).reshape(
                 -1, *leaf.shape[2:]
             )
@@ -71,7 +71,7 @@ class ModulatedWeights(eqx.Module):
         )
 
 
-def _changed(rows: Any, out: str, change: Change, times: Any, lengths: Any) -> Any:
+def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Times) -> PyTree:
     """One half of the block at some times in steps of some lengths (0 for the limit); `out` is its last linear map."""
     scale = change.gain.scale
     knots, shortest = scale.shape[:2]

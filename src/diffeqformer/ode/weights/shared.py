@@ -1,7 +1,5 @@
 """The same weights at every depth."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ from jaxtyping import Key
 
 from diffeqformer.config import SharedConfig
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.source import initial_rows, unstack
 
 
@@ -24,7 +22,7 @@ class SharedWeights(eqx.Module):
         """One row, with the standard deviations of `shapes`."""
         return SharedWeights(initial_rows(shapes, END_OF_STEP, 1, key))
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """The weights, repeated once for each time."""
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
 

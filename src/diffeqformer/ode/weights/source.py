@@ -4,21 +4,22 @@ A source answers two questions. `at(times)`: the weights at any times, stacked o
 the weights that a scheme needs on a grid of steps. Anything with these two methods is one.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 from jax import Array
+from jaxtyping import PyTree
 
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 
 
 @runtime_checkable
 class WeightSource(Protocol):
     """Block weights as a function of depth."""
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights at `times` (shape (time,), in [0, 1]), stacked on a leading axis of the same length."""
         ...
 
@@ -30,17 +31,17 @@ class WeightSource(Protocol):
         ...
 
 
-def unstack(rows: Any, steps: int, nodes: int) -> Any:
+def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:
     """One leading axis into two, (step, node)."""
     return jax.tree.map(lambda leaf: leaf.reshape(steps, nodes, *leaf.shape[1:]), rows)
 
 
-def is_shape(node: Any) -> bool:
+def is_shape(node: PyTree) -> bool:
     """Whether a node of a block's tree is the shape of a linear map or of a norm."""
     return isinstance(node, LinearShape | NormShape)
 
 
-def unit_keys(shapes: BlockShapes, key: Array) -> Any:
+def unit_keys(shapes: BlockShapes, key: Array) -> PyTree:
     """A key of its own for every unit of a block."""
     units, structure = jax.tree.flatten(shapes, is_leaf=is_shape)
     return jax.tree.unflatten(structure, list(jax.random.split(key, len(units))))
@@ -49,7 +50,7 @@ def unit_keys(shapes: BlockShapes, key: Array) -> Any:
 def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
     """New rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
 
-    def half(shapes: Any, keys: Any, rows: int) -> Any:
+    def half(shapes: PyTree, keys: PyTree, rows: int) -> PyTree:
         def unit(shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
             if isinstance(shape, NormShape):
                 return Norm(ones((rows, shape.width)), zeros((rows, shape.width)) if shape.shift else None)
