@@ -206,16 +206,16 @@ def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
     assert -0.5 <= effect < 0
 
 
-def test_half_of_the_sequences_repeat_random_tokens(trained):
+def test_batches_of_repeated_tokens(trained):
     _, arguments, _ = trained
     wide = Runs(arguments, reproduce_paper.MODELS, Silent()).trained("wide", 0)
     assert wide is not None
-    batches = paper_controls.RepeatedText(wide.config, wide.open().tokens)
+    batches = paper_controls.RepeatedTokens(wide.config, wide.open().tokens)
     batch = batches[3]
+    assert batch.shape == (4, 17)
     assert np.array_equal(batch, batches[3])
     assert not np.array_equal(batch, batches[4])
-    assert np.array_equal(batch[2:], batches.text[3][2:])
-    for row in batch[:2]:
+    for row in batch:
         period = next(p for p in range(1, 17) if np.array_equal(row[p:], row[:-p]))
         assert period == len(set(row)) == 6
         assert 0 not in row  # end-of-text

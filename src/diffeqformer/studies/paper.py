@@ -36,6 +36,8 @@ class Model:
     """By dotted name."""
     rate_of: str = ""
     """The model whose learning rate it takes; searched for itself if empty."""
+    rate: float = 0.0
+    """Its learning rate where it is not searched, since the loss on text is no measure of it; 0 if it is."""
     other: bool = False
     """Whether it is trained on the other text."""
     length: int = 1

@@ -1,6 +1,6 @@
 """Controls of what makes time-dependent weights good: one property of theirs at a time, in models that lack the others.
 
-`free_rows` and `faster_table` are a `build` for `train`, `RepeatedText` its batches.
+`free_rows` and `faster_table` are a `build` for `train`, `RepeatedTokens` its batches.
 """
 
 from typing import Any
@@ -13,7 +13,6 @@ from jaxtyping import Float, Int32, Key
 
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.data.loader import Loader
 from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.model.build import build
 from diffeqformer.model.transformer import Transformer
@@ -66,20 +65,20 @@ def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
     return build(config, key, weights=Scaled(table, float(config.steps)))
 
 
-class RepeatedText:
-    """Batches of text, half of whose sequences are random tokens that are repeated: what induction heads are for.
+class RepeatedTokens:
+    """Batches of random tokens that are repeated, which nothing but an induction head predicts.
 
     A sequence repeats 6 to 3/8 context tokens to its end, each drawn at most once, anew for every sequence.
     """
 
     def __init__(self, config: Config, tokens: TokenCache):
         t = config.trainer
-        self.text = Loader(tokens.train, config.model.context, t.batch_size, t.seed)
-        self.seed, self.tokens = t.seed, ordinary(tokens.tokenizer)
+        self.seed, self.shape = t.seed, (t.batch_size, config.model.context + 1)
+        self.tokens = ordinary(tokens.tokenizer)
 
     def __getitem__(self, k: int) -> Int32[np.ndarray, "batch window"]:
-        ids, draw = self.text[k].copy(), np.random.default_rng([self.seed, k])
-        for row in ids[: len(ids) // 2]:
-            period = draw.integers(6, max(7, 3 * len(row) // 8))
-            row[:] = np.resize(draw.choice(self.tokens, period, replace=False), len(row))
-        return ids
+        draw, (rows, length) = np.random.default_rng([self.seed, k]), self.shape
+        periods = draw.integers(6, max(7, 3 * length // 8), rows)
+        return np.stack(
+            [np.resize(draw.choice(self.tokens, period, replace=False), length) for period in periods]
+        ).astype(np.int32)

@@ -30,7 +30,10 @@ NORMED = {"model.embedding_norm": True}
 EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
 HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
 """Of models whose spectra are looked at in the middle of training, too."""
-REPEATS = {"model.steps": 2, "model.width": 64, "model.hidden": 176}
+REPEATS = {
+    "model.steps": 2, "model.width": 64, "model.hidden": None, "model.context": 64, "model.embedding_norm": True,
+    "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
+}  # fmt: skip
 """Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
@@ -45,10 +48,13 @@ MODELS = {
     },
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
-    **{
-        f"repeats-{name}": Model(f"quickstart-{name}", REPEATS, batches="RepeatedText", length=3)
-        for name in ("llama", "diffeqformer-llama")
-    },
+    "repeats-llama": Model("quickstart-llama", REPEATS, rate=4e-3, batches="RepeatedTokens"),
+    "repeats-diffeqformer-llama": Model(
+        "quickstart-diffeqformer-llama",
+        REPEATS | {"model.horizon": 2.0, "model.weights.d_emb": 12},
+        rate=4e-3,
+        batches="RepeatedTokens",
+    ),
     "shared-mlp": Model("quickstart-shared-mlp"),
     "smooth": Model("quickstart-diffeqformer", HALFWAY | {"model.weights.highest_frequency": SMOOTH}, OURS),
     f"{OURS}-b2-0.999": Model("quickstart-diffeqformer", {"optimizer.b2": 0.999}),
@@ -172,7 +178,7 @@ ITEMS = {
             claim
             for name, said in (("repeats-llama", "Llama"), ("repeats-diffeqformer-llama", "DiffEqFormer-Llama"))
             for claim in (
-                Claim(f"{said} gets an induction head from text and repeated sequences",
+                Claim(f"{said} gets an induction head from random sequences that are repeated",
                       f"prefix matching of its best head minus {MATCHING}", (name,), best_head(name)),
                 Claim("the inference: its heads with positive eigenvalues are those that match prefixes",
                       f"rank correlation ({said}), where there is such a head", (name,), induction(name)),

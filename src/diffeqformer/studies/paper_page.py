@@ -39,7 +39,7 @@ def result_of(found: Found, runs: Runs) -> Result:
     figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
     for name in found:
         theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
-        figures += [replace(figure, caption=f"{_title(name)}. {figure.caption}{theirs}")
+        figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}{theirs}")
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
     return Result(
         "paper", "The paper, item by item", tuple(findings(rows, runs)),
@@ -116,10 +116,12 @@ def models_tables(found: Found, runs: Runs) -> list[Table]:
             continue
         losses = [one.entry["validation"]["loss"] for one in ended]
         spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        model = runs.models[name]
         rows.append((
             name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
-            runs.models[name].rate_of or "its own", f"{statistics.fmean(losses):.4f}{spread}", str(len(losses)),
-            f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}", *_machine(ended[0], runs),
+            model.rate_of or ("given" if model.rate else "its own"), f"{statistics.fmean(losses):.4f}{spread}",
+            str(len(losses)), f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}",
+            *_machine(ended[0], runs),
         ))  # fmt: skip
     columns = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second")
     columns += ("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()

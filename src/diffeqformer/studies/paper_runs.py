@@ -94,6 +94,8 @@ class Runs:
 
     def rate(self, name: str) -> float:
         """The learning rate that was searched for a model, or for the one that it takes it from."""
+        if self.models[name].rate:
+            return self.models[name].rate
         name = self.models[name].rate_of or name
         if self.arguments.scale == "gpu":  # as published, since a search would cost more than the runs
             return read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
@@ -189,7 +191,7 @@ class Runs:
     def searches(self, name: str) -> int:
         """How many runs the search for a model's rate still needs, about."""
         rates = {rate for one, rate, _ in self.ended if one == name}
-        searched = not self.models[name].rate_of and self.arguments.scale == "laptop"
+        searched = not (self.models[name].rate_of or self.models[name].rate) and self.arguments.scale == "laptop"
         return max(0, SEARCHES - len(rates)) if searched else 0
 
 

@@ -61,7 +61,7 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
         return []
     models = [{**one.entry, "name": name} for name, one in there.items()]
     said = "Training loss (lines) and validation loss (points) over training."
-    return [both_widths(f"curves-{names[0]}-{len(names)}", said, loss_curves, models)]
+    return [both_widths(f"curves-{names[0]}", said, loss_curves, models)]
 
 
 BATCH_SIZES = (16, 64)
@@ -129,7 +129,7 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
         for pair in ("QK", "OV"):
             said = f"Real parts of the eigenvalues of {pair} over depth, in the course of training: {name}."
-            figures.append(both_widths(f"spectra-{name}-{pair}", said, real_parts, moments, pair))
+            figures.append(both_widths(f"{name}-{pair.lower()}", said, real_parts, moments, pair))
     return figures
 
 
