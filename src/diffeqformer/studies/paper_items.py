@@ -181,8 +181,8 @@ ITEMS = {
             for claim in (
                 Claim(f"{said} gets an induction head from random sequences that are repeated",
                       f"prefix matching of its best head minus {MATCHING}", (name,), best_head(name)),
-                Claim("the inference: its heads with positive eigenvalues are those that match prefixes",
-                      f"rank correlation ({said}), where there is such a head", (name,), induction(name)),
+                Claim(f"the inference: heads of {said} with positive eigenvalues match prefixes",
+                      f"rank correlation, where a head matches prefixes by {MATCHING}", (name,), induction(name)),
             )
         ),
         layout="A remark on figure 2, without a measurement of its own.",
