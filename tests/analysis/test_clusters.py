@@ -10,7 +10,7 @@ from scipy.linalg import expm
 from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.clusters import VARIANTS, Weights, draw, move, simulate
-from diffeqformer.analysis.gathering import interaction_energy, measure, members, watch_states
+from diffeqformer.analysis.gathering import directions, interaction_energy, measure, members, watch_states
 from diffeqformer.errors import BadInput, RunFailed
 from tests.models import KINDS, model_of, tokens
 from tests.tolerances import roundoff
@@ -152,6 +152,8 @@ def test_points_at_one_place_are_one_cluster():
 def test_numbers_that_leave_the_range_are_told():
     with pytest.raises(RunFailed, match="leave the range of numbers at step"):
         simulate("unnormed", 4, systems=1, points=5, unit=1.0)
+    with np.errstate(over="ignore"):  # its length is infinite, and a point over that would be a finite zero
+        assert np.isnan(directions(np.full(3, 1e200))).all()
 
 
 @pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries", "macaron"])

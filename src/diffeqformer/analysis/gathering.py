@@ -120,8 +120,9 @@ def interaction_energy(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
 
 
 def directions(x: np.ndarray) -> np.ndarray:
-    """`x / |x|` of points (..., d)."""
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.finfo(x.dtype).tiny)
+    """`x / |x|` of points (..., d); NaN where |x| is beyond the range of numbers."""
+    size = np.linalg.norm(x, axis=-1, keepdims=True)
+    return np.where(np.isfinite(size), x, np.nan) / np.maximum(size, np.finfo(x.dtype).tiny)
 
 
 def together(parts: list[Measures], axis: int) -> Measures:
