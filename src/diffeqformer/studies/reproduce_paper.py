@@ -85,7 +85,7 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
     columns = ("item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone")
     said = f"{len(names)} items; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
-        by = "finished runs" if runs.ended else "half the speed of this machine's matrix products"
+        by = "finished runs" if runs.ended else "this machine's speed"
         said += (
             f"; about {duration(total)} for all that is left, by {by}, what items share counted once. A piece, one "
             f"item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on where it was"
