@@ -31,8 +31,8 @@ EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
 HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
 """Of models whose spectra are looked at in the middle of training, too."""
 REPEATS = {
-    "model.steps": 2, "model.width": 48, "model.heads": 2, "model.hidden": None, "model.context": 64, "model.embedding_norm": True,
-    "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
+    "model.steps": 2, "model.width": 48, "model.heads": 2, "model.hidden": None, "model.context": 64,
+    "model.embedding_norm": True, "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
 }  # fmt: skip
 """Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
