@@ -93,10 +93,10 @@ repro-depth: install ## Where depth pays: one checkpoint beside models of one de
 repro-paper: install ## The paper, item by item, into docs/paper.md (ITEMS='table-1 figure-7', ARGS='--seeds 0'; hours for all)
 	@$(BIN)/diffeqformer reproduce paper $(ITEMS) --markdown docs/paper.md $(ARGS)
 
-RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimizer.learning_rate=5e-4,1e-3,2e-3,4e-3
+RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimizer.learning_rate=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2
 
-repro-optimizers: install ## Muon and trapezoids beside AdamW and cosines, each tuned, on the quickstart (about 2 hours)
-	@$(BIN)/diffeqformer sweep quickstart-diffeqformer --over $(RULES) --updates 500 --to runs/optimizers $(ARGS)
+repro-optimizers: install ## Muon and trapezoids beside AdamW and cosines, each tuned, on the quickstart (about an hour)
+	@$(BIN)/diffeqformer sweep quickstart-gpt --over $(RULES) --updates 500 --to runs/optimizers $(ARGS)
 
 BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov explorer start
 RUN ?=
