@@ -92,8 +92,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model.tolerance.rtol is given, but model.weights is 'layer': a table of layers has no weights between its ",
     ),
     # a setting of another kind is no key
-    ({"field": {"kv_heads": 2}}, "unknown key 'model.field.kv_heads': known keys: kind."),
-    ({"field": {"kind": "gpt", "rope_theta": 5e5}}, "unknown key 'model.field.rope_theta'"),
+    ({"field": {"kv_heads": 2}}, "unknown key 'model.field.kv_heads': known keys: kind, rotary, rope_theta"),
+    ({"field": {"kind": "gpt", "rope_theta": 5e5}}, "rope_theta is 500000.0, but is read with model.field.rotary only"),
+    ({"field": {"kind": "gpt", "rotary": 0.1}}, "which is 3 of a head's 32 numbers, but must be an even number"),
     ({"weights": {"kind": "time", "rows": "node"}}, "unknown key 'model.weights.rows'"),
     ({"weights": {"kind": "shared", "d_emb": 4}}, "unknown key 'model.weights.d_emb': known keys: kind."),
     ({"weights": {"kind": "layer", "frequencies": 4}}, "unknown key 'model.weights.frequencies'"),

@@ -174,6 +174,8 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         )
     if m.width % m.heads and m.head_width == m.width // m.heads:
         raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
+    if isinstance(m.field, GPTConfig) and not m.field.rotary and m.field.rope_theta != GPTConfig.rope_theta:
+        raise BadInput(f"model.field.rope_theta is {m.field.rope_theta}, but is read with model.field.rotary only.")
     if isinstance(m.field, GPTConfig) and m.field.rotary and (m.turned % 2 or not m.turned):
         raise BadInput(
             f"model.field.rotary is {m.field.rotary}, which is {m.turned} of a head's {m.head_width} numbers, but must "
