@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffeqformer.config import dump_yaml
+from diffeqformer.config import Config, dump_yaml
 from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.studies.paper import Finished, Trained
+from diffeqformer.studies.paper_measures import task
 from tests.interop.harness_tasks import CHOICES, STORIES, write_tasks
 from tests.interop.runs import run_of
 from tests.tolerances import nats
@@ -84,6 +87,21 @@ def test_what_does_not_exist(few_tasks, tasks, tmp_path):
         Tasks(["no/such.yaml"])
     with pytest.raises(BadInput, match="--include-path is '.*nowhere', but must be a folder"):
         Tasks(["choices"], [str(tmp_path / "nowhere")])
+
+
+def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tmp_path):
+    words = {}
+    for name in ("gpt", "diffeqformer"):
+        run = str(shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("evaluations")))
+        words[name] = Finished(Config(run=run), {}, lambda: pytest.fail("the runs are opened by their folders"))
+    found = Trained(words, 0, tmp_path, Silent(), tasks=(str(tasks),))
+    assert task("choices", 1)(found) == 0.0  # the same model twice
+    written = list(tmp_path.glob("*/evaluations/choices-3-steps-1-shot-lie-trotter.json"))
+    assert len(written) == 2
+    before = [path.stat().st_mtime_ns for path in written]
+    assert task("choices", 1)(found) == 0.0
+    assert [path.stat().st_mtime_ns for path in written] == before  # neither is evaluated again
+    assert task("no_such_task", 0)(found) is None
 
 
 def test_command_prints_and_writes(folder, tasks, capsys):
@@ -172,11 +190,11 @@ def test_equal_to_the_hf_class_on_the_exported_model(tmp_path, tasks, monkeypatc
         lm_eval.simple_evaluate(model, tasks=["choices", "stories"], task_manager=loaded.manager)
         for model in (theirs, ours)
     ]
-    for task in ("choices", "stories"):
-        pairs = list(zip(*(found["samples"][task] for found in evaluated), strict=True))
+    for name in ("choices", "stories"):
+        pairs = list(zip(*(found["samples"][name] for found in evaluated), strict=True))
         numbers = [[np.ravel(np.asarray(item["filtered_resps"], float)) for item in pair] for pair in pairs]
         worst = max(np.abs(their - our).max() for their, our in numbers)
-        print(f"{task}: {len(pairs)} items, largest difference of a log-likelihood {worst:.1e} nats")
+        print(f"{name}: {len(pairs)} items, largest difference of a log-likelihood {worst:.1e} nats")
         assert worst <= nats(26)  # the longest text
     their, our = (found["results"]["choices"]["acc,none"] for found in evaluated)
     assert their == our

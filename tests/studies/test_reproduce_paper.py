@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from diffeqformer.config import ModelConfig
-from diffeqformer.errors import BadInput
+from diffeqformer.config import Config, ModelConfig
+from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies import paper_controls, paper_page, paper_runs, reproduce_paper
-from diffeqformer.studies.paper import Claim, Item, Model, Trained, judge, search
+from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, search
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
-from diffeqformer.studies.paper_measures import adapted, best_head, gap, lower, spectra_of
+from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
 from diffeqformer.studies.paper_runs import Arguments, Runs
 from diffeqformer.studies.reproduce_paper import study, write
 from diffeqformer.studies.reproduce_paper_figures import FIGURES, against, effects
+from tests.studies.test_compare import document, make
 
 
 @pytest.mark.parametrize(
@@ -253,6 +254,43 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
     assert write(found, Arguments(list=True)) == {}
+
+
+def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
+    _, arguments, folder = trained
+    measured = []
+    claim = Claim("Slow, truly", "nats", ("wide",), lambda found: measured.append(found.seed) or 0.5, slow=True)
+    again = replace(arguments, to=str(folder / "runs"))
+    effect = lambda a: reproduce_paper._effect(claim, Runs(a, reproduce_paper.MODELS, Silent()), 0)
+    assert [effect(again), effect(again), effect(replace(again, finished=True))] == [0.5] * 3
+    assert measured == [0]
+    assert effect(replace(again, other=("b.txt",))) == 0.5
+    assert len(measured) == 2
+    assert effect(again) == 0.5  # whatever the other text was
+    kept = folder / "runs/effects/slow-truly-0.json"
+    kept.write_text(kept.read_text().replace("0.5", "0.7"))
+    with pytest.raises(Damaged, match="slow-truly-0.json"):
+        effect(again)
+    kept.unlink()
+    assert effect(replace(again, finished=True)) is None
+    assert len(measured) == 2
+
+
+def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
+    shots = lambda name, right, n: document(name, [1] * right + [0] * (10 - right), num_fewshot={name: n})
+    perplexity = lambda value: document("arc_easy", [value] * 2, "perplexity")
+    folders = [
+        make(tmp_path / OURS, [shots("sciq", 7, 0), shots("sciq", 4, 5), perplexity(2.0), shots("piqa", 5, 0)]),
+        make(tmp_path / "gpt", [shots("sciq", 5, 0), shots("sciq", 5, 5), perplexity(6.0), shots("piqa", 7, 0)]),
+    ]
+    runs = {one.name: Finished(Config(run=str(one)), {}, lambda: pytest.fail("no model is opened")) for one in folders}
+    found = Trained(runs, 0, tmp_path, Silent(), train=False)
+    assert task("sciq", 0)(found) == pytest.approx(0.2)
+    assert task("sciq", 5)(found) == pytest.approx(-0.1)
+    assert task("arc_easy", 0, "perplexity")(found) == pytest.approx(math.log(3))
+    assert comparable(["sciq", "piqa"], 0)(found) == pytest.approx(0.01)
+    assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
+    assert comparable(["sciq", "wsc273"], 0)(found) is None
 
 
 def test_numbers_against_a_size_are_lines_through_means_of_seeds():

@@ -137,14 +137,18 @@ def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             document = read_sealed(path)
-            shots = document["num_fewshot"].get(document["task"])
-            shots = max(document["num_fewshot"].values(), default=None) if shots is None else shots
-            key = (document["task"], shots, document["limit"], document["gen_kwargs"])
+            key = (document["task"], _shots(document), document["limit"], document["gen_kwargs"])
             if key not in found or order(found[key]) < order(document):
                 found[key] = document
         except (OSError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"file {str(path)!r} is not an evaluation as `eval --tasks` writes it: {error!r}.") from None
     return found
+
+
+def _shots(document: Mapping[str, Any]) -> int | None:
+    """Examples in front of an item; of a group, the most of its tasks."""
+    shots = document["num_fewshot"].get(document["task"])
+    return max(document["num_fewshot"].values(), default=None) if shots is None else shots
 
 
 def _title(key: Key) -> str:
@@ -165,11 +169,10 @@ def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
             continue
         scores = [_scores(document, row) for document in (first, second)]
         paired = len(scores[0]) == len(scores[1]) >= 2 and np.isfinite(scores).all()
-        shots = first["num_fewshot"].get(row["task"])
         rows.append(
             Row(
                 row["task"],
-                shots,
+                _shots(first),
                 row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})",
                 (row["value"], other["value"]),
                 (row["stderr"], other["stderr"]),

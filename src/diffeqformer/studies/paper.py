@@ -71,7 +71,9 @@ class Trained:
     other: tuple[str, ...] = ()
     """Files of another text; empty if none were given."""
     train: bool = True
-    """Whether a claim may train what it needs besides."""
+    """Whether a claim may train what it needs besides, and evaluate tasks."""
+    tasks: tuple[str, ...] = ()
+    """Folders of files of the harness's tasks; it takes their data from the hub if there are none."""
 
     def loss(self, name: str) -> float:
         """Of the whole validation split, in nats per token."""
@@ -94,6 +96,8 @@ class Claim:
     """The effect of one seed, positive if the claim is so; `None` where it could not be measured."""
     exact: bool = False
     """Whether nothing random enters."""
+    slow: bool = False
+    """Whether measuring takes minutes: the effect of each seed is then kept beside the runs."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """How the claims of `paper_items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.config import Config, DataConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
 from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
 
 if TYPE_CHECKING:
     from diffeqformer.analysis.induction import Induction
     from diffeqformer.analysis.spectra import Spectra
+    from diffeqformer.interop.tasks import Tasks
 
 NATS = "nats per token"
 MATCHING = 0.5
 """Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
-CONTEXTS = 48
+CONTEXTS = 24
 """On which explanations are tested."""
+TASKS = (
+    "arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa", "sciq",
+    "winogrande", "wsc273",
+)  # fmt: skip
+"""Of tables 4 and 5, as the harness names them."""
 OURS = "diffeqformer"
 
 
@@ -145,15 +155,23 @@ def more_clusters(*, level: bool) -> Measure:
     return measure
 
 
-def faithful(name: str) -> Measure:
-    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
+def faithful(name: str, *, other: bool = False) -> Measure:
+    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation.
 
-    def measure(found: Trained) -> float:
+    **Arguments:** `other`, whether contexts are drawn from the other text.
+    """
+
+    def measure(found: Trained) -> float | None:
         from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
+        from diffeqformer.data.cache import tokens_of
 
+        if other and not found.other:
+            return None
         result = found.models[name].open()
         length = min(48, result.config.model.context)
         tokens = result.tokens.validation
+        if other:
+            tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
         seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
         of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
         return of(PAIRWISE) - of("attention rollout")
@@ -188,18 +206,61 @@ def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
     return update_footprint(replace(config, trainer=trainer)).total
 
 
-def task(name: str) -> Measure:
-    """The difference of accuracies on a task that the runs' folders hold evaluations of."""
+def task(name: str, shots: int, metric: str = "acc") -> Measure:
+    """By how much DiffEqFormer is ahead of GPT on a task: the difference of accuracies, or for `perplexity` GPT's
+    over its own as a logarithm.
+
+    **Arguments:** `name` in the harness; `shots`, solved examples in front of every item.
+    """
 
     def measure(found: Trained) -> float | None:
         from diffeqformer.interop.comparing import compare_runs
 
+        if found.train:
+            for one in (OURS, "gpt"):
+                _evaluate(found, one, name, shots)
         compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
-        rows = [row.values for row in compared.rows if row.task.startswith(name) and row.is_accuracy]
-        known = [ours - theirs for ours, theirs in rows if ours is not None and theirs is not None]
-        return sum(known) / len(known) if known else None
+        rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.metric) == (name, shots, metric)]
+        if not rows or None in rows[0]:
+            return None
+        ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
+        return ours - theirs if metric == "acc" else math.log(theirs / ours)
 
     return measure
+
+
+def comparable(names: Sequence[str], shots: int) -> Measure:
+    """A hundredth minus the distance of the mean accuracies over tasks; `None` unless all are there."""
+
+    def measure(found: Trained) -> float | None:
+        ahead = [task(name, shots)(found) for name in names]
+        known = [one for one in ahead if one is not None]
+        return 0.01 - abs(sum(known) / len(known)) if len(known) == len(ahead) else None
+
+    return measure
+
+
+def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
+    """Evaluate a task, unless the run has been already, or the task cannot be had."""
+    from diffeqformer.interop.tasks import FOLDER, evaluate_tasks
+    from diffeqformer.runs.opening import load_run
+
+    run = Path(found.models[model].config.run)
+    if any((run / FOLDER).glob(f"{name}-*-{shots}-shot*.json")):
+        return
+    if (tasks := _tasks(name, found.tasks, found.progress)) is not None:
+        deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
+
+
+@cache
+def _tasks(name: str, folders: tuple[str, ...], progress: Progress) -> "Tasks | None":
+    """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find."""
+    from diffeqformer.interop.tasks import Tasks
+
+    try:
+        return Tasks([name], folders)
+    except BadInput as error:
+        return progress.say(str(error))
 
 
 def adapted_runs(folder: Path, seed: int) -> dict[str, Any] | None:

@@ -55,6 +55,8 @@ class Arguments:
     """Text files or globs to train on; the source of Python's standard library if not given."""
     other: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Another text, for what is claimed of texts that were not trained on."""
+    include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
+    """Folders with task files of your own for tables 4 and 5, as `eval` takes them."""
     to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/paper"
     """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
     markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""

@@ -4,7 +4,9 @@ The items and the models that they need stand in `paper_items`, the rule of the 
 `paper_runs`, the page in `paper_page`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
@@ -60,7 +62,30 @@ def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
     if len(known) < len(models):
         return None
     a = runs.arguments
-    return claim.measure(Trained(known, seed, runs.folder, runs.progress, a.other, not a.finished))
+    trained = Trained(known, seed, runs.folder, runs.progress, a.other, not a.finished, a.include_path)
+    return _kept(claim, trained) if claim.slow else claim.measure(trained)
+
+
+def _kept(claim: Claim, trained: Trained) -> float | None:
+    """The effect that was measured on these runs and files before; measured and kept if there is none."""
+    from diffeqformer.store.files import read_sealed, write_sealed
+
+    path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
+    of: dict[str, Any] = {
+        "claim": claim.sentence, "seed": trained.seed, "other": list(trained.other),
+        "losses": {name: one.entry["validation"]["loss"] for name, one in sorted(trained.models.items())},
+    }  # fmt: skip
+    if path.is_file():
+        document = read_sealed(path)
+        unnamed = {} if trained.other else {"other": []}  # whatever the other text was
+        if document["of"] | unnamed == of:
+            return document["effect"]
+    if not trained.train:
+        return None
+    if (effect := claim.measure(trained)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(path, {"of": of, "effect": effect})
+    return effect
 
 
 def listed(names: Sequence[str], runs: Runs) -> Result:
