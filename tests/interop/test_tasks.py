@@ -95,9 +95,9 @@ def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tm
         run = str(shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("evaluations")))
         words[name] = Finished(Config(run=run), {}, lambda: pytest.fail("the runs are opened by their folders"))
     found = Trained(words, 0, tmp_path, Silent(), tasks=(str(tasks),))
-    assert task("choices", 1)(found) == 0.0  # the same model twice
-    written = list(tmp_path.glob("*/evaluations/choices-3-steps-1-shot-lie-trotter.json"))
-    assert len(written) == 2
+    assert task("choices", 0)(found) == task("choices", 1)(found) == 0.0  # the same model twice
+    written = [tmp_path / f"gpt/evaluations/choices-3-steps-{shots}-shot-lie-trotter.json" for shots in (0, 1)]
+    assert [read_sealed(path)["num_fewshot"] for path in written] == [{"choices": 0}, {"choices": 1}]
     before = [path.stat().st_mtime_ns for path in written]
     assert task("choices", 1)(found) == 0.0
     assert [path.stat().st_mtime_ns for path in written] == before  # neither is evaluated again

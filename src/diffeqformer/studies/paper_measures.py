@@ -248,13 +248,16 @@ def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
     run = Path(found.models[model].config.run)
     if any((run / FOLDER).glob(f"{name}-*-{shots}-shot*.json")):
         return
-    if (tasks := _tasks(name, found.tasks, found.progress)) is not None:
+    if (tasks := _tasks(name, shots, found.tasks, found.progress)) is not None:
         deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
 
 
 @cache
-def _tasks(name: str, folders: tuple[str, ...], progress: Progress) -> "Tasks | None":
-    """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find."""
+def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> "Tasks | None":
+    """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find.
+
+    The harness writes `shots` into a task, where it stays: each has its own.
+    """
     from diffeqformer.interop.tasks import Tasks
 
     try:
