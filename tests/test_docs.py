@@ -99,6 +99,7 @@ SHORT = {
     "analyze induction": "--sequences 2",
     "analyze clusters": "--texts 2",
     "analyze steps": "--texts 2",
+    "analyze compression": "--texts 4",
 }
 """What is added to make a command short."""
 RARE_SHORT = {"--faithfulness": "--faithfulness 2", "quickstart --minutes": "--minutes 0.01"}

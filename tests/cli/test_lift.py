@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from diffeqformer.runs.opening import load_run
+from diffeqformer.studies.compression import WAYS
 from tests.interop.folders import CONFIGS, WORDS, golden, write
 from tests.tolerances import LOSS
 
@@ -90,12 +91,30 @@ def test_a_table_for_people(call, place, lifted, tmp_path):
     assert "0, to the bit" in called.out and "Lifting" in called.err
 
 
+def test_a_text_weighs_fewer_knots_and_compression_is_a_page(call, place, tmp_path):
+    found = {}
+    for name, words in {"plain": (), "weighted": ("--data", place.text)}.items():
+        called = call("lift", place.run("layer"), "--to", tmp_path / name, "--knots", 1, *words, "--json")
+        assert called.status == 0, called.err
+        found[name] = losses(call("eval", tmp_path / name, "--json"))[2]
+    assert found["weighted"] != found["plain"]
+    called = call("analyze", "compression", place.run("layer"), "--texts", 8, "--to", tmp_path / "page", "--json")
+    assert called.status == 0, called.err
+    made = json.loads(called.out)
+    assert made["layers"] == 2 and {row["way"] for row in made["smaller"]} == set(WAYS)
+    assert {path.name for path in (tmp_path / "page").iterdir()} >= {"index.html", "compression.npz"}
+    (place.folder / "short.txt").write_text("the cat")
+    short = call("analyze", "compression", place.run("layer"), "--data", place.folder / "short.txt")
+    assert short.status == 2 and "but needs two times 17." in short.err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("lifted",), "functions of depth already (knots): it runs at any number of steps as it is."),
         (("layer", "--knots", 2, "--weights", "time"), "--knots is 2, but only --weights knots reads it."),
         (("layer", "--d-emb", 8), "--d-emb is 8, but only --weights time reads it."),
+        (("layer", "--data", "x.txt"), "--data is 'x.txt', but only fewer --knots than layers read it."),
         (("layer", "--weights", "time", "--d-emb", 1), "d_emb is 1, but must be at least 2, the number of layers"),
     ],
 )

@@ -320,6 +320,7 @@ COMMANDS = {
     "attribution": "analyze attribution {run} --text the --to {here}/out",
     "clusters": "analyze clusters --run {run} --texts 1 --to {here}/out",
     "steps": "analyze steps {run} --texts 1 --to {here}/out",
+    "compression": "analyze compression {run} --texts 2 --to {here}/out",
     "depth": "analyze depth {run} --steps 2 --to {here}/out",
 }
 """What opens a run's model."""

@@ -113,6 +113,10 @@ BAD = {
         "d_emb is 2, but must be at least 3, the number of layers to pass through.",
     ),
     "unequal steps": (lambda: model_of(replace(VANILLA, first_step=0.5)), {}, "but knots are equally spaced; 'time'"),
+    "a text for as many knots as layers": (
+        lambda: model_of(VANILLA), {"knots": 3, "moments": []},
+        "a text is given, but only fewer knots than the model's 3 layers read it.",
+    ),
     "too many numbers": (
         lambda: model_of(VANILLA), {"kind": "time", "d_emb": 2**50}, "model.weights.d_emb is",
     ),

@@ -1,8 +1,8 @@
-"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K] [--d-emb N]`"""
+"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K [--data FILES]] [--d-emb N]`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -11,6 +11,7 @@ from diffeqformer.cli.parse import parse
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import shown
 from diffeqformer.progress import Terminal
 
 
@@ -31,6 +32,8 @@ class Arguments:
     """Interpolated between knots, or given by small networks of time."""
     knots: Annotated[int | None, tyro.conf.arg(metavar="K")] = setting(None, least=1, most=MOST_STEPS)
     """Number of knots, as many as layers if not given; fewer or more make the model smaller or larger, and another."""
+    data: tuple[str, ...] = ()
+    """Text files or globs, by whose activations the least squares of fewer knots are weighted."""
     d_emb: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
     """Width of the time networks, at least the number of layers; twice that if not given."""
     checkpoint: Which = "latest"
@@ -43,6 +46,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     for name, value, kind in (("knots", given.knots, "knots"), ("d-emb", given.d_emb, "time")):
         if value is not None and given.weights != kind:
             raise BadInput(f"--{name} is {value}, but only --weights {kind} reads it.")
+    if given.data and given.knots is None:
+        raise BadInput(f"--data is {shown(given.data[0])}, but only fewer --knots than layers read it.")
     from diffeqformer.config import to_dict
     from diffeqformer.model.count import count
     from diffeqformer.runs.lifting import lift_run
@@ -50,7 +55,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     progress = Terminal()
     opened = load_run(given.run, given.checkpoint, progress)
-    settings = {"knots": given.knots, "d_emb": given.d_emb, "checkpoint": given.checkpoint}
+    names = ("knots", "d_emb", "data", "checkpoint")
+    settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     made, found = lift_run(opened, given.to, given.weights, **settings, progress=progress)
     stored, m = count(made.model), made.config.model
     if as_json:

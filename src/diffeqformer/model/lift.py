@@ -4,6 +4,7 @@ Ancestors: Queiruga et al. 2021, arXiv:2106.10820 (a basis over depth, projected
 training); Chen et al. 2022, arXiv:2110.07143 (bert2BERT), Wang et al. 2023, arXiv:2309.16119 (LEMON): lossless growth.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,6 +47,7 @@ def lift(
     *,
     knots: int | None = None,
     d_emb: int | None = None,
+    moments: Sequence[Array] | None = None,
     key: Key[Array, ""],
 ) -> Lifted:
     """The model of a table of layers with weights that are functions of depth: it runs at any number of steps.
@@ -56,20 +58,23 @@ def lift(
     **Arguments:** `model`, a table of L layers, one row each, of a scheme that needs weights once per step, at its
     middle or its end; `kind`, weights interpolated between knots, or time networks; `knots`, K: fewer or more than L
     give a smaller or larger model, which is then not the same; `d_emb` of time networks, at least L, 2 L if not given;
-    `key` of time networks.
+    `moments` of the inputs of its matrices (`analysis.compression.second_moments`), for fewer knots; `key` of time
+    networks.
 
     **Raises:** `BadInput` for a model that is no such table, or whose lifted model would not be the same.
     """
-    weights = _table_of(model)
+    weights = table_of(model)
     config, node = model.config, _node_of(model)
     grid, layers = model.grid(), weights.layers
+    if moments is not None and (kind != "knots" or knots is None or knots >= grid.steps):
+        raise BadInput(f"a text is given, but only fewer knots than the model's {grid.steps} layers read it.")
     if kind == "knots":
         if not grid.equal:
             raise BadInput("this model's steps are of unequal lengths, but knots are equally spaced; 'time' fits it.")
         place = next(place for place, fraction in PLACES.items() if fraction == node)
         section = KnotsConfig(knots or grid.steps, place=place)  # pyright: ignore
         validate_model(replace(config, weights=section))
-        fit = fit_knots(layers, np.asarray(grid.times((node,))), section)
+        fit = fit_knots(layers, np.asarray(grid.times((node,))), section, moments)
     else:
         d_emb = 2 * grid.steps if d_emb is None else d_emb
         if d_emb < grid.steps:
@@ -101,8 +106,11 @@ def difference(one: Transformer, other: Transformer) -> float:
     return float(jnp.abs(found - expected).max() / jnp.maximum(jnp.abs(expected).max(), 1.0))
 
 
-def _table_of(model: Transformer) -> LayerWeights:
-    """The weights of a model that can be lifted."""
+def table_of(model: Transformer) -> LayerWeights:
+    """The weights of a model that can be lifted: a table with one row per layer.
+
+    **Raises:** `BadInput` for any other.
+    """
     config, weights = model.config, model.weights
     if config.continuous:
         raise BadInput(

@@ -1,14 +1,19 @@
 """A run of a table of layers goes in, a run of the same model as a function of depth comes out, whole or not at all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import jax
 
+from diffeqformer.analysis.compression import second_moments
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
+from diffeqformer.data.cache import tokens_of
+from diffeqformer.data.loader import spread_windows
+from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.model.count import count
-from diffeqformer.model.lift import Lifted, lift
+from diffeqformer.model.lift import Lifted, lift, table_of
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
@@ -16,6 +21,9 @@ from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.folders import becoming, require_free, require_space
 from diffeqformer.store.paths import path_of
+
+TEXTS = 128
+"""Stretches of a text, evenly spread over it, of which second moments are taken."""
 
 
 def lift_run(
@@ -25,6 +33,7 @@ def lift_run(
     *,
     knots: int | None = None,
     d_emb: int | None = None,
+    data: Sequence[str] = (),
     checkpoint: Which = "latest",
     progress: Progress | None = None,
 ) -> tuple[Run, Lifted]:
@@ -33,7 +42,8 @@ def lift_run(
     The text, and with it the validation split, stays that of `run`, if it has one.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or be empty; `kind`,
-    `knots` and `d_emb` as for `lift`; `checkpoint`, which of the run's this is.
+    `knots` and `d_emb` as for `lift`; `data`, text files or globs by whose activations fewer knots are weighted;
+    `checkpoint`, which of the run's this is.
 
     **Returns:** the new run, at update 0, and what `lift` measured.
 
@@ -42,8 +52,14 @@ def lift_run(
     """
     progress, to = progress or Silent(), path_of(to)
     require_free(to)
+    moments = None
+    if data:
+        table_of(run.model)  # before the text is read
+        tokens, _ = tokens_of(data, run.config.data, load_tokenizer(run.folder / files.TOKENIZER), progress)
+        moments = second_moments(run.model, spread_windows(tokens, TEXTS, run.config.model.context), progress=progress)
     with progress.stage("Lifting", 1) as stage:
-        lifted = lift(run.model, kind, knots=knots, d_emb=d_emb, key=jax.random.key(run.config.trainer.seed))
+        key = jax.random.key(run.config.trainer.seed)
+        lifted = lift(run.model, kind, knots=knots, d_emb=d_emb, moments=moments, key=key)
         stage.advance(1)
     return write_derived(run, to, lifted.model, checkpoint), lifted
 

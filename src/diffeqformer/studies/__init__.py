@@ -17,6 +17,7 @@ ANALYSES = {
     "attribution": "other explanations of the same output, and a test of which to trust",
     "clusters": "whether tokens gather as depth goes on: simulated particles, or a run's hidden states",
     "steps": "what each step does: the prediction after it, how far it moves the state, how weights change over depth",
+    "compression": "a table of layers made smaller by knots, depth modes or low rank: loss against size",
     "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
 }
 """Of `diffeqformer analyze`: name of the module, and what it does."""

@@ -178,8 +178,9 @@ def validation_windows(run: "Run", count: int, length: int, progress: Progress) 
         raise BadInput(
             f"--texts is {count}, but must be from 1 to {most}: as many texts of {length} tokens as there are."
         )
-    starts = np.linspace(0, len(tokens) - length, count).astype(int)
-    return np.stack([np.asarray(tokens[start : start + length], np.int32) for start in starts])
+    from diffeqformer.data.loader import spread_windows
+
+    return spread_windows(tokens, count, length)
 
 
 def finite_rows(values: Any) -> list[list[float | None]]:

@@ -4,6 +4,7 @@ Both functions are linear in their parameters, `W(t_l) = sum_k B_k(t_l) X_k`, wi
 the outputs h of a time network at random initialisation. So the parameters are a matrix times the rows of the table.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,14 +31,26 @@ class Fit(NamedTuple):
     """Condition number of the linear system, the largest of all matrices and norms: what rounding is enlarged by."""
 
 
-def fit_knots(rows: BlockWeights, times: Float[np.ndarray, " time"], section: KnotsConfig) -> Fit:
+RIDGE = 1e-4
+"""Added to second moments, of their mean variance: what inputs never do is left to unweighted least squares."""
+CG_STEPS, CG_TOLERANCE = 200, 1e-5
+"""Of conjugate gradients: most steps, and the residual, of the right side, at which they end."""
+
+
+def fit_knots(
+    rows: BlockWeights,
+    times: Float[np.ndarray, " time"],
+    section: KnotsConfig,
+    moments: Sequence[Float[Array, "time _ _"]] | None = None,
+) -> Fit:
     """The weights between K knots that pass through the rows of a table, or come nearest to them.
 
     With as many knots as rows, at their times, the knots are the rows themselves. Fewer are the least squares; more lie
     on the interpolation between the rows. Source: Queiruga et al. 2021, arXiv:2106.10820.
 
     **Arguments:** `rows`, on one leading axis; `times`, at which they stand: the places of L knots of L;
-    `section`, with K set.
+    `section`, with K set; `moments`, as `second_moments` gives them, by which the squares of fewer knots are weighted:
+    of each matrix `sum_l |X_l (W_l - sum_k B_k(t_l) K_k)|^2` is the least, with the inputs `X_l` of layer l.
     """
     basis = partial(cardinal_basis, basis=section.basis, place=section.place)
     layers, knots = len(times), section.knots or len(times)
@@ -48,6 +61,8 @@ def fit_knots(rows: BlockWeights, times: Float[np.ndarray, " time"], section: Kn
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
     mixed = rows if knots == layers else _mixed(jnp.asarray(matrix, jnp.float32), rows)
+    if moments is not None and knots < layers:
+        mixed = _weighted(jnp.asarray(system, jnp.float32), rows, mixed, list(moments))
     return Fit(KnotWeights(mixed, section.basis, section.place), condition)
 
 
@@ -67,6 +82,49 @@ def fit_time(
     hidden = [np.asarray(h, np.float64) for h in hidden]
     weights = _solved(rows, networks, [jnp.asarray(np.linalg.pinv(h), jnp.float32) for h in hidden])
     return Fit(TimeWeights(weights, None, section), max(float(np.linalg.cond(h)) for h in hidden))
+
+
+@jax.jit
+def _weighted(
+    system: Float[Array, "time knot"], rows: BlockWeights, start: BlockWeights, moments: list[Array]
+) -> BlockWeights:
+    """The knots of weighted least squares, from those of unweighted ones; norms stay as those have them.
+
+    The normal equations `sum_l B_lj S_l sum_k B_lk K_k = sum_l B_lj S_l W_l` of all columns at once, by conjugate
+    gradients; preconditioned by `(B^T B) x mean S`, which is the system itself where all S_l are alike.
+    """
+    unit = lambda node: isinstance(node, Linear | Norm)
+    product = partial(jnp.einsum, precision="highest")
+    left = iter(moments)
+
+    def solved(row: Linear | Norm, begin: Linear | Norm) -> Linear | Norm:
+        if not (isinstance(row, Linear) and isinstance(begin, Linear)):
+            return begin
+        target, x, s = joined(row), joined(begin), next(left)
+        s = ridged(s[:, : target.shape[1], : target.shape[1]])
+        gram, mean = jnp.linalg.inv(system.T @ system), jnp.linalg.inv(s.mean(0))
+        onto = lambda values: product("lj,lab,lbo->jao", system, s, values)
+        found, _ = jax.scipy.sparse.linalg.cg(
+            lambda knots: onto(product("lk,kbo->lbo", system, knots)), onto(target), x,
+            tol=CG_TOLERANCE, maxiter=CG_STEPS, M=lambda r: product("jk,ab,kbo->jao", gram, mean, r),
+        )  # fmt: skip
+        return Linear(found, None) if row.bias is None else Linear(found[:, :-1], found[:, -1])
+
+    return jax.tree.map(solved, rows, start, is_leaf=unit)
+
+
+def joined(linear: Linear) -> Float[Array, "time inputs outputs"]:
+    """The matrix, with the bias as its last row, which an input that is always 1 meets."""
+    if linear.bias is None:
+        return linear.weight
+    return jnp.concatenate([linear.weight, linear.bias[:, None]], 1)
+
+
+def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time inputs inputs"]:
+    """Second moments that have an inverse."""
+    size = moments.shape[-1]
+    variance = jnp.trace(moments, axis1=1, axis2=2)[:, None, None] / size
+    return moments + RIDGE * variance * jnp.eye(size, dtype=moments.dtype)[None]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

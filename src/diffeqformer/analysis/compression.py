@@ -1,0 +1,180 @@
+"""A table of layers made smaller: over depth, by knots or modes, or within each layer, by low rank.
+
+Each way gives a table of the same shape and the numbers that it takes to store it, so that all are run alike. Squares
+are unweighted, or weighted by the second moments of what each matrix meets on a text (Wang et al. 2024, SVD-LLM,
+arXiv:2403.07378).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, PyTree
+
+from diffeqformer.config import KnotsConfig
+from diffeqformer.model.count import count
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import Linear, Norm
+from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.solve import Step
+from diffeqformer.ode.weights.lifting import fit_knots, ridged
+from diffeqformer.progress import Progress, Silent
+
+Moments = list[Float[Array, "layer _ _"]]
+"""Of each linear map of a block, in the tree's order, (inputs + 1) squared: one more input is always 1."""
+
+
+class Smaller(NamedTuple):
+    """A table that is nearly another one, and the numbers that store it."""
+
+    rows: BlockWeights
+    numbers: int
+
+
+def second_moments(
+    model: Transformer, texts: Int[np.ndarray, "text position"], *, batch: int = 8, progress: Progress | None = None
+) -> Moments:
+    """`mean x x^T` over the inputs x of every linear map of every layer, as the model runs on texts.
+
+    **Arguments:** `model`, a table of layers; `texts`, tokens; `batch`, texts at a time.
+
+    **Returns:** for each linear map an array (layer, inputs + 1, inputs + 1).
+    """
+    total: Any = None
+    with (progress or Silent()).stage("Reading activations", len(texts)) as stage:
+        for start in range(0, len(texts), batch):
+            ids = texts[start : start + batch]
+            found = _moments(model, jnp.asarray(ids))
+            total = found if total is None else jax.tree.map(jnp.add, total, found)
+            stage.advance(len(ids))
+    return jax.tree.map(lambda one: one / texts.size, total)
+
+
+@eqx.filter_jit
+def _moments(model: Transformer, ids: Int[Array, "batch position"]) -> Moments:
+    return model.flow(model.embed(ids), steps=model.grid(), observer=_Inputs(model.field)).kept
+
+
+class _Inputs:
+    """The observer that sums `x x^T` over what each linear map of a step is given."""
+
+    def __init__(self, field: Any) -> None:
+        self._field = field
+
+    def start(self, x: Array) -> None:
+        """Nothing is carried."""
+
+    def see(self, carried: None, step: Step) -> tuple[None, PyTree]:
+        """Evaluate the field once more where the scheme did, with maps that note their inputs."""
+        seen: dict[int, Array] = {}
+
+        def note(place: int, x: Array) -> None:
+            x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+            x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
+            seen[place] = seen.get(place, jnp.zeros((), x.dtype)) + jnp.matmul(x.T, x, precision="highest")
+
+        for half, evaluations in (
+            (self._field.attention, step.attention),
+            (self._field.feed_forward, step.feed_forward),
+        ):
+            for at in evaluations:
+                units, structure = jax.tree.flatten(at.weights, is_leaf=_unit)
+                noted = [
+                    _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
+                    for place, unit in enumerate(units)
+                ]
+                half(jax.tree.unflatten(structure, noted), at.state)
+        return carried, [seen[place] for place in sorted(seen)]
+
+
+class _Noted:
+    """A linear map that hands its inputs on to `note`."""
+
+    def __init__(self, linear: Linear, note: Callable[[Array], None]) -> None:
+        self._linear, self._note = linear, note
+
+    def __call__(self, x: Array, *, key: Any = None) -> Array:
+        self._note(x)
+        return self._linear(x)
+
+
+def fewer_knots(rows: BlockWeights, knots: int, moments: Moments | None = None) -> Smaller:
+    """Lines between K knots at equal distances that come nearest to the layers."""
+    layers = _layers(rows)
+    times = (np.arange(layers) + 0.5) / layers
+    fit = fit_knots(rows, times, KnotsConfig(knots), moments)
+    return Smaller(fit.weights.at(times), count(fit.weights))
+
+
+def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
+    """For each size s the mean over depth and the s - 1 leading singular vectors of what is left, each a matrix.
+
+    It is the truncated SVD of P over depth: time networks `C + P h(t)` with d_emb = s - 1. Of every array by itself.
+    """
+    layers = _layers(rows)
+
+    def split(leaf: Array) -> tuple[np.ndarray, ...]:
+        flat = np.asarray(leaf).reshape(layers, -1)
+        return flat.mean(0), *np.linalg.svd(flat - flat.mean(0), full_matrices=False)
+
+    leaves, structure = jax.tree.flatten(rows)
+    factors = [split(leaf) for leaf in leaves]
+    for size in sizes:
+        kept = size - 1
+        near = [
+            jnp.asarray((mean + (u[:, :kept] * s[:kept]) @ v[:kept]).reshape(leaf.shape))
+            for leaf, (mean, u, s, v) in zip(leaves, factors, strict=True)
+        ]
+        yield Smaller(jax.tree.unflatten(structure, near), size * count(rows) // layers + kept * layers * len(leaves))
+
+
+def low_rank(
+    rows: BlockWeights, sizes: Sequence[int], moments: Moments | None = None, *, around_mean: bool = False
+) -> Iterator[Smaller]:
+    """For each size s every layer's matrices of the rank whose factors take s/L of their numbers.
+
+    With `around_mean` of what each differs by from the mean over depth, which is stored once (Bae et al. 2025, Relaxed
+    Recursive Transformers, arXiv:2410.20672). Biases and norms stay. With `moments` the outputs on that text come
+    nearest, not the matrices.
+    """
+    layers, left = _layers(rows), iter(moments or ())
+    units, structure = jax.tree.flatten(rows, is_leaf=_unit)
+
+    def split(unit: Linear) -> tuple[np.ndarray, ...]:
+        weight = np.asarray(unit.weight)
+        mean = weight.mean(0) if around_mean else np.zeros_like(weight[0])
+        moment = next(left, None)
+        if moment is None:
+            return mean, *np.linalg.svd(weight - mean, full_matrices=False)
+        root = np.linalg.cholesky(np.asarray(ridged(moment[:, :-1, :-1]), np.float64))
+        u, s, v = np.linalg.svd(root.swapaxes(1, 2) @ (weight - mean), full_matrices=False)
+        return mean, np.linalg.solve(root.swapaxes(1, 2), u), s, v
+
+    factors = [split(unit) if isinstance(unit, Linear) else None for unit in units]
+    for size in sizes:
+        near, numbers = [], 0
+        for unit, found in zip(units, factors, strict=True):
+            numbers += count(unit)
+            if found is None:
+                near.append(unit)
+                continue
+            mean, u, s, v = found
+            inputs, outputs = mean.shape
+            rank = int((size - around_mean) / layers * inputs * outputs / (inputs + outputs))
+            weight = mean + (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
+            near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))
+            numbers += layers * rank * (inputs + outputs) + around_mean * mean.size - unit.weight.size
+        yield Smaller(jax.tree.unflatten(structure, near), numbers)
+
+
+def _layers(rows: BlockWeights) -> int:
+    return rows.attention.norm.scale.shape[0]
+
+
+def _unit(node: PyTree) -> bool:
+    return isinstance(node, Linear | Norm)

@@ -1,0 +1,149 @@
+"""`diffeqformer analyze compression`: a table of layers made smaller in several ways, loss against size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import perplexity
+from diffeqformer.studies import inputs
+from diffeqformer.studies.study import Result
+
+MOST = 8
+"""Sizes at most, evenly spread."""
+WAYS = {
+    "knots": "knots",
+    "knots-weighted": "knots, weighted by activations",
+    "modes": "P truncated over depth",
+    "mean-rank": "mean over depth, low rank per layer",
+    "rank": "low rank per layer",
+    "rank-weighted": "low rank per layer, weighted by activations",
+}
+"""In order, and how they are written; the first four share weights over depth, the last two are plain compression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(inputs.OfRun):
+    """Compression over depth beside that within layers, without training: perplexity against numbers stored.
+
+    Example: diffeqformer analyze compression runs/quickstart/gpt
+    """
+
+    data: tuple[str, ...] = ()
+    """Text files or globs; the run's validation split if not given."""
+    texts: int = setting(256, least=2, most=SIZES)
+    """Stretches of the text, evenly spread over it, each as long as the context: activations of every other one, loss
+    of the rest."""
+    batch_size: int = setting(16, least=1, most=SIZES)
+    """Of them at one time."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Make the run's table smaller in every way, and evaluate each at its own depth.
+
+    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two stretches.
+    """
+    require_bounds(arguments, "--")
+    from diffeqformer.analysis import compression as make
+    from diffeqformer.data.loader import spread_windows
+    from diffeqformer.evaluation.perplexity import evaluate
+    from diffeqformer.model.count import count
+    from diffeqformer.model.lift import table_of
+
+    opened, folder = arguments.open("compression", progress)
+    model = opened.model.merge().populate(arguments.steps)
+    weights, layers = table_of(model), model.config.steps
+    if layers < 2:
+        raise BadInput("the model has 1 layer, but needs at least 2 to be made smaller over depth.")
+    tokens, _, _ = inputs.evaluation_text(opened, arguments.data, progress)
+    texts = spread_windows(tokens, arguments.texts, model.config.context + 1)
+    if len(texts) < 2:
+        raise BadInput(f"the text has {len(tokens)} tokens, but needs two times {model.config.context + 1}.")
+    read, judged = texts[::2, :-1], texts[1::2]
+    moments = make.second_moments(model, read, batch=arguments.batch_size, progress=progress)
+    pieces = [judged[at : at + arguments.batch_size] for at in range(0, len(judged), arguments.batch_size)]
+    batches = [(ids, np.ones(ids[:, 1:].shape, bool)) for ids in pieces]
+    rows = weights.layers
+    sizes = sorted({*np.linspace(1, layers - 1, min(MOST, layers - 1)).round().astype(int).tolist()})
+    ways: dict[str, Iterable[make.Smaller]] = {
+        "knots": (make.fewer_knots(rows, size) for size in sizes),
+        "knots-weighted": (make.fewer_knots(rows, size, moments) for size in sizes),
+        "modes": make.depth_modes(rows, sizes),
+        "mean-rank": make.low_rank(rows, sizes, around_mean=True),
+        "rank": make.low_rank(rows, sizes),
+        "rank-weighted": make.low_rank(rows, sizes, moments),
+    }
+    original, found = evaluate(model, batches, progress=progress, name="Evaluating the original").loss, []
+    with progress.stage("Evaluating smaller models", len(ways) * len(sizes)) as stage:
+        for way, made in ways.items():
+            for size, smaller in zip(sizes, made, strict=True):
+                own = model.replace(weights=replace(weights, layers=smaller.rows))
+                loss = evaluate(own, batches).loss
+                found.append({"way": way, "size": size, "numbers": smaller.numbers, "loss": loss})
+                stage.advance(1)
+    text = ", ".join(arguments.data) if arguments.data else f"the validation text of {opened.folder}"
+    about = (
+        f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
+        f"{opened.folder} at update {opened.step}, {layers} layers."
+    )
+    known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": original}
+    return result(found, known, about, folder)
+
+
+def result(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any], about: str, folder: Path = Path()) -> Result:
+    """Sentences, the table and the figure.
+
+    **Arguments:** `found`, one record per way and size: `way`, `size` (in layers), `numbers`, `loss` (nats); `known`,
+    `layers`, `block_numbers` and `original` (the loss of the whole model), and more for the JSON document; `about`,
+    what was evaluated on what.
+    """
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies import compression_figures as draw
+
+    caption = "Perplexity against the numbers that the blocks take, without training; the line is the whole model."
+    names = ("size", "numbers", "loss")
+    arrays = {name: np.asarray([row[name] for row in found]) for name in names}
+    return Result(
+        "compression",
+        "Smaller over depth, or within layers",
+        (
+            headline(found, known),
+            about,
+            "Over depth: K knots by least squares, or the mean and K − 1 singular vectors over depth of every array, "
+            "as time networks with d_emb K − 1 hold them. Within layers: each matrix of the rank whose factors take "
+            "K/L of its numbers; biases and norms are kept. Weighted: the outputs on the text come nearest, not the "
+            "matrices.",
+        ),
+        (table(found, known),),
+        (both_widths("compression-loss", caption, draw.loss_against_size, found, known),),
+        arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
+        document={**known, "smaller": list(found)},
+        folder=folder,
+    )
+
+
+def headline(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+    """The best way over depth and the best within layers, at the size nearest to three quarters."""
+    size = min({row["size"] for row in found}, key=lambda size: abs(size / known["layers"] - 0.75))
+    at = {row["way"]: row["loss"] for row in found if row["size"] == size}
+    over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:4], list(WAYS)[4:]))
+    said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
+    return (
+        f"With {size} of {known['layers']} layers' numbers the perplexity is {said(over)} at best over depth and "
+        f"{said(within)} within layers, of {perplexity(float(np.exp(known['original'])))} whole."
+    )
+
+
+def table(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> Table:
+    """One row per way, one column per size."""
+    sizes = sorted({row["size"] for row in found})
+    at = {(row["way"], row["size"]): perplexity(float(np.exp(row["loss"]))) for row in found}
+    columns = ("way", *(f"{size}/{known['layers']}" for size in sizes))
+    rows = tuple((name, *(at[way, size] for size in sizes)) for way, name in WAYS.items())
+    return Table("Perplexity, by the share of the blocks' numbers", columns, rows)

@@ -1,0 +1,37 @@
+"""The page of loss against size: its headline, its table and its figure are of what was measured."""
+
+import math
+
+import numpy as np
+import pytest
+
+from diffeqformer.studies.compression import WAYS, result
+from diffeqformer.studies.compression_figures import loss_against_size
+from tests.studies.pictures import WIDTHS, legend, points
+
+FOUND = [
+    {"way": way, "size": size, "numbers": 100 * size, "loss": math.log(10 + place + 8 / size)}
+    for place, way in enumerate(WAYS)
+    for size in (1, 3)
+]
+KNOWN = {"layers": 4, "block_numbers": 400, "original": math.log(5)}
+
+
+def test_the_best_over_depth_stands_beside_the_best_within_layers():
+    made = result(FOUND, KNOWN, "a text")
+    assert made.findings[0] == (
+        "With 3 of 4 layers' numbers the perplexity is 12.67 (knots) at best over depth and 16.67 (low rank per layer) "
+        "within layers, of 5.00 whole."
+    )
+    assert made.tables[0].columns == ("way", "1/4", "3/4")
+    assert made.tables[0].rows[5] == ("low rank per layer, weighted by activations", "23.00", "17.67")
+    assert made.arrays["loss"].shape == (12,) and made.document["smaller"] == FOUND
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_way_is_drawn_against_its_share_of_the_numbers(width):
+    figure = loss_against_size([*FOUND, {**FOUND[0], "size": 2, "loss": math.nan}], KNOWN, width=width)
+    whole, *lines = figure.axes[0].lines
+    assert list(whole.get_ydata()) == pytest.approx([5, 5]) and list(legend(figure)) == list(WAYS.values())
+    for place, line in enumerate(lines):
+        np.testing.assert_allclose(points(line), [[0.25, 18 + place], [0.75, 10 + place + 8 / 3]])
