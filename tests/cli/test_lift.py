@@ -94,7 +94,7 @@ def test_a_table_for_people(call, place, lifted, tmp_path):
 def test_a_text_weighs_fewer_knots_and_compression_is_a_page(call, place, tmp_path):
     found = {}
     for name, words in {"plain": (), "weighted": ("--data", place.text)}.items():
-        called = call("lift", place.run("layer"), "--to", tmp_path / name, "--knots", 1, *words, "--json")
+        called = call("lift", place.run("layer"), "--to", tmp_path / name, "--knots", 1, "--align", *words, "--json")
         assert called.status == 0, called.err
         found[name] = losses(call("eval", tmp_path / name, "--json"))[2]
     assert found["weighted"] != found["plain"]

@@ -4,13 +4,16 @@ import dataclasses
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from diffeqformer.config import GPTConfig, KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
-from diffeqformer.model.lift import lift
+from diffeqformer.model.lift import aligned, lift
+from diffeqformer.ode.field import Block
+from diffeqformer.ode.weights.alignment import align
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -84,6 +87,35 @@ def test_more_knots_are_the_same_function():
     assert found.model.weights.knots == 6 and found.difference <= STATES
     plain = lift(model, key=KEY).model
     np.testing.assert_allclose(logits(found.model, ids, 6), logits(plain, ids, 6), atol=STATES)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama, grouped queries", "qwen, of wider heads"])
+def test_aligned_layers_compute_what_they_did_and_are_nearer(kind):
+    model, ids = model_of(TABLES[kind]), tokens()
+    found = aligned(model)
+    np.testing.assert_allclose(logits(found, ids), logits(model, ids), atol=STATES)
+    apart = lambda one: sum(
+        float(jnp.square(leaf[1:] - leaf[:-1]).sum()) for leaf in jax.tree.leaves(one.weights) if leaf.ndim > 2
+    )
+    assert apart(found) < apart(model)
+    # A layer that is the one before, with its units and heads in another order, is found again.
+    field, own = model.field, jax.tree.map(lambda leaf: leaf[:1], found.weights.layers)
+    units = np.arange(field.hidden)[::-1]
+    backwards = np.arange(field.kv_heads)[::-1]
+    columns = lambda heads: (heads[:, None] * field.head_width + np.arange(field.head_width)).ravel()
+    query = columns(np.arange(field.heads).reshape(field.kv_heads, -1)[backwards].ravel())
+    both = np.concatenate([query, len(query) + columns(np.concatenate([backwards, field.kv_heads + backwards]))])
+    taken = lambda one, order: jax.tree.map(lambda leaf: leaf[..., order], one)
+    attention, half = own.attention, own.feed_forward
+    output, down = attention.output, half.down
+    other = Block(
+        replace(attention, query_key_value=taken(attention.query_key_value, both),
+                output=replace(output, weight=output.weight[:, query])),
+        replace(half, up=taken(half.up, units), gate=taken(half.gate, units),
+                down=replace(down, weight=down.weight[:, units])),
+    )  # fmt: skip
+    twice = align(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), own, other), field)
+    jax.tree.map(lambda leaf: np.testing.assert_allclose(leaf[1], leaf[0], atol=STATES), twice)
 
 
 def with_adapters(model):

@@ -20,12 +20,12 @@ KNOWN = {"layers": 4, "block_numbers": 400, "original": math.log(5)}
 def test_the_best_over_depth_stands_beside_the_best_within_layers():
     made = result(FOUND, KNOWN, "a text")
     assert made.findings[0] == (
-        "With 3 of 4 layers' numbers the perplexity is 12.67 (knots) at best over depth and 16.67 (low rank per layer) "
+        "With 3 of 4 layers' numbers the perplexity is 12.67 (knots) at best over depth and 17.67 (low rank per layer) "
         "within layers, of 5.00 whole."
     )
     assert made.tables[0].columns == ("way", "1/4", "3/4")
-    assert made.tables[0].rows[5] == ("low rank per layer, weighted by activations", "23.00", "17.67")
-    assert made.arrays["loss"].shape == (12,) and made.document["smaller"] == FOUND
+    assert made.tables[0].rows[-1] == ("low rank per layer, weighted by activations", "24.00", "18.67")
+    assert made.arrays["loss"].shape == (14,) and made.document["smaller"] == FOUND
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,4 +1,4 @@
-"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K [--data FILES]] [--d-emb N]`"""
+"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K [--data FILES]] [--d-emb N] [--align]`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ class Arguments:
     """Interpolated between knots, or given by small networks of time."""
     knots: Annotated[int | None, tyro.conf.arg(metavar="K")] = setting(None, least=1, most=MOST_STEPS)
     """Number of knots, as many as layers if not given; fewer or more make the model smaller or larger, and another."""
+    align: bool = False
+    """Write neighbouring layers alike first, as permutations and rotations that change nothing at their own depth."""
     data: tuple[str, ...] = ()
     """Text files or globs, by whose activations the least squares of fewer knots are weighted."""
     d_emb: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
@@ -55,7 +57,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     progress = Terminal()
     opened = load_run(given.run, given.checkpoint, progress)
-    names = ("knots", "d_emb", "data", "checkpoint")
+    names = ("knots", "d_emb", "align", "data", "checkpoint")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     made, found = lift_run(opened, given.to, given.weights, **settings, progress=progress)
     stored, m = count(made.model), made.config.model

@@ -16,7 +16,9 @@ from jaxtyping import Array, Key
 from diffeqformer.config import KnotsConfig, LayerConfig, TimeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.weights import LayerWeights
+from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
 from diffeqformer.ode.weights.lifting import fit_knots, fit_time
 
@@ -96,6 +98,16 @@ def lift(
             f"by at most {EXACT:g} (condition number {found.condition:.1e}); a larger d_emb, or 'knots', is exact."
         )
     return found
+
+
+def aligned(model: Transformer) -> Transformer:
+    """The same model, its layers written so that neighbours are near: lines between them then mean more.
+
+    **Raises:** `BadInput` for a model that is no table of layers.
+    """
+    weights = table_of(model)
+    field: TransformerField = model.field  # pyright: ignore[reportAssignmentType]
+    return model.replace(weights=replace(weights, layers=align(weights.layers, field)))
 
 
 def difference(one: Transformer, other: Transformer) -> float:

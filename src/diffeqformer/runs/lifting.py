@@ -13,7 +13,7 @@ from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.model.count import count
-from diffeqformer.model.lift import Lifted, lift, table_of
+from diffeqformer.model.lift import Lifted, aligned, difference, lift, table_of
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
@@ -33,6 +33,7 @@ def lift_run(
     *,
     knots: int | None = None,
     d_emb: int | None = None,
+    align: bool = False,
     data: Sequence[str] = (),
     checkpoint: Which = "latest",
     progress: Progress | None = None,
@@ -42,7 +43,8 @@ def lift_run(
     The text, and with it the validation split, stays that of `run`, if it has one.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or be empty; `kind`,
-    `knots` and `d_emb` as for `lift`; `data`, text files or globs by whose activations fewer knots are weighted;
+    `knots` and `d_emb` as for `lift`; `align`, whether neighbouring layers are aligned first;
+    `data`, text files or globs by whose activations fewer knots are weighted;
     `checkpoint`, which of the run's this is.
 
     **Returns:** the new run, at update 0, and what `lift` measured.
@@ -52,14 +54,16 @@ def lift_run(
     """
     progress, to = progress or Silent(), path_of(to)
     require_free(to)
-    moments = None
+    moments, model = None, aligned(run.model) if align else run.model
     if data:
         table_of(run.model)  # before the text is read
         tokens, _ = tokens_of(data, run.config.data, load_tokenizer(run.folder / files.TOKENIZER), progress)
-        moments = second_moments(run.model, spread_windows(tokens, TEXTS, run.config.model.context), progress=progress)
+        moments = second_moments(model, spread_windows(tokens, TEXTS, run.config.model.context), progress=progress)
     with progress.stage("Lifting", 1) as stage:
         key = jax.random.key(run.config.trainer.seed)
-        lifted = lift(run.model, kind, knots=knots, d_emb=d_emb, moments=moments, key=key)
+        lifted = lift(model, kind, knots=knots, d_emb=d_emb, moments=moments, key=key)
+        if align:
+            lifted = replace(lifted, difference=difference(run.model, lifted.model))
         stage.advance(1)
     return write_derived(run, to, lifted.model, checkpoint), lifted
 

@@ -20,12 +20,13 @@ MOST = 8
 WAYS = {
     "knots": "knots",
     "knots-weighted": "knots, weighted by activations",
+    "knots-aligned": "knots, layers aligned",
     "modes": "P truncated over depth",
     "mean-rank": "mean over depth, low rank per layer",
     "rank": "low rank per layer",
     "rank-weighted": "low rank per layer, weighted by activations",
 }
-"""In order, and how they are written; the first four share weights over depth, the last two are plain compression."""
+"""In order, and how they are written; those of rank alone share nothing over depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.data.loader import spread_windows
     from diffeqformer.evaluation.perplexity import evaluate
     from diffeqformer.model.count import count
-    from diffeqformer.model.lift import table_of
+    from diffeqformer.model.lift import aligned, table_of
 
     opened, folder = arguments.open("compression", progress)
     model = opened.model.merge().populate(arguments.steps)
@@ -69,11 +70,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     moments = make.second_moments(model, read, batch=arguments.batch_size, progress=progress)
     pieces = [judged[at : at + arguments.batch_size] for at in range(0, len(judged), arguments.batch_size)]
     batches = [(ids, np.ones(ids[:, 1:].shape, bool)) for ids in pieces]
-    rows = weights.layers
+    rows, alike = weights.layers, aligned(model).weights.layers  # pyright: ignore[reportAttributeAccessIssue]
     sizes = sorted({*np.linspace(1, layers - 1, min(MOST, layers - 1)).round().astype(int).tolist()})
     ways: dict[str, Iterable[make.Smaller]] = {
         "knots": (make.fewer_knots(rows, size) for size in sizes),
         "knots-weighted": (make.fewer_knots(rows, size, moments) for size in sizes),
+        "knots-aligned": (make.fewer_knots(alike, size) for size in sizes),
         "modes": make.depth_modes(rows, sizes),
         "mean-rank": make.low_rank(rows, sizes, around_mean=True),
         "rank": make.low_rank(rows, sizes),
@@ -132,7 +134,7 @@ def headline(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> st
     """The best way over depth and the best within layers, at the size nearest to three quarters."""
     size = min({row["size"] for row in found}, key=lambda size: abs(size / known["layers"] - 0.75))
     at = {row["way"]: row["loss"] for row in found if row["size"] == size}
-    over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:4], list(WAYS)[4:]))
+    over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:-2], list(WAYS)[-2:]))
     said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
     return (
         f"With {size} of {known['layers']} layers' numbers the perplexity is {said(over)} at best over depth and "

@@ -1,0 +1,111 @@
+"""Alignment of neighbouring layers: the same layers, written so that what lies between two of them means something.
+
+A layer computes the same if its hidden units are permuted, its heads are permuted, and the axes within a head are
+rotated: those of value and output, and, where no rotary embedding or norm tells them apart, those of query and key. Of
+all these each layer is given the one nearest to the layer before. Sources: Singh & Jaggi 2020, arXiv:1910.05653;
+Ainsworth et al. 2022, arXiv:2209.04836 (of two networks; here of one network's layers).
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import linear_sum_assignment
+
+from diffeqformer.nn.attention import AttentionWeights
+from diffeqformer.nn.feed_forward import FeedForwardWeights
+from diffeqformer.nn.linear import Linear
+from diffeqformer.ode.field import Block, BlockWeights, TransformerField
+
+
+def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
+    """The rows of a table, each aligned to the one before; every layer computes what it did, to rounding.
+
+    **Arguments:** `rows`, on one leading axis; `field`, which they are the weights of.
+    """
+    layers = rows.attention.norm.scale.shape[0]
+    done = [jax.tree.map(lambda leaf: leaf[0], rows)]
+    for layer in range(1, layers):
+        own, last = jax.tree.map(lambda leaf, layer=layer: leaf[layer], rows), done[-1]
+        done.append(Block(_heads(own.attention, last.attention, field), _units(own.feed_forward, last.feed_forward)))
+    return jax.tree.map(lambda *each: jnp.stack(each), *done)
+
+
+def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeights:
+    """Hidden units in the order in which their weights, in and out, have the largest cosines with those of `last`."""
+
+    def features(half: FeedForwardWeights) -> np.ndarray:
+        parts = [_joined(one) for one in (half.up, half.gate) if one is not None]
+        return _unit_length(np.concatenate([*parts, np.asarray(half.down.weight).T]).T)
+
+    _, order = linear_sum_assignment(-features(last) @ features(own).T)
+    taken = lambda one: None if one is None else _split(_joined(one)[:, order], one)
+    return replace(
+        own, up=taken(own.up), gate=taken(own.gate), down=Linear(own.down.weight[order], own.down.bias)
+    )  # fmt: skip
+
+
+def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerField) -> AttentionWeights:
+    """Heads in the order in which their circuits QK and OV have the largest cosines, then rotated within.
+
+    Heads that share keys and values stay together, and in their order.
+    """
+    heads, groups, width = field.heads, field.kv_heads, field.head_width
+
+    def parts(half: AttentionWeights) -> list[np.ndarray]:
+        table = _joined(half.query_key_value)
+        query, key, value = np.split(table.reshape(len(table), -1, width), [heads, heads + groups], axis=1)
+        query = query.reshape(len(table), groups, -1, width).transpose(1, 2, 0, 3)  # group, head, input, axis
+        output = np.asarray(half.output.weight, np.float64).reshape(groups, heads // groups, width, -1)
+        return [query, key.swapaxes(0, 1), value.swapaxes(0, 1), output]
+
+    def circuits(one: list[np.ndarray], other: list[np.ndarray]) -> np.ndarray:
+        """Inner products of QK and of OV of all pairs of groups: `<q k^T, q' k'^T> = sum (q^T q') * (k^T k')`."""
+        query = np.einsum("ihad,jhae->ijde", one[0], other[0], optimize=True)
+        key, value = (np.einsum("iad,jae->ijde", one[n], other[n], optimize=True) for n in (1, 2))
+        output = np.einsum("ihda,jhea->ijde", one[3], other[3], optimize=True)
+        return np.stack([(query * key).sum((2, 3)), (value * output).sum((2, 3))])
+
+    def lengths(one: list[np.ndarray]) -> np.ndarray:
+        return np.sqrt(np.maximum(np.diagonal(circuits(one, one), axis1=1, axis2=2), np.finfo(float).tiny))
+
+    there, here = parts(last), parts(own)
+    cosines = circuits(there, here) / (lengths(there)[:, :, None] * lengths(here)[:, None])
+    _, order = linear_sum_assignment(-cosines.sum(0))
+    query, key, value, output = (one[order] for one in here)
+    if not (field.turned or field.head_norms):
+        turn = _nearest_rotation(np.einsum("ihad,ihae->ide", query, there[0]) + key.swapaxes(1, 2) @ there[1])
+        query, key = query @ turn[:, None], key @ turn
+    turn = _nearest_rotation(value.swapaxes(1, 2) @ there[2] + np.einsum("ihda,ihea->ide", output, there[3]))
+    value, output = value @ turn, turn.swapaxes(1, 2)[:, None] @ output
+    inputs = query.shape[2]
+    table = [query.transpose(2, 0, 1, 3), key.swapaxes(0, 1), value.swapaxes(0, 1)]
+    return replace(
+        own,
+        query_key_value=_split(np.concatenate([one.reshape(inputs, -1) for one in table], 1), own.query_key_value),
+        output=Linear(jnp.asarray(output.reshape(own.output.weight.shape), own.output.weight.dtype), own.output.bias),
+    )
+
+
+def _nearest_rotation(matrix: Float[np.ndarray, "*batch n n"]) -> Float[np.ndarray, "*batch n n"]:
+    """The orthogonal R of the largest `tr R^T M` (Schönemann 1966)."""
+    u, _, v = np.linalg.svd(matrix)
+    return u @ v
+
+
+def _joined(linear: Linear) -> np.ndarray:
+    """Matrix and bias, one below the other, so that a column is all that an output reads."""
+    rows = [np.asarray(linear.weight, np.float64)]
+    return np.concatenate(rows if linear.bias is None else [*rows, np.asarray(linear.bias, np.float64)[None]])
+
+
+def _split(table: np.ndarray, like: Linear) -> Linear:
+    """The linear map of `_joined`."""
+    rows = jnp.asarray(table, like.weight.dtype)
+    return Linear(rows, None) if like.bias is None else Linear(rows[:-1], rows[-1])
+
+
+def _unit_length(rows: Float[np.ndarray, "row column"]) -> Float[np.ndarray, "row column"]:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
