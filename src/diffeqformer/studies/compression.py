@@ -18,15 +18,15 @@ from diffeqformer.studies.study import Result
 MOST = 8
 """Sizes at most, evenly spread."""
 WAYS = {
+    "knots-as-is": "knots, layers not aligned",
     "knots": "knots",
     "knots-weighted": "knots, weighted by activations",
-    "knots-aligned": "knots, layers aligned",
     "modes": "P truncated over depth",
     "mean-rank": "mean over depth, low rank per layer",
     "rank": "low rank per layer",
     "rank-weighted": "low rank per layer, weighted by activations",
 }
-"""In order, and how they are written; those of rank alone share nothing over depth."""
+"""In order, and how they are written; the last two share nothing over depth, the others are of aligned layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.model.lift import aligned, table_of
 
     opened, folder = arguments.open("compression", progress)
-    model = opened.model.merge().populate(arguments.steps)
-    weights, layers = table_of(model), model.config.steps
+    original = opened.model.merge().populate(arguments.steps)
+    as_is, layers = table_of(original).layers, original.config.steps
     if layers < 2:
         raise BadInput("the model has 1 layer, but needs at least 2 to be made smaller over depth.")
     tokens, _, _ = inputs.evaluation_text(opened, arguments.data, progress)
+    model = aligned(original)
     texts = spread_windows(tokens, arguments.texts, model.config.context + 1)
     if len(texts) < 2:
         raise BadInput(f"the text has {len(tokens)} tokens, but needs two times {model.config.context + 1}.")
@@ -70,18 +71,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     moments = make.second_moments(model, read, batch=arguments.batch_size, progress=progress)
     pieces = [judged[at : at + arguments.batch_size] for at in range(0, len(judged), arguments.batch_size)]
     batches = [(ids, np.ones(ids[:, 1:].shape, bool)) for ids in pieces]
-    rows, alike = weights.layers, aligned(model).weights.layers  # pyright: ignore[reportAttributeAccessIssue]
+    weights = table_of(model)
+    rows = weights.layers
     sizes = sorted({*np.linspace(1, layers - 1, min(MOST, layers - 1)).round().astype(int).tolist()})
     ways: dict[str, Iterable[make.Smaller]] = {
+        "knots-as-is": (make.fewer_knots(as_is, size) for size in sizes),
         "knots": (make.fewer_knots(rows, size) for size in sizes),
         "knots-weighted": (make.fewer_knots(rows, size, moments) for size in sizes),
-        "knots-aligned": (make.fewer_knots(alike, size) for size in sizes),
         "modes": make.depth_modes(rows, sizes),
         "mean-rank": make.low_rank(rows, sizes, around_mean=True),
         "rank": make.low_rank(rows, sizes),
         "rank-weighted": make.low_rank(rows, sizes, moments),
     }
-    original, found = evaluate(model, batches, progress=progress, name="Evaluating the original").loss, []
+    whole, found = evaluate(original, batches, progress=progress, name="Evaluating the original").loss, []
     with progress.stage("Evaluating smaller models", len(ways) * len(sizes)) as stage:
         for way, made in ways.items():
             for size, smaller in zip(sizes, made, strict=True):
@@ -94,7 +96,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
         f"{opened.folder} at update {opened.step}, {layers} layers."
     )
-    known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": original}
+    known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": whole}
     return result(found, known, about, folder)
 
 
@@ -117,10 +119,10 @@ def result(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any], about: 
         (
             headline(found, known),
             about,
-            "Over depth: K knots by least squares, or the mean and K − 1 singular vectors over depth of every array, "
-            "as time networks with d_emb K − 1 hold them. Within layers: each matrix of the rank whose factors take "
-            "K/L of its numbers; biases and norms are kept. Weighted: the outputs on the text come nearest, not the "
-            "matrices.",
+            "Over depth, of layers that are aligned to their neighbours: K knots by least squares, or the mean and "
+            "K − 1 singular vectors over depth of every array, as time networks with d_emb K − 1 hold them. Within "
+            "layers: each matrix of the rank whose factors take K/L of its numbers; biases and norms are kept. "
+            "Weighted: the outputs on the text come nearest, not the matrices.",
         ),
         (table(found, known),),
         (both_widths("compression-loss", caption, draw.loss_against_size, found, known),),

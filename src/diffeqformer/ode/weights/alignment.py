@@ -18,6 +18,7 @@ from diffeqformer.nn.attention import AttentionWeights
 from diffeqformer.nn.feed_forward import FeedForwardWeights
 from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import Block, BlockWeights, TransformerField
+from diffeqformer.ode.weights.lifting import joined
 
 
 def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
@@ -96,9 +97,7 @@ def _nearest_rotation(matrix: Float[np.ndarray, "*batch n n"]) -> Float[np.ndarr
 
 
 def _joined(linear: Linear) -> np.ndarray:
-    """Matrix and bias, one below the other, so that a column is all that an output reads."""
-    rows = [np.asarray(linear.weight, np.float64)]
-    return np.concatenate(rows if linear.bias is None else [*rows, np.asarray(linear.bias, np.float64)[None]])
+    return np.asarray(joined(linear), np.float64)
 
 
 def _split(table: np.ndarray, like: Linear) -> Linear:

@@ -113,11 +113,11 @@ def _weighted(
     return jax.tree.map(solved, rows, start, is_leaf=unit)
 
 
-def joined(linear: Linear) -> Float[Array, "time inputs outputs"]:
+def joined(linear: Linear) -> Float[Array, "*time inputs outputs"]:
     """The matrix, with the bias as its last row, which an input that is always 1 meets."""
     if linear.bias is None:
         return linear.weight
-    return jnp.concatenate([linear.weight, linear.bias[:, None]], 1)
+    return jnp.concatenate([linear.weight, linear.bias[..., None, :]], -2)
 
 
 def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time inputs inputs"]:
