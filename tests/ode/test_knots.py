@@ -10,8 +10,10 @@ import pytest
 from scipy.interpolate import CubicSpline
 
 from diffeqformer.config import KnotsConfig
+from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid, Nodes
+from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 from tests.models import TINY, logits, model_of, tokens
 
@@ -58,6 +60,17 @@ def test_at_its_own_nodes_it_is_the_table_of_its_knots_to_the_bit(place, node, b
     table = weights.table(Grid(3), Nodes.same(node))
     for row, leaf in zip(jax.tree.leaves(table), jax.tree.leaves(weights.rows), strict=True):
         np.testing.assert_array_equal(row[:, 0], leaf)
+
+
+def test_a_constant_start_is_one_layer_at_all_times_as_large_as_any():
+    sections = [KnotsConfig(3, start=start) for start in ("constant", "independent")]
+    models = [build(dataclasses.replace(TINY, weights=section), jax.random.key(0)) for section in sections]
+    constant, independent = ([np.asarray(one.weight) for one in linear_maps(m.weights.rows).values()] for m in models)
+    for ours, usual in zip(constant, independent, strict=True):
+        np.testing.assert_array_equal(ours, ours[:1].repeat(3, 0))
+        assert not np.array_equal(usual[0], usual[1])
+        # The standard deviation of n normal numbers is off by 1 / sqrt(2 n) of it; five times that, of two samples.
+        assert ours[0].std() == pytest.approx(usual[1].std(), rel=5 * usual[0].size ** -0.5)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -99,6 +99,8 @@ class KnotsConfig(Section):
     """Knots in the middles or at the ends of K equal parts of depth; constant before the first and after the last."""
     average: bool = False
     """A step takes the mean of the weights over it, instead of those at the scheme's nodes."""
+    start: Literal["independent", "constant"] = "independent"
+    """Initial knots: each as a layer of a table begins, or all alike, so that weights begin constant over depth."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the knots; `None` for a model without."""
 

@@ -154,7 +154,12 @@ class KnotWeights(eqx.Module):
 
 
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
-    """New weights of kind `knots`: each knot starts as a layer of a table does."""
-    rows = initial_rows(shapes, END_OF_STEP, section.knots or grid.steps, key)
+    """New weights of kind `knots`: each knot starts as a layer of a table does, or all as the same one.
+
+    The mean of independent layers, which is what a long step takes, is shorter than each; that of equal ones is not.
+    """
+    knots = section.knots or grid.steps
+    rows = initial_rows(shapes, END_OF_STEP, knots if section.start == "independent" else 1, key)
+    rows = jax.tree.map(lambda row: jnp.broadcast_to(row, (knots, *row.shape[1:])), rows)
     weights = KnotWeights(rows, section.basis, section.place, section.average)
     return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
