@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,13 +26,20 @@ def test_other_depths_generate_as_the_model_at_that_depth():
     assert (np.asarray(made[:, 0]) == np.asarray(logits(model, ids, steps=9)[:, -1].argmax(-1))).all()
 
 
-def test_each_token_is_written_into_the_cache_in_place():
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_each_token_is_written_into_the_cache_in_place(precision):
     """A copy of the cache, one a token, would be another array of its size in the compiled program."""
     config = ModelConfig(weights="layer", steps=6, width=16, heads=2, context=512, vocabulary=40, hidden=16)
+    config = dataclasses.replace(config, compute_dtype=precision)
     model, ids = model_of(config), jnp.zeros((4, 2), jnp.int32)
-    plan = _generate.lower(model, ids, jax.random.key(0), 500, 0.0, None, None).compile().compiled.memory_analysis()
+    program = _generate.lower(model, ids, jax.random.key(0), 500, 0.0, None, None).compile().compiled
     cache = jax.eval_shape(lambda: model.empty_cache(4, 502))
-    assert plan.temp_size_in_bytes < 1.5 * sum(leaf.size * 4 for leaf in jax.tree.leaves(cache))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+    assert program.memory_analysis().temp_size_in_bytes < 1.5 * size
+    if precision == "bfloat16":  # nor is all of the cache, or of a matrix's rows, converted to float32 for one of them
+        text = program.as_text()
+        assert f"f32[{','.join(map(str, cache.keys.shape))}]" not in text
+        assert " f32[6,16,16]{2,1,0} convert(" not in text
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another():

@@ -21,7 +21,7 @@ def test_states_and_logits_of_a_bfloat16_model_are_float32():
     model = model_of(NARROW)
     found = logits(model, tokens())
     assert states(model, tokens()).dtype == found.dtype == jnp.float32
-    assert model.empty_cache(1, 4).keys.dtype == jnp.bfloat16
+    assert model.empty_cache(1, 4).keys.dtype.itemsize == 2
     exact = logits(model_of(TINY), tokens())
     error = jnp.abs(found - exact).max() / jnp.abs(exact).max()
     assert 0 < error < 0.05

@@ -78,8 +78,8 @@ def _generate(
     batch, length = prompt.shape
     cache = model.empty_cache(batch, length + new_tokens)
     logits, cache = model.decode(prompt, cache, jnp.zeros((), jnp.int32))
-    first_key, *rest = jax.random.split(key, new_tokens)
-    token = choose(logits[:, -1], first_key, temperature, top_k, top_p)
+    keys = jax.random.split(key, new_tokens)
+    token = choose(logits[:, -1], keys[0], temperature, top_k, top_p)
 
     def one(carry: tuple, now: tuple) -> tuple[tuple, Array]:
         token, cache = carry
@@ -88,10 +88,8 @@ def _generate(
         token = choose(logits[:, -1], key, temperature, top_k, top_p)
         return (token, cache), token
 
-    if not rest:
-        return token[:, None]
     positions = length + jnp.arange(new_tokens - 1, dtype=jnp.int32)
-    _, tokens = jax.lax.scan(one, (token, cache), (positions, jnp.stack(rest)))
+    _, tokens = jax.lax.scan(one, (token, cache), (positions, keys[1:]))
     return jnp.concatenate([token[:, None], tokens.T], axis=1)
 
 

@@ -17,7 +17,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding, require_tokens
-from diffeqformer.nn.linear import Norm, normalise, unit_rms, wide
+from diffeqformer.nn.linear import Norm, as_bits, normalise, unit_rms, wide
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
@@ -177,7 +177,7 @@ class Transformer(eqx.Module):
         """A key-value cache for `positions` positions: one slot per step and attention evaluation."""
         heads, head_width = self.field.key_value_heads
         shape = (self.config.steps, self.scheme.evaluations.attention, batch, heads, positions, head_width)
-        zeros = jnp.zeros(shape, self._compute_dtype)
+        zeros = as_bits(jnp.zeros(shape, self._compute_dtype))
         return KeyValueCache(zeros, zeros)
 
     @property

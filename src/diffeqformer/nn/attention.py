@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from diffeqformer.nn.dropout import dropout
-from diffeqformer.nn.linear import wide
+from diffeqformer.nn.linear import as_bits, wide
 
 L = TypeVar("L")
 N = TypeVar("N")
@@ -37,11 +37,12 @@ class AttentionWeights(eqx.Module, Generic[L, N]):
 class KeyValueCache(eqx.Module):
     """Keys and values of all positions so far; positions not reached yet hold zeros and are masked.
 
-    Positions stand behind heads, as they are multiplied: else each new token would turn the whole cache around.
+    Positions stand behind heads, as they are multiplied: else each new token would turn the whole cache around. Floats
+    of 16 bits are kept as bits (`as_bits`).
     """
 
-    keys: Float[Array, "*slots batch kv_heads position head_width"]
-    values: Float[Array, "*slots batch kv_heads position head_width"]
+    keys: Shaped[Array, "*slots batch kv_heads position head_width"]
+    values: Shaped[Array, "*slots batch kv_heads position head_width"]
 
 
 class Slot(eqx.Module):
@@ -65,7 +66,7 @@ class Slot(eqx.Module):
         def written(whole: Array, new: Array) -> Array:
             new = jnp.expand_dims(jnp.swapaxes(new, 1, 2), tuple(range(len(self.at))))
             place = [jnp.asarray(index, jnp.int32) for index in (*self.at, 0, 0, start, 0)]  # one type, in x64 too
-            return jax.lax.dynamic_update_slice(whole, new.astype(whole.dtype), place)
+            return jax.lax.dynamic_update_slice(whole, as_bits(new), place)
 
         return Slot(KeyValueCache(written(self.cache.keys, keys), written(self.cache.values, values)), self.at)
 
@@ -76,6 +77,7 @@ class Slot(eqx.Module):
         keys, values = self.cache.keys, self.cache.values
         for place in self.at:
             keys, values = (jax.lax.dynamic_index_in_dim(part, place, keepdims=False) for part in (keys, values))
+        keys, values = keys.view(query.dtype), values.view(query.dtype)
         return _mean(_weights(query, keys, mask).astype(values.dtype), values)
 
 

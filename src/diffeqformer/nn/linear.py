@@ -100,6 +100,14 @@ def wide(dtype: Any) -> Any:
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype
 
 
+def as_bits(x: Array) -> Array:
+    """Floats of 16 bits as the integers that their bits are, which `view` turns back; anything else as it is.
+
+    XLA has no 16-bit floats on CPUs: to write one row of a large array, or take one, it converts all of it to float32.
+    """
+    return x.view(jnp.uint16) if x.dtype in (jnp.bfloat16, jnp.float16) else x
+
+
 def unit_rms(x: Float[Array, "*batch width"], epsilon: float) -> Float[Array, "*batch width"]:
     """`x / sqrt(mean(x^2) + epsilon)` over the last axis."""
     return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)

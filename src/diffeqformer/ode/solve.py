@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key, PyTree
 
 from diffeqformer.nn.attention import KeyValueCache, Slot
+from diffeqformer.nn.linear import as_bits
 from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
@@ -115,6 +116,8 @@ def solve(
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
     table, with_nodes = _without_single_nodes(table)
+    if cache is not None:
+        table, with_nodes = _in_bits(table, with_nodes)
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     given = keys, lengths
@@ -157,6 +160,15 @@ def _without_single_nodes(table: BlockWeights) -> tuple[BlockWeights, Callable[[
     single = jax.tree.map(lambda leaf: leaf.shape[1] == 1, table)
     without = jax.tree.map(lambda leaf, single: leaf.squeeze(1) if single else leaf, table, single)
     return without, lambda row: jax.tree.map(lambda leaf, single: leaf[None] if single else leaf, row, single)
+
+
+def _in_bits(
+    table: BlockWeights, with_nodes: Callable[[BlockWeights], BlockWeights]
+) -> tuple[BlockWeights, Callable[[BlockWeights], BlockWeights]]:
+    """The same of a table in bits, so that no token converts all of it; bits have no derivative, nor has decoding."""
+    return jax.tree.map(as_bits, table), lambda row: with_nodes(
+        jax.tree.map(lambda leaf, bits: bits.view(leaf.dtype), table, row)
+    )
 
 
 class Record:
