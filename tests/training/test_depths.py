@@ -191,18 +191,23 @@ def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
     np.testing.assert_allclose(measured.gradient_norm, norm(mean), rtol=1e-4)
 
 
-def test_a_frozen_teacher_is_learned_from_at_every_depth():
+@pytest.mark.parametrize("with_it", ["one", "rows"])
+def test_a_frozen_teacher_is_learned_from_at_every_depth(with_it):
     """Cross-entropy with a mixture of the targets and the predictions of the teacher, by its own head."""
     base = {"base__run": "b", "base__method": "continuous"}
-    asked = changed(config(2, sample=(2, 4), distill=0.25, teacher="base"), **base)
+    asked = changed(config(2, sample=(2, 4), distill=0.25, teacher="base", together=with_it), **base)
     state, teacher = initial_state(asked), initial_state(changed(asked, trainer__seed=5)).model
     model = initial_state(asked).model
-    _, measured = make_update(asked, teacher=teacher)(state, IDS, 2)
+    read = ((2, IDS),) if with_it == "one" else ((4, IDS[::2]), (2, IDS[1::2]))  # of each part of the batch
+    _, measured = make_update(asked, teacher=teacher)(state, IDS, 2 if with_it == "one" else None)
 
     def loss(model):
-        told = jax.nn.softmax(teacher(IDS[:, :-1])), jax.nn.one_hot(IDS[:, 1:], 40)
-        logits = jax.nn.log_softmax(model(IDS[:, :-1], steps=2))
-        return -((0.25 * told[0] + 0.75 * told[1]) * logits).sum(-1).mean()
+        total = 0.0
+        for steps, ids in read:
+            told = jax.nn.softmax(teacher(ids[:, :-1])), jax.nn.one_hot(ids[:, 1:], 40)
+            logits = jax.nn.log_softmax(model(ids[:, :-1], steps=steps))
+            total -= ((0.25 * told[0] + 0.75 * told[1]) * logits).sum(-1).mean() / len(read)
+        return total
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(model)
     np.testing.assert_allclose(measured.loss, value, rtol=LOSS)

@@ -5,7 +5,7 @@ made; neither is a one-hot target.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -166,19 +166,18 @@ def loss_of_rows(
     depths: Sequence[Steps | EarlyExit | None],
     rows: Sequence[int],
     key: Key[Array, ""] | None = None,
-    block: int = 4096,
     count: Array | None = None,
+    **settings: Any,
 ) -> Float[Array, ""]:
     """The mean loss of a batch, in nats, of which every depth reads its own rows.
 
     **Arguments:** `rows`, how many each of `depths` has, from the first on; the others as for `loss_of_depths`.
     """
-    ends = np.cumsum(rows)[:-1]
-    parts = zip(jnp.split(ids, ends), jnp.split(_counts(ids, mask), ends), depths, strict=True)
+    ends, counts = np.cumsum(rows)[:-1], _counts(ids, mask)
+    count = counts.sum() if count is None else count
+    parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
-    nats = [
-        loss_sum(model, *part, steps=steps, key=key, block=block).nats
-        for (*part, steps), key in zip(parts, keys, strict=True)
-    ]
-    total, number = sum(nats[1:], nats[0]), _counts(ids, mask).sum() if count is None else count
-    return total / number.astype(total.dtype)
+    return jnp.stack([
+        loss_of_depths(model, *part, depths=(steps,), key=key, count=count, **settings)
+        for part, steps, key in zip(parts, depths, keys, strict=True)
+    ]).sum()  # fmt: skip

@@ -132,10 +132,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     def loss_of(
         model: Transformer, depths: Any, rows: Any, count: Any, teacher: Any, batch: Batch, key: Array | None
     ) -> Array:
-        settings = {"key": key, "block": config.trainer.loss_block, "count": count}
-        if rows:
-            return loss_of_rows(model, *batch, depths=depths, rows=rows, **settings)
-        return loss_of_depths(model, *batch, depths=depths, distill=config.depth.distill, teacher=teacher, **settings)
+        settings = {"depths": depths, "distill": config.depth.distill, "teacher": teacher, "key": key, "count": count}
+        loss = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
+        return loss(model, *batch, **settings, block=config.trainer.loss_block)
 
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
     alone = config.depth.together == "one"
