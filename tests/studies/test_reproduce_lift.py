@@ -9,11 +9,19 @@ import pytest
 import yaml
 
 from diffeqformer.config import shipped_configs
-from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.folder import RESULTS
 from diffeqformer.studies import reproduce_lift
-from diffeqformer.studies.reproduce_lift import NAMES, Arguments, _starts, result_of, selected, study
+from diffeqformer.studies.reproduce_lift import (
+    NAMES,
+    Arguments,
+    planned,
+    result_of,
+    selected,
+    study,
+    with_layers_left_out,
+    write,
+)
 from tests.models import KINDS, logits, model_of, tokens
 from tests.tolerances import STATES
 
@@ -36,11 +44,13 @@ def test_marks_are_stricter_at_the_models_own_depth():
 
 
 def test_what_is_fine_tuned_at_one_depth_begins_with_layers_in_order():
-    rows = {(kind, depth): rows for kind, depth, rows in _starts(Arguments(layers=6))}
-    assert rows["dropped", 3] == [1, 3, 5] and rows["dropped", 4] == [0, 2, 3, 5]
-    assert rows["repeated", 12] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert rows["stacked", 8] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert all(rows["alone", depth] is None for depth in (3, 4, 8, 12)) and len(rows) == 10
+    assert Arguments(layers=8).depths == (4, 5, 8, 11, 16)
+    runs = {run.name: run for run in planned(Arguments(layers=6))}
+    assert runs["dropped-3"].rows == (1, 3, 5) and runs["dropped-4"].rows == (0, 2, 3, 5)
+    assert runs["repeated-12"].rows == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    assert runs["stacked-8"].rows == (0, 1, 2, 3, 4, 5, 0, 1)
+    assert all(runs[f"alone-{depth}"].rows is None for depth in (3, 4, 8, 12))
+    assert runs["layerdrop"].depths == (3, 4, 6) and next(iter(runs)) == "dedicated-6" and len(runs) == 17
 
 
 def test_selected_layers_do_what_they_did():
@@ -51,29 +61,33 @@ def test_selected_layers_do_what_they_did():
     identity = jax.tree.map(lambda leaf: leaf.at[1].set(0.0), model.weights.layers)  # a layer that adds nothing
     without = model.replace(weights=replace(model.weights, layers=identity))
     np.testing.assert_allclose(logits(selected(without, [0, 2]), ids), logits(without, ids), atol=STATES)
-
-
-def test_layers_that_have_no_two_thirds_are_refused():
-    with pytest.raises(BadInput, match="--layers is 8, but must be a multiple of 6"):
-        study(Arguments(layers=8), Silent())
+    # LayerDrop's table is the same at its own depth; of 2 steps it reads the layers at their middles, 0 and 2.
+    left_out = with_layers_left_out(without)
+    for steps in (3, 2):
+        np.testing.assert_allclose(logits(left_out, ids, steps), logits(without, ids), atol=STATES)
 
 
 @pytest.mark.slow
 def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
     values = yaml.safe_load(shipped_configs()["quickstart-gpt"].read_text())
     values["model"] |= {"width": 16, "heads": 2, "context": 16}
-    values["trainer"] |= {"batch_size": 4}
+    values["trainer"] |= {"batch_size": 8}
     values["data"] = {"tokenizer_vocabulary": 280}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
     monkeypatch.setattr(reproduce_lift, "shipped_configs", lambda: {"quickstart-gpt": tmp_path / "small.yaml"})
     (tmp_path / "text.txt").write_text("the cat sees the river and the stars.\n" * 200)
     arguments = Arguments(
         to=str(tmp_path / "lift"), pretraining=4, finetuning=2, data=(str(tmp_path / "text.txt"),),
-        cache=str(tmp_path / "cache"), rivals=("stacked",),
+        cache=str(tmp_path / "cache"), rivals=("stacked", "layerdrop"),
     )  # fmt: skip
+    waiting = study(replace(arguments, list=True), Silent())
+    assert waiting.findings == ("0 of 9 runs are finished.",) and not write(waiting, replace(arguments, list=True))
     result = study(arguments, Silent())
     kinds = {row["kind"] for row in result.document}
-    assert kinds == {"dedicated", "lifted", "elastic", "stacked"} and len(result.document) == 5 + 5 + 5 + 2
+    assert (
+        kinds == {"dedicated", "lifted", "elastic", "stacked", "layerdrop"}
+        and len(result.document) == 5 + 5 + 5 + 2 + 3
+    )
     at = {(row["kind"], row["steps"]): row["loss"] for row in result.document}
     assert at["lifted", 6] == pytest.approx(at["dedicated", 6], abs=1e-5)
     assert at["elastic", 6] < at["lifted", 6]

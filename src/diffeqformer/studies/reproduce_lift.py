@@ -3,23 +3,25 @@
 A GPT or a Llama of L layers is pretrained, lifted to knots, and fine-tuned once at five drawn depths with itself as the
 frozen teacher. Beside it: a model of each depth with the whole budget, and, with the same few tokens each, models of
 one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or those of the lifted
-model.
+model; and one that goes on with layers left out at random.
 """
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, DepthConfig, LayerDropConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
-from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import duration
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.reproduce_adapt import train_all, with_length
 from diffeqformer.studies.study import Result
@@ -31,12 +33,11 @@ if TYPE_CHECKING:
 
 NEAR, SAME = 0.02, 0.005
 """Marks, of perplexity: how far above a model of that depth with the whole budget, and at L above the original."""
-JITTER, DISTILL = 0.5, 0.5
-"""Of drawn depths; the second is the teacher's share."""
+DISTILL = 0.5
+"""The teacher's share of what is fine-tuned at several depths."""
 RATE = 0.3
 """Learning rate of fine-tuning, of pretraining's peak; not tuned."""
-Start = Literal["alone", "dropped", "repeated", "stacked"]
-"""Where a model that is fine-tuned at one depth begins."""
+Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop"]
 NAMES = {
     "dedicated": "a model of that depth, whole budget",
     "lifted": "lifted, as it is",
@@ -45,6 +46,7 @@ NAMES = {
     "dropped": "layers left out, fine-tuned",
     "repeated": "each layer repeated, fine-tuned",
     "stacked": "layers stacked, fine-tuned",
+    "layerdrop": "layers left out at random, fine-tuned once at all depths",
 }
 """The kinds of records, in order, and how they are written."""
 
@@ -60,8 +62,8 @@ class Arguments:
 
     family: Literal["gpt", "llama"] = "gpt"
     """Of the models."""
-    layers: int = setting(6, least=6, most=MOST_STEPS // 2)
-    """L, a multiple of 6, so that a half and two thirds exist."""
+    layers: int = setting(6, least=4, most=MOST_STEPS // 2)
+    """L."""
     to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/lift"
     """Folder of all runs and of the page, which is in a folder of the family's name and L there."""
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
@@ -70,8 +72,10 @@ class Arguments:
     """Updates of pretraining, 2,048 tokens each."""
     finetuning: int = setting(250, least=1, most=INT32)
     """Updates of each fine-tuning."""
-    rivals: tuple[Start, ...] = ("alone", "dropped", "repeated", "stacked")
-    """What is fine-tuned at one depth each."""
+    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop")
+    """What is fine-tuned beside it, at one depth each but for the last."""
+    list: bool = False
+    """Train nothing: list the runs, those that are finished, and how long the rest takes."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs; the source of Python's standard library if not given."""
     cache: str = DataConfig.cache
@@ -79,18 +83,18 @@ class Arguments:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """L/2, 2L/3, L, 4L/3 and 2L."""
-        return self.layers // 2, 2 * self.layers // 3, self.layers, 4 * self.layers // 3, 2 * self.layers
+        """L/2, 2L/3, L, 4L/3 and 2L, rounded."""
+        return tuple(round(share * self.layers) for share in (1 / 2, 2 / 3, 1, 4 / 3, 2))
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds.
 
-    **Raises:** `BadInput` for a number of layers that cannot be; whatever training raises.
+    **Raises:** whatever training raises.
     """
-    if arguments.layers % 6:
-        raise BadInput(f"--layers is {arguments.layers}, but must be a multiple of 6, so that two thirds exist.")
     folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
+    if arguments.list:
+        return listed(arguments, folder)
     found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
     return result_of(records(found), arguments.layers, [about(found[0], arguments)], folder)
 
@@ -102,67 +106,119 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     """
     import jax
 
-    from diffeqformer.model.lift import lift
+    from diffeqformer.model.lift import aligned, lift
     from diffeqformer.runs.compare import at_depths_of
 
     def read(result: "TrainResult", role: dict[str, Any]) -> dict[str, Any]:
         found = {"readings": at_depths_of(result, role["depths"], progress)}
         if role["kind"] != "dedicated" or role["depths"] != [arguments.layers]:
             return found
-        lifted = lift(result.model, key=jax.random.key(seed)).model
+        lifted = lift(aligned(result.model), key=jax.random.key(seed)).model
         own = replace(result, model=lifted, config=replace(result.config, model=lifted.config))
         return {**found, "lifted": at_depths_of(own, arguments.depths, progress)}
 
-    planned = len(arguments.depths) + 1 + len(list(_starts(arguments)))
-    return train_all(
-        "From lifted to elastic", _runs(arguments, seed, folder, progress), planned, folder, progress, read
-    )
+    runs, count = _runs(arguments, seed, folder, progress), len([*planned(arguments)])
+    return train_all("From lifted to elastic", runs, count, folder, progress, read)
+
+
+def listed(arguments: Arguments, folder: Path) -> Result:
+    """Runs by kind, how many are finished, and how long the others take, by the pace of those."""
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
+
+    done, left, longest, pace = Counter(), defaultdict(float), 0.0, []
+    runs = [(seed, run) for seed in arguments.seeds for run in planned(arguments)]
+    for seed, run in runs:
+        updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
+        evaluations = updates * statistics.fmean(run.depths)
+        if found := read_results(folder / f"seed-{seed}" / run.name / RESULTS):
+            done[run.kind] += 1
+            pace.append(found["models"][0]["seconds"] / evaluations)
+        else:
+            left[run.kind] += evaluations
+            longest = max(longest, evaluations)
+    each = statistics.median(pace) if pace else math.nan
+    total = Counter(run.kind for _, run in runs)
+    rows = tuple((NAMES[kind], f"{done[kind]} of {n}", duration(each * left[kind])) for kind, n in total.items())
+    said = f"{done.total()} of {len(runs)} runs are finished"
+    if left and pace:
+        said += (
+            f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
+            f"most {duration(each * longest)}; what is stopped goes on where it was"
+        )
+    table = Table("Runs", ("runs", "finished", "left"), rows)
+    document = [dict(zip(table.columns, row, strict=True)) for row in rows]
+    return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": document}, folder=folder)
+
+
+class Planned(NamedTuple):
+    """A run of one seed."""
+
+    kind: str
+    depths: tuple[int, ...]
+    rows: tuple[int, ...] | None = None
+    """The layers of L that it begins with, if it begins with a choice of them."""
+
+    @property
+    def name(self) -> str:
+        """Its folder's."""
+        return f"{self.kind}-{self.depths[0]}" if len(self.depths) == 1 else self.kind
+
+
+def planned(arguments: Arguments) -> Iterator[Planned]:
+    """All runs of one seed, in order: the one that is lifted first, and then a model of each depth, whole budget."""
+    layers, rivals = arguments.layers, arguments.rivals
+    others = [depth for depth in arguments.depths if depth != layers]
+    yield from (Planned("dedicated", (depth,)) for depth in (layers, *others))
+    yield Planned("elastic", arguments.depths)
+    if "layerdrop" in rivals:
+        yield Planned("layerdrop", tuple(depth for depth in arguments.depths if depth <= layers))
+    for depth in others:
+        spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
+        starts: dict[str, tuple[int, ...] | None] = {"alone": None}
+        if depth < layers:
+            starts["dropped"] = spread
+        else:
+            starts |= {"repeated": spread, "stacked": tuple(row % layers for row in range(depth))}
+        yield from (Planned(kind, (depth,), starts[kind]) for kind in rivals if kind in starts)
 
 
 def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, dict[str, Any]]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained run, trained by then."""
     from diffeqformer.runs.finetune import finetune_config
-    from diffeqformer.runs.lifting import lift_run
+    from diffeqformer.runs.lifting import lift_run, write_derived
     from diffeqformer.runs.opening import load_run
 
     vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
     own: dict[str, Any] = {"source": "files", "train": arguments.data} if arguments.data else {}
     data = replace(vanilla.data, **own, cache=arguments.cache)
-    for depth in sorted(arguments.depths, key=lambda depth: depth != arguments.layers):  # L first: it is lifted
-        model = replace(vanilla.model, steps=depth)
-        config = replace(vanilla, run=str(folder / f"dedicated-{depth}"), model=model, data=data)
-        yield config, {"kind": "dedicated", "depths": [depth]}
-    original = load_run(folder / f"dedicated-{arguments.layers}", progress=progress)
-    lifted = _once(folder / "lifted", lambda to: lift_run(original, to, progress=progress)[0])
+    optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
+    trainer = with_length(vanilla, arguments.finetuning, seed).trainer
+    original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
 
-    def tuned(base: "Run", name: str, method: Literal["full", "continuous"], **more: Any) -> Config:
-        optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
-        trainer = with_length(vanilla, arguments.finetuning, seed).trainer
-        settings = {"method": method, "optimizer": optimizer, "trainer": trainer, **more}
-        return finetune_config(base, str(folder / name), **settings)
+    def base_of(run: Planned) -> "Run":
+        """Made of the pretrained run if it is not there."""
+        from diffeqformer.runs.folder import CONFIG
 
-    drawn = DepthConfig(arguments.depths, jitter=JITTER, distill=DISTILL, teacher="base")
-    config = tuned(lifted, "elastic", "continuous", depth=drawn)
-    yield config, {"kind": "elastic", "depths": list(arguments.depths)}
-    for kind, depth, rows in _starts(arguments):
-        base = lifted if rows is None else _selected(original, rows, folder / f"from-{kind}-{depth}")
-        config = tuned(base, f"{kind}-{depth}", "full", steps=depth)
-        yield config, {"kind": kind, "depths": [depth]}
+        name = f"from-{run.name}" if run.rows or run.kind == "layerdrop" else "lifted"
+        if (folder / name / CONFIG).is_file():
+            return load_run(folder / name)
+        if name == "lifted":
+            return lift_run(original(), folder / name, align=True, progress=progress)[0]
+        model = original().model
+        return write_derived(
+            original(), folder / name, selected(model, run.rows) if run.rows else with_layers_left_out(model)
+        )
 
-
-def _starts(arguments: Arguments) -> Iterator[tuple[Start, int, list[int] | None]]:
-    """The models of one depth that are fine-tuned: their kind, depth, and the layers of L that they begin with."""
-    layers = arguments.layers
-    for depth in (depth for depth in arguments.depths if depth != layers):
-        spread = [int((2 * row + 1) * layers / (2 * depth)) for row in range(depth)]
-        starts: dict[Start, list[int] | None] = {"alone": None}
-        if depth < layers:
-            starts["dropped"] = spread
-        else:
-            starts |= {"repeated": spread, "stacked": [row % layers for row in range(depth)]}
-        for kind in arguments.rivals:
-            if kind in starts:
-                yield kind, depth, starts[kind]
+    for run in planned(arguments):
+        role, to = {"kind": run.kind, "depths": list(run.depths)}, str(folder / run.name)
+        if run.kind == "dedicated":
+            yield replace(vanilla, run=to, model=replace(vanilla.model, steps=run.depths[0]), data=data), role
+            continue
+        elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
+        depth = {"elastic": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
+        method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
+        yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
 
 
 def selected(model: "Transformer", rows: Sequence[int]) -> "Transformer":
@@ -175,18 +231,14 @@ def selected(model: "Transformer", rows: Sequence[int]) -> "Transformer":
     return model.replace(weights=replace(model.weights, layers=layers), config=config)  # pyright: ignore
 
 
-def _selected(original: "Run", rows: Sequence[int], to: Path) -> "Run":
-    from diffeqformer.runs.lifting import write_derived
+def with_layers_left_out(model: "Transformer") -> "Transformer":
+    """The same table, whose layers are left out at fewer steps, the others doing what they did: LayerDrop's."""
+    from diffeqformer.model.solving import with_scheme
+    from diffeqformer.ode.weights.layer_drop import LayerDropWeights
 
-    return _once(to, lambda to: write_derived(original, to, selected(original.model, rows)))
-
-
-def _once(to: Path, make: Any) -> "Run":
-    """The run in a folder, made if it is not there."""
-    from diffeqformer.runs.folder import CONFIG
-    from diffeqformer.runs.opening import load_run
-
-    return load_run(to) if (to / CONFIG).is_file() else make(to)
+    config = replace(model.config, weights=LayerDropConfig(model.config.steps))
+    layers = model.weights.layers  # pyright: ignore[reportAttributeAccessIssue]
+    return with_scheme(model.replace(weights=LayerDropWeights(layers), config=config), "residual")
 
 
 def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -247,3 +299,8 @@ def about(found: Mapping[str, Any], arguments: Arguments) -> str:
         f"{m['width']}, {m['heads']} heads, context {m['context']}. Pretraining: {arguments.pretraining:,} updates of "
         f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. Means over {len(arguments.seeds)} seeds."
     )
+
+
+def write(result: Result, arguments: Arguments) -> dict[str, str]:
+    """The page; a list leaves no files."""
+    return {} if arguments.list else {"page": str(result.write())}
