@@ -171,10 +171,12 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     module = module_of(words[0])
     if own_process:  # a program that calls `main` keeps its own process as it is
         from diffeqformer.cli.accelerators import use_recommended_flags
+        from diffeqformer.cli.compiled import keep_compiled_programs
         from diffeqformer.cli.memory import restart_with_kept_memory
 
         use_recommended_flags()
         restart_with_kept_memory()
+        keep_compiled_programs(words[0])
     try:
         module.run(words[1:], as_json)
     except SystemExit as stop:  # --help
