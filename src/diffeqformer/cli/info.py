@@ -96,15 +96,16 @@ def _measure(config: Config, compiled: bool) -> dict[str, Any]:
 
 def _d_emb_choices(config: Config, time: TimeConfig) -> list[dict[str, Any]]:
     """What other widths of the time networks would cost."""
-    from diffeqformer.model.count import flops, parameters
+    from diffeqformer.model.build import abstract
+    from diffeqformer.model.count import count, flops
 
-    tokens = config.trainer.batch_size * config.model.context
+    operations = flops(config.model)
+    training = config.trainer.batch_size * config.model.context * operations.training_per_token
     choices = []
     for d_emb in sorted({*D_EMB_TABLE, time.d_emb}):
         model = dataclasses.replace(config.model, weights=dataclasses.replace(time, d_emb=d_emb))
-        operations = flops(model)
-        share = operations.generating_weights / (tokens * operations.training_per_token)
-        choices.append({"d_emb": d_emb, "stored": parameters(model).stored, "generation_share": share})
+        share = operations.generating_weights * d_emb / time.d_emb / training
+        choices.append({"d_emb": d_emb, "stored": count(abstract(model)), "generation_share": share})
     return choices
 
 
