@@ -93,7 +93,6 @@ def _weighted(
     The normal equations `sum_l B_lj S_l sum_k B_lk K_k = sum_l B_lj S_l W_l` of all columns at once, by conjugate
     gradients; preconditioned by `(B^T B) x mean S`, which is the system itself where all S_l are alike.
     """
-    unit = lambda node: isinstance(node, Linear | Norm)
     product = partial(jnp.einsum, precision="highest")
     left = iter(moments)
 
@@ -110,7 +109,12 @@ def _weighted(
         )  # fmt: skip
         return Linear(found, None) if row.bias is None else Linear(found[:, :-1], found[:, -1])
 
-    return jax.tree.map(solved, rows, start, is_leaf=unit)
+    return jax.tree.map(solved, rows, start, is_leaf=is_unit)
+
+
+def is_unit(node: PyTree) -> bool:
+    """Whether it is a linear map or a norm, what a block is made of."""
+    return isinstance(node, Linear | Norm)
 
 
 def joined(linear: Linear) -> Float[Array, "*time inputs outputs"]:
@@ -141,7 +145,7 @@ def _drawn(
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
     """P, C, B, G and S of each map and norm; `inverses`, of each its H, shape (d_emb, time)."""
-    units, structure = jax.tree.flatten(rows, is_leaf=lambda node: isinstance(node, Linear | Norm))
+    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
 
     def unit(row: Linear | Norm, network: TimeNetwork, inverse: Array) -> TimeLinear | TimeNorm:
         last = lambda values: None if values is None else jnp.moveaxis(_mixed(inverse, values), 0, -1)
