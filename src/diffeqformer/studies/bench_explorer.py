@@ -26,7 +26,7 @@ GPT_SMALL = ModelConfig(
 STEPS = (6, 12, 24)
 TOKENS = 32
 MARK = 1.0
-"""Seconds of a turn at 12 steps."""
+"""Seconds of a turn, up to the most steps."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ BENCHMARK = b.Benchmark(
         {"processor time": lambda row: b.seconds(row["processor_seconds"])},
     ),
     lambda document: [
-        b.mark(f"a turn at 12 steps under {MARK:g} s", row["median_seconds"], row["median_seconds"] < MARK)
-        for row in document["rows"] if row["steps"] == 12
+        b.mark(f"a turn at {row['steps']} steps under {MARK:g} s", row["median_seconds"], row["median_seconds"] < MARK)
+        for row in document["rows"]
     ],
 )  # fmt: skip
