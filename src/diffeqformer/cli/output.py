@@ -3,12 +3,11 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from diffeqformer.plain import CONTROL, clean
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """One strict JSON document; what a terminal could act on is escaped, as JSON can."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1)
     print(CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text))

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import zstandard
 
@@ -189,7 +189,7 @@ class Reader:
             self._say(f"{decoder.path}: {decoder.replaced} undecodable byte sequences were replaced by U+FFFD.")
 
 
-def text_of(record: Any, text_field: str, where: str) -> str:
+def text_of(record: object, text_field: str, where: str) -> str:
     """The text of one JSON line or table row.
 
     **Raises:** `BadInput` naming `where`, if the record has no such field or if it is not text.
@@ -203,7 +203,7 @@ def text_of(record: Any, text_field: str, where: str) -> str:
     return value
 
 
-def completions(record: Any, where: str) -> tuple[str, ...]:
+def completions(record: object, where: str) -> tuple[str, ...]:
     """A prompt and its completion, or the messages of a conversation, each under its role; what is given is `Given`.
 
     **Raises:** `BadInput` naming `where`, if the record is neither.
@@ -265,7 +265,7 @@ class _Decoder:
         ) from None
 
 
-def _parse(line: str, where: str) -> Any:
+def _parse(line: str, where: str) -> object:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:

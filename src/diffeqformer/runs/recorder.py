@@ -3,7 +3,7 @@
 import math
 import time
 from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
 
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache
@@ -78,7 +78,9 @@ class Recorder:
             self.exit = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.exit.__exit__(kind, error, trace)
         if self.stopped and error is None:
             where = f"stopped at update {self.step} of {self.settings.updates}{self.why and f' ({self.why})'}"
@@ -179,7 +181,7 @@ class Recorder:
         self.meter.restart()
         return loss
 
-    def _call(self, name: str, state: State, *measured: Any) -> None:
+    def _call(self, name: str, state: State, *measured: object) -> None:
         """Call all callbacks; take what they log, and the first reason to stop."""
         if self.recipe.callbacks:
             now = Now(self.config, self.step, state, self.logged, self.why)

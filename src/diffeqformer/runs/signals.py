@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 
@@ -22,7 +23,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
             number, handler = earlier.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
         restore()

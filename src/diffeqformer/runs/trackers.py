@@ -266,5 +266,5 @@ def _named(record: Record) -> dict[str, float]:
     return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and _is_number(v)}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from diffeqformer.store.regular import open_to_read
 
@@ -24,6 +23,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, SCHEME).hexdigest()
 
 
-def json_digest(value: Any) -> str:
+def json_digest(value: object) -> str:
     """Of a JSON value, whatever the order of its entries and its layout."""
     return digest(json.dumps(value, sort_keys=True).encode())
