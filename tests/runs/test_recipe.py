@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from diffeqformer.config import EMAConfig, LastConfig
+from diffeqformer.config import EMAConfig, KnotsConfig, LastConfig, LoRAConfig
 from diffeqformer.data.corpus import Corpus
 from diffeqformer.data.split import Part
 from diffeqformer.data.stream import Stream
@@ -186,15 +186,21 @@ def test_rule_schedule_and_batches_of_ones_own_resume_and_are_not_forgotten(conf
 
 
 def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(config):
-    short = changed(config, trainer__updates=4)
+    short = changed(config, trainer__updates=4, model__weights=KnotsConfig(2))
     entry = train(short, Silent()).entry
     for manifest in Path(config.run).glob("checkpoints/*/manifest.json"):
         content = read_sealed(manifest)
-        del content["metadata"]["config"]["optimizer.rule"], content["metadata"]["callbacks"]
+        for name in ("optimizer.rule", "model.weights.start"):
+            del content["metadata"]["config"][name]
+        del content["metadata"]["callbacks"]
         write_sealed(manifest, content)
     assert train(short, Silent()).entry == entry
     with pytest.raises(BadInput, match="optimizer.rule is 'adamw' there, but 'lion' here"):
         train(changed(short, optimizer__rule="lion"), Silent())
+    with pytest.raises(BadInput, match="model.weights.start is 'independent' there, but 'constant' here"):
+        train(changed(short, model__weights=KnotsConfig(2, start="constant")), Silent())
+    with pytest.raises(BadInput, match="model.weights.lora.rank is None there, but 8 here"):
+        train(changed(short, model__weights=KnotsConfig(2, lora=LoRAConfig())), Silent())
 
 
 def test_text_of_ones_own(config):

@@ -95,8 +95,11 @@ class RunFolder:
         if path_of(self.config.data.tokenizer) == self.path / TOKENIZER:  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
-        # A setting that is newer than the run had its default.
+        # A setting that is newer than the run had its default, which depends on the kinds of sections.
         theirs = _numeric(Config()) | (remembered.get("config") or _numeric(read_yaml(self.path / CONFIG)))
+        sections = {name.rpartition(".")[0] for name in theirs}
+        usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
+        theirs = usual | theirs
         for name, value in _numeric(self.config).items():
             if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
                 continue
@@ -289,3 +292,15 @@ def _numeric(config: Config) -> dict[str, Any]:
         return found
 
     return {name: value for name, value in flat(to_dict(config), "").items() if name not in MAY_CHANGE}
+
+
+def _defaults(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The defaults of all settings of a section, and of the sections in it, each of the kind that it is here."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value, name = getattr(section, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            found |= _defaults(value, f"{name}.")
+        elif field.default is not dataclasses.MISSING:
+            found[name] = field.default
+    return found
