@@ -278,6 +278,7 @@ ITEMS = {
         "rate that its matrices see: each alone, in models that lack the others.",
         (
             lower("table", "gpt", "a table of layers at DiffEqFormer's Euler steps of 1/6 and b2 is better than GPT"),
+            lower(OURS, "table", "DiffEqFormer is better than that table (asked when both were trained)"),
             lower("faster-table", "table", "the same table is better if the optimiser moves it 6 times as fast"),
             lower("knots", "table", "smooth weights of as many parameters (means of knots) are better than the table"),
             lower("free-rows", "faster-table", "P h_l with free h_l, 7 times the parameters, are better than that"),
