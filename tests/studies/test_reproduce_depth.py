@@ -113,6 +113,11 @@ def test_lines_are_checkpoints_and_hollow_marks_models_of_one_depth():
     assert all(len(line.get_xdata()) == 2 for line in seeds) and len(seeds) == 7
 
 
+def test_no_two_kinds_look_alike():
+    looks = legend(by_steps([record(kind, n, 3.0) for kind in NAMES for n in (2, 4)], "loss"))
+    assert len(looks) == len(NAMES) == len(set(looks.values()))
+
+
 def test_steps_are_read_on_the_curve_of_the_gpts():
     """GPTs lose 1 nat per factor of two in depth; the elastic model half a nat: a step is the root of a layer."""
     found = [record("gpt", n, 5 - math.log2(n)) for n in (2, 4, 8)]

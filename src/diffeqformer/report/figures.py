@@ -79,7 +79,8 @@ def color(index: int) -> str:
 
 def look(index: int, **more: Any) -> dict[str, Any]:
     """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
-    return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **more}
+    again = {"linestyle": "--"} if index >= len(COLORS) else {}
+    return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
 
 
 def key(**look: Any) -> Line2D:

@@ -98,8 +98,8 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
     """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
     with drawing(width, 4.0 if width >= 5 else 4.8) as (figure, axes):
         axis, handles, names = axes[0, 0], [], []
-        for kind in kinds(records):
-            index, found = list(NAMES).index(kind), values(records, kind, what)
+        for index, kind in enumerate(kinds(records)):
+            found = values(records, kind, what)
             own = _look(index, kind)
             axis.plot(list(found), [statistics.fmean(of) for of in found.values()], **own)
             for steps, of in found.items():
@@ -113,7 +113,8 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
         if what == "loss":  # a reading far from what was trained would hide the rest
             best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
             seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
-            axis.set_ylim(top=min(max(seen, default=1.0), best + 1.5) * 1.02)
+            top = min(max(seen, default=1.0), best + 1.5) * 1.02
+            axis.set_ylim(best - 0.05 * (top - best), top)
         legend(figure, handles, names, width)
     return figure
 
