@@ -98,7 +98,7 @@ RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimiz
 repro-optimizers: install ## Muon and trapezoids beside AdamW and cosines, each tuned, on the quickstart (about an hour)
 	@$(BIN)/diffeqformer sweep quickstart-gpt --over $(RULES) --updates 500 --to runs/optimizers $(ARGS)
 
-BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov explorer start
+BENCHMARKS := train finetune generate schemes memory text scaling spectra lyapunov explorer start plan
 RUN ?=
 
 bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/quickstart/elastic adds speculative decoding)

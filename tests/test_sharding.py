@@ -38,7 +38,7 @@ def layouts(model: ModelConfig, optimizer: OptimizerConfig = OptimizerConfig()) 
     state = jax.eval_shape(lambda: initial_state(Config(model=model, optimizer=optimizer)))
     paths = jax.tree_util.tree_flatten_with_path((state.model, state.optimizer, state.average))[0]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
-    found = (tuple(sharding._layout(path, x.shape, EIGHT_DEVICES)) for path, x in paths)
+    found = (tuple(sharding.layout(path, x.shape, EIGHT_DEVICES)) for path, x in paths)
     return dict(zip(names, found, strict=True))
 
 

@@ -147,7 +147,7 @@ def constrain_weights(tree: Any) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
-    cut = lambda path, x: jax.lax.with_sharding_constraint(x, _layout(path, x.shape, mesh))
+    cut = lambda path, x: jax.lax.with_sharding_constraint(x, layout(path, x.shape, mesh))
     return jax.tree_util.tree_map_with_path(cut, tree)
 
 
@@ -160,7 +160,7 @@ def placed(tree: Any) -> Any:
         return jax.device_put(tree, jax.local_devices()[0])
 
     def place(path: KeyPath, x: Any) -> Array:
-        sharding = NamedSharding(mesh, _layout(path, x.shape, mesh))
+        sharding = NamedSharding(mesh, layout(path, x.shape, mesh))
         if isinstance(x, Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return jax.device_put(x, sharding)  # nothing moves; equal layouts then have equal names
         host = np.asarray(x)
@@ -174,9 +174,16 @@ def with_shardings(tree: Any) -> Any:
     if (mesh := _mesh()) is None:
         return tree
     put = lambda path, x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=NamedSharding(mesh, _layout(path, x.shape, mesh))
+        x.shape, x.dtype, sharding=NamedSharding(mesh, layout(path, x.shape, mesh))
     )
     return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def bytes_on_each(tree: Any, mesh: AnyMesh) -> int:
+    """What one device of a mesh holds of a tree of weights, or of what has their paths; shapes are enough."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    parts = (math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh)) for path, x in leaves)
+    return sum(x.size * x.dtype.itemsize // cut for (_, x), cut in zip(leaves, parts, strict=True))
 
 
 def batch_parts() -> int:
@@ -218,7 +225,7 @@ def _mesh() -> Mesh | None:
     return None if mesh.empty else mesh
 
 
-def _layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
+def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
     """The layout of the weight at a path."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     layouts = next(layouts for end, layouts in RULES if re.search(rf"(^|\.)({end})$", name))

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from diffeqformer.config import Config, DataConfig, TrainerConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Silent
+from diffeqformer.runs import folder
 from diffeqformer.studies import bench_scaling, bench_start, bench_text
 from diffeqformer.studies import benchmark as b
 from tests.models import TINY
@@ -101,6 +103,19 @@ def test_commands_are_started_as_they_are_shown():
     )
     assert [row["command"] for row in rows] == [bench_start.PYTHON, "slow"]
     assert rows[0]["ratio_of_medians"] == 1 and rows[1]["median_seconds"] > 1
+
+
+def test_a_run_is_asked_again(tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="run folder '.*nowhere' does not exist"):
+        bench_start.study(bench_start.Arguments(run=str(tmp_path / "nowhere")), Silent())
+    opened = []
+    monkeypatch.setattr(folder, "open_config", opened.append)
+    monkeypatch.setattr(b, "take_turns", lambda once, rounds, progress: {name: [1.0] * rounds for name in once})
+    result = bench_start.study(bench_start.Arguments(run=str(tmp_path)), Silent())
+    assert opened == [tmp_path]
+    assert [row["command"] for row in result.document["rows"]] == [
+        *bench_start.COMMANDS, *(f"diffeqformer {name} RUN, again" for name in ("info", "eval", "sample"))
+    ]  # fmt: skip
 
 
 def test_the_machine_is_described():

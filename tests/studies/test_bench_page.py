@@ -100,6 +100,15 @@ FOUND = {
     "lyapunov": {**DENSE, "tokens": 128},
     "explorer": {"tokens": 32, "rows": [{"steps": 12, **SAME, "processor_seconds": 0.9}]},
     "start": {"rows": [{"command": "python -c pass", **SAME}]},
+    "plan": {
+        "card": "h100", "price": 2.5,
+        "rows": [
+            {"model": "gpt-small", "weights": weights, "devices": 8, "data": 8 // fsdp, "fsdp": fsdp, "tokens": 131072,
+             "compute": 0.013, "memory": 0.007, "links": 0.004, "bytes": 8_400_000_000,
+             "parameters": {"stored": 10**9, "effective": 124_400_000}}
+            for weights, fsdp in (("time", 2), ("knots", 1))
+        ],
+    },
 }  # fmt: skip
 
 
@@ -131,6 +140,23 @@ def test_make_runs_every_benchmark():
 @pytest.mark.parametrize(
     ("name", "row"),
     [
+        (
+            "plan",
+            (
+                "gpt-small",
+                "knots",
+                "8",
+                "8 x 1",
+                "13.0 ms",
+                "7.00 ms",
+                "4.00 ms",
+                "compute",
+                "4,032,985",
+                "8.4\u00a0GB",
+                "10\u00a0min 17\u00a0s",
+                "3",
+            ),
+        ),
         ("train", ("diffeqformer", "600 ms", "600 ms to 600 ms", "1.500", "1.500 (1.500 to 1.500)", "320.0\u00a0MB")),
         ("memory", ("reversible", "96", "1.0", "50.0", "0.0", "52.0", "224.0")),
         ("text", ("packing", "3.00", "1,000,000", "100.0", "100.0 (100.0 to 100.0)")),
@@ -239,3 +265,8 @@ def test_bad_arguments_change_nothing(words, says, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main(["bench", *words.split()]) == 2
     assert says in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_the_page_is_that_of_the_documents_beside_it():
+    page = benchmark_page(read_documents(ROOT / "benchmarks"), "benchmarks")
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page

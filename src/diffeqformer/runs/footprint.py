@@ -7,19 +7,22 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from diffeqformer.config import Config, from_dict, to_dict
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.sharding import AXES, BATCH, laid_out, mesh_of, with_shardings
+from diffeqformer.runs.collectives import Collective, collectives
+from diffeqformer.sharding import AXES, BATCH, bytes_on_each, laid_out, mesh_of, require_divisible, with_shardings
 from diffeqformer.training import factored
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
@@ -66,24 +69,54 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
     sizes = dataclasses.astuple(config.mesh)
     if -1 in sizes:
         raise BadInput(f"mesh.{AXES[sizes.index(-1)]} is -1, but what is not here cannot be counted; give a number.")
-    if math.prod(sizes) > len(jax.devices()):
-        return _on_virtual_devices(config, math.prod(sizes), compiled)
+    require_divisible(config, sizes)
+    mesh, state = AbstractMesh(sizes, AXES), jax.eval_shape(lambda: initial_state(config))
+    return Footprint(
+        weights=bytes_on_each(state.model, mesh),
+        optimizer=bytes_on_each(state.optimizer, mesh),
+        temporary=_temporary(config) if compiled else None,
+        gradients=bytes_on_each(jax.eval_shape(partial(_gradients, config), state.model), mesh),
+        generated=bytes_on_each(_generated(config), mesh),
+    )
+
+
+def _temporary(config: Config) -> int | None:
+    """Temporaries of the compiled update; `None` if the compiler does not tell."""
+    devices = math.prod(dataclasses.astuple(config.mesh))
+    return _compile(config)[0] if devices <= len(jax.devices()) else _on_virtual_devices(config, devices)[0]
+
+
+def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:
+    """Temporaries of the compiled update in bytes, and what the devices of `config.mesh` tell each other in it.
+
+    Compiled for virtual CPUs, and read where the partitioner has written it, before a compiler of one kind of device
+    changes types and puts exchanges together.
+
+    **Raises:** as `update_footprint`.
+    """
+    temporary, found = _on_virtual_devices(config, math.prod(dataclasses.astuple(config.mesh)))
+    return temporary, [Collective(kind, size, tuple(devices), times) for kind, size, devices, times in found]
+
+
+def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collective]]:
+    """Temporaries, and the collectives if there is a folder to dump programs to and more than one device."""
     mesh = mesh_of(config)
+    options: dict[str, str | bool] | None = None
+    if dump and mesh:
+        options = {"xla_dump_to": dump, "xla_dump_hlo_pass_re": "spmd-partitioning"}
     with laid_out(mesh):
         state = with_shardings(jax.eval_shape(lambda: initial_state(config)))
         parts, context = config.trainer.accumulation, config.model.context
         shape = (parts, config.trainer.batch_size // parts, context + 1)
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-        plan = None
-        if compiled:
-            plan = jax.jit(make_update(config), donate_argnums=0).lower(state, ids).compile().memory_analysis()
-        gradients = with_shardings(jax.eval_shape(partial(_gradients, config), state.model))
-        generated = with_shardings(_generated(config))
+        lowered = jax.jit(make_update(config), donate_argnums=0).lower(state, ids)
+        plan = lowered.compile(compiler_options=options).memory_analysis()
+    written = Path(dump).glob("*after_spmd-partitioning*.txt") if options else ()
+    found = [one for path in written for one in collectives(path.read_text())]
     # What the update returns and does not write over what it was given lives beside the temporaries.
     beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
-    temporary = None if plan is None else plan.temp_size_in_bytes + beside
-    return Footprint(_bytes(state.model), _bytes(state.optimizer), temporary, _bytes(gradients), _bytes(generated))
+    return None if plan is None else plan.temp_size_in_bytes + beside, found
 
 
 def _gradients(config: Config, model: Transformer) -> Any:
@@ -104,40 +137,32 @@ def _generated(config: Config) -> Any:
     return eqx.filter_eval_shape(layers, abstract(config.model))
 
 
-def _bytes(tree: Any) -> int:
-    """Of a tree's arrays on one device; shapes are enough."""
-
-    def of(x: Any) -> int:
-        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-        return math.prod(shape) * x.dtype.itemsize
-
-    return sum(map(of, jax.tree.leaves(tree)))
-
-
-def _on_virtual_devices(config: Config, devices: int, compiled: bool) -> Footprint:
+def _on_virtual_devices(config: Config, devices: int) -> list[Any]:
+    """What `_compile` returns, as JSON has it."""
     if devices > MOST_DEVICES:
         raise BadInput(f"mesh has {devices} devices, but memory can be planned for at most {MOST_DEVICES}.")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    cached = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # which would keep the program, not what it was made from
     found = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=json.dumps({"compiled": compiled, "config": to_dict(config)}),
+        input=json.dumps(to_dict(config)),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, **cached, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
     )
     lines = found.stderr.strip().splitlines() or ["no reason given"]
     if found.returncode == BadInput.exit_code:
         raise BadInput(lines[-1])
     if found.returncode:
         raise RunFailed(f"the update could not be compiled for {devices} devices: {lines[-1][:200]}")
-    return Footprint(**json.loads(found.stdout))
+    return json.loads(found.stdout)
 
 
 if __name__ == "__main__":
     try:
-        asked = json.load(sys.stdin)
-        print(json.dumps(update_footprint(from_dict(Config, asked["config"]), compiled=asked["compiled"])._asdict()))
+        with TemporaryDirectory() as folder:
+            print(json.dumps(_compile(from_dict(Config, json.load(sys.stdin)), folder)))
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

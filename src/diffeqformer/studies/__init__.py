@@ -34,6 +34,7 @@ BENCHMARKS = {
     "lyapunov": "the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians",
     "explorer": "a turn of the explorer's dial at GPT-2 small's size",
     "start": "commands that have next to nothing to do, as processes of their own",
+    "plan": "what training would take on accelerators that are not here, on paper",
     "page": "one page of the documents that these leave with --to",
 }
 """Of `diffeqformer bench`, in the order of its page; the module of each begins with `bench_`."""

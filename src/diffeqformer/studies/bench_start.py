@@ -6,9 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from diffeqformer.progress import Progress
+from diffeqformer.store.paths import path_of
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
@@ -22,19 +25,49 @@ COMMANDS = {
     "diffeqformer --version": ("-m", "diffeqformer", "--version"),
 }
 """What is shown, and the words after this Python."""
+SHORT_TEXT = "def main(arguments):\n    return arguments\n" * 20
+"""So that starting takes all the time."""
 
 
 @dataclass(frozen=True)
 class Arguments(b.Timed):
     """Time commands that have next to nothing to do, as processes of their own.
 
-    Example: diffeqformer bench start --to benchmarks/start.json
+    Example: diffeqformer bench start --run runs/quickstart/gpt --to benchmarks/start.json
     """
+
+    run: str = ""
+    """Folder of a trained run, whose `info`, `eval` and `sample` are timed as well: again, with what was compiled the
+    first time."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time `COMMANDS`."""
-    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=compare_start(arguments.rounds, progress))
+    """Time `COMMANDS`, and those of a run if one is given.
+
+    **Raises:** `BadInput` for a run that there is not.
+    """
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text(SHORT_TEXT, encoding="utf-8")
+        commands = {**COMMANDS, **(commands_of(arguments.run, text) if arguments.run else {})}
+        return BENCHMARK.measured(
+            arguments, rounds=arguments.rounds, rows=compare_start(arguments.rounds, progress, commands)
+        )
+
+
+def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
+    """What is asked of a run, with little to do.
+
+    **Raises:** `BadInput` if the folder has no run.
+    """
+    from diffeqformer.runs.folder import open_config
+
+    open_config(path_of(run))
+    words = {
+        "info": ("info", run), "eval": ("eval", run, "--data", str(text)),
+        "sample": ("sample", run, "--prompt", "def main(", "--tokens", "8"),
+    }  # fmt: skip
+    return {f"diffeqformer {name} RUN, again": ("-m", "diffeqformer", *rest) for name, rest in words.items()}
 
 
 def compare_start(
@@ -58,7 +91,7 @@ BENCHMARK = b.Benchmark(
     "start",
     "Start-up",
     "Each command as a process of its own, from start to end, against a Python that does nothing. Importing the "
-    "package and asking for help load no JAX.",
+    "package and asking for help load no JAX. What is asked of a run again finds its programs compiled.",
     b.times_over(PYTHON, b.entry("command")),
     b.timed_table("Start of a command", {"command": b.entry("command")}),
 )
