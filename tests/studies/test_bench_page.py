@@ -98,7 +98,7 @@ FOUND = {
     "scaling": {"rows": [growth_row("width", "diffeqformer", 2.0), growth_row("width", "vanilla", 1.0)]},
     "spectra": DENSE,
     "lyapunov": {**DENSE, "tokens": 128},
-    "explorer": {"tokens": 32, "rows": [{"steps": 12, **SAME, "processor_seconds": 0.9}]},
+    "explorer": {"tokens": 32, "rows": [{"steps": 12, "part": "prediction", **SAME, "processor_seconds": 0.9}]},
     "start": {"rows": [{"command": "python -c pass", **SAME}]},
     "plan": {
         "card": "h100", "price": 2.5,

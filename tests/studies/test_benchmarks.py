@@ -139,17 +139,23 @@ def test_generation_is_timed_for_each_batch(monkeypatch):
 
 
 def test_turns_of_the_explorers_dial_are_timed(monkeypatch):
-    turned = []
-    monkeypatch.setattr(reading, "walk", lambda model, ids, steps: turned.append(steps))
+    turned, asked, walk = [], [], reading.walk
+    monkeypatch.setattr(
+        reading, "walk", lambda model, ids, steps: turned.append(steps) or walk(model, ids, steps=steps)
+    )
     for name in ("lens", "most_likely", "looks", "eigenvalues"):
-        monkeypatch.setattr(reading, name, lambda *_: sum(range(1000)))
+        monkeypatch.setattr(reading, name, lambda taken, *_: asked.append(taken.grid.steps))
+    monkeypatch.setattr(bench_explorer, "TOKENS", 8)
     document = {**bench_explorer.turns(TINY, 2, steps=(2, 3)), "rounds": 2}
     assert turned == [2, 3, 1, 2] * 2  # each time another number than the one before
-    assert [row["steps"] for row in document["rows"]] == [2, 3]
+    assert asked == [steps for steps in turned for _ in range(4)]  # the grid is that of the prediction before it
+    parts = [(row["steps"], row["part"]) for row in document["rows"]]
+    assert parts == [(2, "prediction"), (2, "grid"), (3, "prediction"), (3, "grid")]
     assert all(row["processor_seconds"] > 0 < row["median_seconds"] for row in document["rows"])
     (table,) = bench_explorer.BENCHMARK.tables(document)
-    assert table.columns[0] == "steps" and table.columns[-1] == "processor time" and len(table.rows) == 2
+    assert table.columns[0] == "steps" and table.columns[-1] == "processor time" and len(table.rows) == 4
     assert bench_explorer.BENCHMARK.headline(document).endswith("at 3 steps.")
-    slow = {"rows": [{"steps": 12, "median_seconds": 0.5}, {"steps": 24, "median_seconds": 1.5}]}
+    row = lambda steps, seconds, part="prediction": {"steps": steps, "part": part, "median_seconds": seconds}
+    slow = {"rows": [row(12, 0.5), row(12, 9.0, "grid"), row(24, 1.5)]}
     met, missed = bench_explorer.BENCHMARK.marks(slow)
-    assert missed == "Mark: a turn at 24 steps under 1 s. Here 1.5: not met." and met.endswith("Here 0.5: met.")
+    assert missed == "Mark: prediction at 24 steps under 1 s. Here 1.5: not met." and met.endswith("Here 0.5: met.")

@@ -31,7 +31,8 @@ from diffeqformer.ode.weights import LayerDropWeights, LayerWeights
 
 TOP = 10
 TOGETHER = 4
-"""Steps whose weights are generated at one time: tables of few shapes, so that few are compiled."""
+"""Steps whose weights are generated at one time, and states whose predictions are read at one time: few shapes, so that
+few are compiled, and products large enough to be fast."""
 
 
 class Lens(NamedTuple):
@@ -96,14 +97,18 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
 
 def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[Array] = ()) -> Lens:
     """The prediction after every step; `following` are the tokens that are next, `states` others to read instead."""
-    end = log_probabilities(taken.model, taken.states[-1])
-    each = [_compare(taken.model, state, end, jnp.asarray(following)) for state in states or taken.states]
-    return Lens(*(np.stack(part) for part in zip(*each, strict=True)))
+    end, read = log_probabilities(taken.model, taken.states[-1]), list(states or taken.states)
+    groups = [read[first : first + TOGETHER] for first in range(0, len(read), TOGETHER)]
+    several = lambda group: jnp.concatenate(group + group[-1:] * (TOGETHER - len(group)))
+    each = [_compare(taken.model, several(group), end, jnp.asarray(following)) for group in groups]
+    return Lens(*(np.concatenate(part)[: len(read)] for part in zip(*each, strict=True)))
 
 
 @eqx.filter_jit
-def log_probabilities(model: Transformer, x: Float[Array, "1 position width"]) -> Float[Array, "1 position vocabulary"]:
-    """What the final norm and the head make of a state."""
+def log_probabilities(
+    model: Transformer, x: Float[Array, "state position width"]
+) -> Float[Array, "state position vocabulary"]:
+    """What the final norm and the head make of states."""
     logits = model.unembed(model.normalise(x))
     return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
 
@@ -200,7 +205,7 @@ def _adaptive_states(model: Transformer, x: Array) -> Array:
 
 @eqx.filter_jit
 def _compare(model: Transformer, x: Array, end: Array, following: Array) -> tuple[Array, ...]:
-    here = log_probabilities(model, x)[0]
+    here = log_probabilities(model, x)
     top = here.argmax(-1)
-    at = lambda ids: jnp.take_along_axis(here, ids[:, None], axis=-1)[:, 0]
-    return top, jnp.exp(at(top)), (jnp.exp(end[0]) * (end[0] - here)).sum(-1), at(following)
+    at = lambda ids: jnp.take_along_axis(here, jnp.broadcast_to(ids, top.shape)[..., None], axis=-1)[..., 0]
+    return top, jnp.exp(at(top)), (jnp.exp(end) * (end - here)).sum(-1), at(following)

@@ -78,12 +78,15 @@
   const valueAt = (reading, step, position) => reading[state.colour][step]?.[position] ?? null;
   const labels = (reading) => reading.times.map((time, i) => (i ? `step ${i} of ${reading.times.length - 1}, t = ${+time.toFixed(3)}` : "depth 0"));
 
+  const outcome = (tokens, piece, p, end) => {
+    const before = tokens.slice(-4).join(tokens.some((token) => token.includes("·")) ? "" : " ");
+    $("headline").textContent = `After “${tokens.length > 4 ? "…" : ""}${before}” comes “${piece}”, with probability ${written(p, 2)} at ${end} step${end === 1 ? "" : "s"}.`;
+  };
   const headline = ({ tokens, top, p, kl, loss, times }) => {
     const [end, last] = [times.length - 1, tokens.length - 1];
     let since = end;
     while (since && top[since - 1][last] === top[end][last]) since -= 1;
-    const before = tokens.slice(-4).join(tokens.some((token) => token.includes("·")) ? "" : " ");
-    $("headline").textContent = `After “${tokens.length > 4 ? "…" : ""}${before}” comes “${top[end][last]}”, with probability ${written(p[end][last], 2)} at ${end} step${end === 1 ? "" : "s"}.`;
+    outcome(tokens, top[end][last], p[end][last], end);
     $("terms").textContent = `${since === end ? "Only the last step makes it the first choice" : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`}${end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : ""}.${loss ? ` Loss of the whole text: ${written(loss[end])} nats per token.` : ""}`;
   };
 
@@ -189,7 +192,7 @@
   };
 
   // One question at a time; of those that come meanwhile the newest alone is asked. What is there is not asked again.
-  let [busy, again, answered, drawn, opened, explained, wound] = [false, false, "", "", "", "", ""];
+  let [busy, again, read, answered, drawn, opened, explained, wound] = [false, false, "", "", "", "", "", ""];
   const refresh = async () => {
     fill();
     toAddress();
@@ -197,9 +200,17 @@
     const key = JSON.stringify([question(), state.other >= 0 && compared()]);
     if (key !== answered) {
       $("status").textContent = "Computing …";
+      // Of a text whose tokens are known the end comes first: predictions after every step take as long again.
+      const { tokens } = read === `${state.run} ${state.text}` ? shown.reading : {};
+      if (tokens) {
+        const found = await backend.predict({ ...question(), threshold: null, since: tokens.length - 1 });
+        outcome(tokens, found.pieces[0], found.p[0], found.taken[0]);
+        $("terms").textContent = "";
+        $("status").textContent = "Reading every step …";
+      }
       const reading = await backend.read(question());
       shown = { ...shown, reading, other: state.other >= 0 ? await backend.read(compared()) : null };
-      answered = key;
+      [answered, read] = [key, `${state.run} ${state.text}`];
       headline(reading);
     }
     const picture = JSON.stringify([key, state.colour]);
