@@ -18,7 +18,7 @@ from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
-from diffeqformer.studies import paper_controls, paper_page, paper_runs, reproduce_paper
+from diffeqformer.studies import paper_controls, paper_page, paper_record, paper_runs, reproduce_paper
 from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, search
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
@@ -326,3 +326,25 @@ def test_presets_have_the_published_sizes(tmp_path):
     effect = ITEMS["table-3"].claims[0].measure(Trained({}, 0, tmp_path, Silent()))
     assert effect is not None
     assert effect > 0
+
+
+def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
+    result, arguments, folder = trained
+    path = folder / "record.json"
+    recorded = replace(arguments, record=str(path))
+    assert write(study(recorded, Silent()), recorded)["record"] == str(path)
+    gone = replace(recorded, to=str(folder / "gone"), finished=True)
+    again = study(gone, Silent())
+    assert not (folder / "gone").exists()
+    assert again.document == result.document
+    assert [table.rows for table in again.tables] == [table.rows for table in result.tables]
+    runs = Runs(gone, reproduce_paper.MODELS, Silent(), paper_record.read(path, gone.of).rates)
+    assert runs.searches("wide") == 0
+    assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train
+    kept = path.read_bytes()
+    with pytest.raises(BadInput, match=r"record.json' is of scale laptop, updates 3, text text.txt, but .* updates 4"):
+        study(replace(gone, updates=4), Silent())
+    path.write_text(path.read_text().replace("untested", "holds", 1))
+    with pytest.raises(Damaged, match=r"record\.json"):
+        study(gone, Silent())
+    path.write_bytes(kept)

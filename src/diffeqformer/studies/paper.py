@@ -131,6 +131,8 @@ class Verdict:
     low: float = math.nan
     high: float = math.nan
     """Ends of the confidence interval; NaN where there is none."""
+    seeds: int = 0
+    """That could be measured, here or in the runs of the record, of which only mean and interval may be known."""
 
 
 def judge(effects: Sequence[float | None], *, exact: bool = False) -> Verdict:
@@ -144,15 +146,15 @@ def judge(effects: Sequence[float | None], *, exact: bool = False) -> Verdict:
         return Verdict("untested", ())
     mean = statistics.fmean(known)
     if exact:
-        return Verdict("holds" if mean > 0 else "fails", known, mean)
+        return Verdict("holds" if mean > 0 else "fails", known, mean, seeds=1)
     if len(known) < 2:
-        return Verdict("untested", known, mean)
+        return Verdict("untested", known, mean, seeds=len(known))
     from scipy.stats import t
 
     half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1)) * statistics.stdev(known) / math.sqrt(len(known))
     low, high = mean - half, mean + half
     word = "holds" if low > 0 else "fails" if high < 0 else "within noise"
-    return Verdict(word if len(known) >= SEEDS else "untested", known, mean, low, high)
+    return Verdict(word if len(known) >= SEEDS else "untested", known, mean, low, high, len(known))
 
 
 def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:

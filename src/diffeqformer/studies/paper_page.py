@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join
-from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict
+from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
+from diffeqformer.studies.paper_record import Record, of_claim
 from diffeqformer.studies.paper_runs import Runs
 from diffeqformer.studies.study import Result
 
@@ -18,42 +19,63 @@ FORMS = {
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
 """Verdicts, of one claim and of several."""
+MODEL_COLUMNS = (
+    "model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second",
+)  # fmt: skip
+SEEDS_COLUMN = MODEL_COLUMNS.index("seeds")
 SIZES = {
     "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
     "gpu": "GPT-small's size (width 768, 12 steps, context 1,024, 65,536 tokens per update)",
 }
 
 
-def result_of(found: Found, runs: Runs) -> Result:
+def result_of(measured: Found, runs: Runs, record: Record) -> Result:
     """The page: a summary, each item with its claims and figures, and the search for learning rates.
 
-    **Arguments:** `found`, by item the verdicts of its claims.
+    **Arguments:** `measured`, by item the verdicts of its claims; `record`, whose verdicts and models stand where it
+    knows of more seeds.
     """
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 
-    rows = [(name, claim, verdict) for name, several in found.items()
-            for claim, verdict in zip(ITEMS[name].claims, several, strict=True)]  # fmt: skip
-    drawn = [(name, claim.sentence, verdict) for name, claim, verdict in rows if verdict.effects]
+    known = {name for name, _ in record.claims}
+    found = {name: [record.verdict(name, claim.sentence, verdict) for claim, verdict in _with_verdicts(name, measured)]
+             for name in ITEMS if name in measured or name in known}  # fmt: skip
+    rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
+    models = model_rows(measured, runs, record)
+    drawn = [(name, claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
     caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
     figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
-    for name in found:
+    for name in measured:
         theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
         figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}{theirs}")
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
     return Result(
-        "paper", "The paper, item by item", tuple(findings(rows, runs)),
-        (summary(found), *(claims_table(name, found[name]) for name in found), *models_tables(found, runs)),
+        "paper", "The paper, item by item", (*findings(rows, runs), *contradictions(measured, record)),
+        (summary(found), *(claims_table(name, found[name]) for name in found), *models_tables(models, runs)),
         tuple(figures),
         document={
-            "claims": [{"item": name, "claim": claim.sentence, "unit": claim.unit, "verdict": verdict.word,
-                        "effects": list(verdict.effects), "mean": _known(verdict.mean), "low": _known(verdict.low),
-                        "high": _known(verdict.high)} for name, claim, verdict in rows],
+            "claims": [of_claim(name, claim.sentence, claim.unit, verdict) for name, claim, verdict in rows],
             "rates": {name: {"best": best, "losses": {f"{rate:g}": loss for rate, loss in tried.items()}}
                       for name, (best, tried) in searched(runs).items()},
+            "models": models,
         },
         folder=runs.folder,
     )  # fmt: skip
+
+
+def _with_verdicts(name: str, found: Found) -> list[tuple[Claim, Verdict]]:
+    """An item's claims, untested where nothing is found."""
+    claims = ITEMS[name].claims
+    return list(zip(claims, found.get(name) or [judge(()) for _ in claims], strict=True))
+
+
+def contradictions(measured: Found, record: Record) -> list[str]:
+    """A sentence if verdicts of these runs are not those of the record."""
+    others = [f"{claim.sentence} ({verdict.word} here, {other.word} there)" for name in measured
+              for claim, verdict in _with_verdicts(name, measured)
+              if (other := record.other(name, claim.sentence, verdict))]  # fmt: skip
+    return [f"Other than in the record: {'; '.join(others)}."] if others else []
 
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
@@ -64,12 +86,11 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
                                              for _, claim, v in rows if v.word == word) + "."
         for word in ("holds", "fails", "within noise") if any(v.word == word for _, _, v in rows)
     ]  # fmt: skip
-    text = ", ".join(one.rpartition("/")[2] for one in a.data) or "the source of Python's standard library"
     return [
         f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
         *known,
-        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {text}, seeds {', '.join(map(str, a.seeds))}. What holds "
-        "or fails here is said of models of this size and length of training, not of the paper's.",
+        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, a.seeds))}. "
+        "What holds or fails here is said of models of this size and length of training, not of the paper's.",
         f"The rule, written before the runs: a claim holds if the {LEVEL:.0%} confidence interval of its mean effect "
         f"over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within noise. "
         "Every effect is positive if the claim is so; where models are compared, they saw the same batches in the same "
@@ -89,7 +110,7 @@ def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
     """An item's verdicts, under what the paper reports."""
     item = ITEMS[name]
     cells = [
-        (claim.sentence, verdict.word, _shown(verdict), str(len(verdict.effects)), claim.unit)
+        (claim.sentence, verdict.word, _shown(verdict), str(verdict.seeds), claim.unit)
         for claim, verdict in zip(item.claims, verdicts, strict=True)
     ]
     said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
@@ -106,37 +127,38 @@ def searched(runs: Runs) -> dict[str, tuple[float, dict[float, float]]]:
     return {name: (best, losses) for name, best, losses in ended if losses}
 
 
-def models_tables(found: Found, runs: Runs) -> list[Table]:
-    """The models behind the claims, and the search for their learning rates."""
-    named = {one for name in found for claim in ITEMS[name].claims for one in claim.models}
-    rows = []
+def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, ...]]:
+    """The models behind the claims, those of these runs and those of the record, whichever had more seeds."""
+    named = {one for name in measured for claim in ITEMS[name].claims for one in claim.models}
+    rows = dict(record.models)
     for name in (one for one in runs.models if one in named):
         ended = [one for seed in runs.arguments.seeds if (one := runs.trained(name, seed)) is not None]
-        if not ended:
+        if not ended or (name in rows and int(rows[name][SEEDS_COLUMN]) > len(ended)):
             continue
         losses = [one.entry["validation"]["loss"] for one in ended]
         spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
         model = runs.models[name]
-        rows.append((
+        rows[name] = (
             name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
             model.rate_of or ("given" if model.rate else "its own"), f"{statistics.fmean(losses):.4f}{spread}",
             str(len(losses)), f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}",
             *_machine(ended[0], runs),
-        ))  # fmt: skip
-    columns = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second")
-    columns += ("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()
-    tables = [
-        Table("Models\nLosses on the whole validation split, mean and standard deviation over seeds.", columns, rows)
-    ]
+        )  # fmt: skip
+    return [rows[name] for name in runs.models if name in rows]
+
+
+def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
+    """The models behind the claims, and the search for their learning rates."""
+    columns = (*MODEL_COLUMNS, *(("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
+    said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
+    tables = [Table(said, columns, models)] if models else []
     tried = [
         (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
          ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items()))
         for name, (best, losses) in searched(runs).items()
     ]  # fmt: skip
     said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
-    return ([tables[0]] if rows else []) + (
-        [Table(said, ("model", "best", "inside the grid", "loss by rate"), tried)] if tried else []
-    )
+    return tables + ([Table(said, ("model", "best", "inside the grid", "loss by rate"), tried)] if tried else [])
 
 
 def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
@@ -184,13 +206,9 @@ def _nats(claim: Claim) -> str:
 
 
 def _shown(verdict: Verdict) -> str:
-    if not verdict.effects:
+    if not verdict.seeds:
         return MISSING
     number = lambda value: f"{value:+.3f}".replace("-", "−")
     if math.isnan(verdict.low):
         return number(verdict.mean)
     return f"{number(verdict.mean)} [{number(verdict.low)}, {number(verdict.high)}]"
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -17,6 +17,7 @@ from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper import Finished, Model, search
+from diffeqformer.studies.paper_record import Rates
 from diffeqformer.studies.reproduce_adapt import with_length
 
 Scale = Literal["laptop", "gpu"]
@@ -61,6 +62,9 @@ class Arguments:
     """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
     markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the page as Markdown, such as docs/paper.md."""
+    record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
+    are not searched again, verdicts of more seeds stand, and what is found is added."""
     cache: str = DataConfig.cache
     """Folder of packed tokens."""
 
@@ -69,17 +73,29 @@ class Arguments:
         """Updates of each run."""
         return self.updates or UPDATES[self.scale]
 
+    @property
+    def of(self) -> dict[str, Any]:
+        """What verdicts are of, whatever the seeds: scale, updates and text."""
+        return {"scale": self.scale, "updates": self.length, "text": self.text}
+
+    @property
+    def text(self) -> str:
+        """What is trained on, in words."""
+        return ", ".join(one.rpartition("/")[2] for one in self.data) or "the source of Python's standard library"
+
 
 class Runs:
     """The runs of all models by name and seed, trained when they are asked for.
 
-    **Arguments:** `models`, by the names of their folders.
+    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before.
     """
 
-    def __init__(self, arguments: Arguments, models: Mapping[str, Model], progress: Progress):
+    def __init__(
+        self, arguments: Arguments, models: Mapping[str, Model], progress: Progress, rates: Rates | None = None
+    ):
         self.arguments, self.models, self.progress = arguments, models, progress
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
-        self.rates: dict[str, tuple[float, dict[float, float]]] = {}
+        self.rates: Rates = dict(rates or {})
         self.finished: dict[str, Finished | None] = {}
 
     def config(self, name: str, seed: int, rate: float) -> Config:
@@ -199,7 +215,7 @@ class Runs:
         """How many runs the search for a model's rate still needs, about."""
         rates = {rate for one, rate, _ in self.ended if one == name}
         searched = not (self.models[name].rate_of or self.models[name].rate) and self.arguments.scale == "laptop"
-        return max(0, SEARCHES - len(rates)) if searched else 0
+        return max(0, SEARCHES - len(rates)) if searched and name not in self.rates else 0
 
 
 def _finished(config: Config, entry: Mapping[str, Any], opened: Any) -> Finished:

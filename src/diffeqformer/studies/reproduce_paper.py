@@ -13,9 +13,11 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies import paper_record
 from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_page import markdown, result_of
+from diffeqformer.studies.paper_record import Record
 from diffeqformer.studies.paper_runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
 
@@ -26,14 +28,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, measure every claim, and judge.
 
     **Raises:** `BadInput` for an item that there is not, or a scale that this machine is not for; whatever training
-    raises but `Diverged`: such a model has no effect.
+    raises but `Diverged`: such a model has no effect; `Damaged` for a record that is.
     """
     names = arguments.items or tuple(ITEMS)
     for name in names:
         if name not in ITEMS:
             raise BadInput(f"there is no item {name!r}; the items are {', '.join(ITEMS)}.")
     models: Mapping[Scale, Mapping[str, Model]] = {"laptop": MODELS, "gpu": GPU_MODELS}
-    runs = Runs(arguments, models[arguments.scale], progress)
+    record = paper_record.read(path_of(arguments.record), arguments.of) if arguments.record else Record(arguments.of)
+    runs = Runs(arguments, models[arguments.scale], progress, record.rates)
     if arguments.list:
         return listed(names, runs)
     if arguments.scale == "gpu" and not arguments.finished:
@@ -44,7 +47,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         progress.say(f"{number}/{len(claims)} {name}: {claim.sentence}")
         seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
         found[name].append(judge([_effect(claim, runs, seed) for seed in seeds], exact=claim.exact))
-    return result_of(found, runs)
+    return result_of(found, runs, record)
 
 
 def _require_gpu(arguments: Arguments) -> None:
@@ -125,7 +128,7 @@ def _time(seconds: float) -> str:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page, and the same as Markdown if asked for; a list leaves no files."""
+    """The page, and if asked for the same as Markdown and the record; a list leaves no files."""
     if arguments.list:
         return {}
     from diffeqformer.store.files import write_output
@@ -135,4 +138,8 @@ def write(result: Result, arguments: Arguments) -> dict[str, str]:
         path = path_of(arguments.markdown)
         write_output(path, markdown(result).encode(), "page")
         written["markdown"] = str(path)
+    if arguments.record:
+        path = path_of(arguments.record)
+        paper_record.write(path, result.document, arguments.of)
+        written["record"] = str(path)
     return written

@@ -1,0 +1,93 @@
+"""The record of `reproduce paper`: verdicts, models and learning rates of earlier runs, whose folders may be gone.
+
+Nobody has hours for all items at once, and runs are large. A record is a sealed JSON file beside which items are
+judged one after another, on any machine: what the runs at hand decide replaces what it says, the rest stays.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffeqformer.errors import BadInput
+from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.studies.paper import Verdict
+
+Rates = dict[str, tuple[float, dict[float, float]]]
+"""By model, the best learning rate and the loss of every one that was tried."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of the claims, models and learning rates of one scale, length and text."""
+
+    of: Mapping[str, Any]
+    """Scale, updates and text, which its numbers are of."""
+    claims: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
+    """By item and sentence."""
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rows of the page's table."""
+    rates: Rates = field(default_factory=dict)
+
+    def verdict(self, item: str, sentence: str, found: Verdict) -> Verdict:
+        """What is `found`, unless the record knows of more seeds."""
+        known = self.claims.get((item, sentence))
+        return found if known is None or known.seeds <= found.seeds else known
+
+    def other(self, item: str, sentence: str, found: Verdict) -> Verdict | None:
+        """The record's verdict where what is `found` contradicts it; `None` if it stands or either is untested."""
+        known = self.claims.get((item, sentence))
+        if known is None or "untested" in (known.word, found.word) or known.word == found.word:
+            return None
+        return known
+
+
+def read(path: Path, of: Mapping[str, Any]) -> Record:
+    """The record in a file, empty if there is none.
+
+    **Arguments:** `of`, what its numbers must be of.
+
+    **Raises:** `BadInput` if they are of something else; `Damaged` if it is not what was written.
+    """
+    if not path.is_file():
+        return Record(of)
+    document = read_sealed(path)
+    if document["of"] != of:
+        known = ", ".join(f"{name} {value}" for name, value in document["of"].items())
+        asked = ", ".join(f"{name} {value}" for name, value in of.items())
+        raise BadInput(f"the record {str(path)!r} is of {known}, but this would be of {asked}; name another --record.")
+    return Record(
+        of,
+        {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
+        {row[0]: tuple(row) for row in document["models"]},
+        {name: (one["best"], {float(rate): loss for rate, loss in one["losses"].items()})
+         for name, one in document["rates"].items()},
+    )  # fmt: skip
+
+
+def write(path: Path, document: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+    """Keep what the page says, whole or not at all.
+
+    **Arguments:** `document`, the page's.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, {"of": dict(of), **document})
+
+
+def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> dict[str, Any]:
+    """A claim as the page's document and the record have it."""
+    return {
+        "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "effects": list(verdict.effects),
+        "mean": _known(verdict.mean), "low": _known(verdict.low), "high": _known(verdict.high), "seeds": verdict.seeds,
+    }  # fmt: skip
+
+
+def _verdict(one: Mapping[str, Any]) -> Verdict:
+    number = lambda name: math.nan if one[name] is None else one[name]
+    ends = number("mean"), number("low"), number("high")
+    return Verdict(one["verdict"], tuple(one["effects"]), *ends, one["seeds"])
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,34 @@
+"""The record of the paper's verdicts, and the page that is made of it."""
+
+from pathlib import Path
+
+from diffeqformer.progress import Silent
+from diffeqformer.studies import paper_page, paper_record
+from diffeqformer.studies.paper import judge
+from diffeqformer.studies.paper_items import ITEMS
+from diffeqformer.studies.paper_record import of_claim
+from diffeqformer.studies.paper_runs import Arguments
+from diffeqformer.studies.reproduce_paper import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_more_seeds_replace_the_record_and_another_verdict_is_said(tmp_path):
+    three, other, two = judge([0.1, 0.11, 0.12]), judge([-0.1, -0.11, -0.12, -0.13]), judge([-0.1, -0.11])
+    path, of = tmp_path / "record.json", {"scale": "laptop"}
+    item, claim = "table-3", ITEMS["table-3"].claims[0].sentence
+    paper_record.write(path, {"claims": [of_claim(item, claim, "", three)], "models": [], "rates": {}}, of)
+    record = paper_record.read(path, of)
+    assert record.verdict(item, claim, two) == three
+    assert record.verdict(item, claim, other) == other
+    assert record.verdict(item, "another", two) == two
+    said = paper_page.contradictions({item: [other]}, record)
+    assert said == [f"Other than in the record: {claim} (fails here, holds there)."]
+    assert paper_page.contradictions({item: [two]}, record) == []
+
+
+def test_the_page_of_the_documentation_is_that_of_the_record(tmp_path):
+    arguments = Arguments(
+        items=("table-1",), finished=True, to=str(tmp_path / "none"), record=str(ROOT / "docs/paper.json")
+    )
+    assert paper_page.markdown(study(arguments, Silent())) == (ROOT / "docs/paper.md").read_text(encoding="utf-8")
