@@ -1,5 +1,7 @@
 """Every result shows itself in a notebook: a whole table, its numbers in it, and no text that became markup."""
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -73,6 +75,9 @@ def results():
     }  # fmt: skip
 
 
+COLOURED = {"pairwise": "leading", "end-to-end": "growth"}
+
+
 @pytest.mark.parametrize("name", results())
 def test_a_result_is_a_whole_table_with_its_numbers(name):
     found = results()[name]
@@ -92,6 +97,21 @@ def test_a_result_is_a_whole_table_with_its_numbers(name):
         "hidden states": lambda f: f"{f.measures.distance[0].mean():.4g}",
     }
     assert known[name](found) in text
+
+
+@pytest.mark.parametrize("name", ["pairwise", "end-to-end", "attributions"])
+def test_a_text_whose_tokens_are_known_is_shown_in_the_colours_of_its_scores(name):
+    found = results()[name]
+    bare, shown = (one._repr_html_() for one in (found, replace(found, tokens=("a b", HOSTILE, "c"))))
+    assert "background" not in bare
+    assert "<script" not in shown
+    text, table = shown.split("<table", 1)
+    places = [row[0] for row in cells("<table" + table)[2:]]
+    assert places[0] == "0 a·b" and len(places) == 3
+    coloured = re.findall(r'background:(#[0-9a-f]{6}).*?title="(.*?)"', text)
+    row = next(iter(found.scores.values()) if name == "attributions" else iter([found.arrays()[COLOURED[name]]]))[-1]
+    assert [float(score) for _, score in coloured] == pytest.approx(list(row), rel=1e-3)
+    assert len({colour for colour, _ in coloured}) > 1
 
 
 def test_of_a_long_text_the_highest_scores_are_shown_in_the_order_of_the_text():

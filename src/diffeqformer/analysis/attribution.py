@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.lyapunov import populated, require_outputs
-from diffeqformer.analysis.tables import MOST_ROWS, scores_table
+from diffeqformer.analysis.tables import scores_html
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -41,6 +41,8 @@ class Attributions:
     """Name to scores of shape (output, input)."""
     incompleteness: Float[np.ndarray, " output"]
     """By how much integrated gradients miss `log p(text) - log p(baseline)`, in nats: the error of the quadrature."""
+    tokens: tuple[str, ...] = ()
+    """Pieces of the text, which a notebook then shows in colours."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
@@ -54,8 +56,8 @@ class Attributions:
         }
 
     def _repr_html_(self) -> str:
-        last, columns = self.outputs[-1], {name: scores[-1] for name, scores in self.scores.items()}
-        return scores_table(f"attributions of output {last}", last, columns, most=MOST_ROWS).to_html()
+        colour = "occlusion" if "occlusion" in self.scores else ""  # the one that changes the input and looks
+        return scores_html("attributions", self.outputs, self.scores, self.tokens, colour)
 
 
 def attribute(
@@ -65,6 +67,7 @@ def attribute(
     *,
     points: int = 32,
     steps: int | None = None,
+    tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Attributions:
     """Explain the model's own prediction at some positions of a text by six methods.
@@ -82,7 +85,7 @@ def attribute(
     has them): a text without any token in particular.
 
     **Arguments:** `ids`; `outputs`, positions whose prediction is explained; `points` of the quadrature; `steps` of
-    depth, those trained if not given; `progress`.
+    depth, those trained if not given; `tokens`, pieces of the text for whoever looks; `progress`.
 
     **Returns:** `Attributions`.
 
@@ -125,7 +128,7 @@ def attribute(
     empty = np.asarray(_slopes(model, baseline, x, at, targets)[0], np.float64)
     missed = np.nansum(scores["integrated gradients"], -1) - (np.asarray(log_p, np.float64) - empty)
     ordered = {name: scores[name] for name in ATTRIBUTIONS}
-    return Attributions(outputs, np.asarray(targets), np.asarray(log_p), ordered, missed)
+    return Attributions(outputs, np.asarray(targets), np.asarray(log_p), ordered, missed, tuple(tokens))
 
 
 @jax.jit

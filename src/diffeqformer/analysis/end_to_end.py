@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.lyapunov import populated, require_outputs
-from diffeqformer.analysis.tables import MOST_ROWS, scores_table
+from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
@@ -38,6 +38,8 @@ class EndToEnd:
     """Standard error of `growth`, from the spread of the probes; zero if all directions were probed."""
     exponents: Float[np.ndarray, "output input probe"]
     """Lower bounds of the leading exponents, the largest first; exact if all directions were probed."""
+    tokens: tuple[str, ...] = ()
+    """Pieces of the text, which a notebook then shows in colours."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
@@ -45,8 +47,8 @@ class EndToEnd:
         return {"outputs": outputs, **growth, "exponents": self.exponents}
 
     def _repr_html_(self) -> str:
-        last, columns = self.outputs[-1], {"growth": self.growth[-1], "± error": self.error[-1]}
-        return scores_table(f"end-to-end exponents of output {last}", last, columns, most=MOST_ROWS).to_html()
+        scores = {"growth": self.growth, "± error": self.error}
+        return scores_html("end-to-end exponents", self.outputs, scores, self.tokens)
 
 
 def end_to_end(
@@ -57,6 +59,7 @@ def end_to_end(
     probes: int = 16,
     steps: int | None = None,
     seed: int = 0,
+    tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> EndToEnd:
     """Exponents of the true derivative `dx_j(1) / dx_i(0)`, through all tokens, for all inputs i at once.
@@ -65,7 +68,7 @@ def end_to_end(
     orthonormal vectors (the unit vectors, if as many as the width), so nothing of the size D x D is made.
 
     **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those trained if
-    not given; `seed` of the probes; `progress`.
+    not given; `seed` of the probes; `tokens`, pieces of the text for whoever looks; `progress`.
 
     **Returns:** an `EndToEnd`.
 
@@ -88,7 +91,7 @@ def end_to_end(
             with np.errstate(divide="ignore"):
                 exponents[row, : output + 1] = np.log(np.linalg.svd(found, compute_uv=False))
             stage.advance(1)
-    return EndToEnd(outputs, growth, error, exponents)
+    return EndToEnd(outputs, growth, error, exponents, tuple(tokens))
 
 
 @jax.jit

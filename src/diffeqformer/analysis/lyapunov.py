@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
-from diffeqformer.analysis.tables import MOST_ROWS, scores_table
+from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
@@ -51,6 +51,8 @@ class Pairwise:
     width: int
     interval: float
     """Length of depth in the state's clock: divide by it for rates."""
+    tokens: tuple[str, ...] = ()
+    """Pieces of the text, which a notebook then shows in colours."""
 
     @property
     def leading(self) -> Float[np.ndarray, "output input"]:
@@ -76,8 +78,8 @@ class Pairwise:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        last, columns = self.outputs[-1], {"leading": self.leading[-1], "mean": self.mean[-1]}
-        return scores_table(f"pairwise exponents of output {last}", last, columns, most=MOST_ROWS).to_html()
+        scores = {"leading": self.leading, "mean": self.mean}
+        return scores_html("pairwise exponents", self.outputs, scores, self.tokens)
 
 
 def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
@@ -106,6 +108,7 @@ def pairwise(
     iterations: int = 30,
     steps: int | None = None,
     seed: int = 0,
+    tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Pairwise:
     """Token sensitivity (the paper's section 5.2, appendix B): exponents of `dQ/dt = J_ji(t) Q`, `J_ji = dF_j / dx_i`.
@@ -127,7 +130,7 @@ def pairwise(
     **Arguments:** `ids`; `outputs`, positions j; `tangents`, k, for k leading exponents from orthonormal first tangents
     (random ones, drawn from `seed`, the same for all inputs, which are then refined), or all from the unit vectors if
     not given; `iterations` of the refinement at most, 0 for none; `steps` of depth, those trained if not given;
-    `progress`.
+    `tokens`, pieces of the text for whoever looks; `progress`.
 
     **Returns:** a `Pairwise`.
 
@@ -165,7 +168,8 @@ def pairwise(
                 stage.advance(1)
             for found in (exponents, error, over_depth):
                 found[row, output + 1 :] = np.nan
-    return Pairwise(outputs, -np.sort(-exponents, axis=-1), error, over_depth, width, model.config.interval)
+    found = -np.sort(-exponents, axis=-1), error, over_depth, width, model.config.interval
+    return Pairwise(outputs, *found, tuple(tokens))
 
 
 @jax.jit

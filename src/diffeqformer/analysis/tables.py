@@ -1,4 +1,4 @@
-"""Scores of the tokens of a text as a table."""
+"""How scores of the tokens of a text show themselves in a notebook: the text in their colours, and a table."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,3 +27,22 @@ def scores_table(
     where = lambda i: f"{i} {tokens[i]}" if tokens else str(i)
     rows = [(where(i), *(number(scores[i], 4) for scores in columns.values())) for i in shown]
     return Table(caption, ("input", *columns), rows)
+
+
+def scores_html(
+    caption: str, outputs: Sequence[int], scores: Mapping[str, np.ndarray], tokens: Sequence[str] = (), colour: str = ""
+) -> str:
+    """The last output's scores, and before them the text in their colours if its tokens are known.
+
+    **Arguments:** `outputs`, positions; `scores`, name to scores of shape (output, input); `tokens`, pieces of the
+    text; `colour`, whose scores are the colours, the first one's if not given.
+    """
+    from diffeqformer.report.page import TokenMap, visible
+
+    own, seen = outputs[-1], tuple(map(visible, tokens))
+    last = {name: rows[-1] for name, rows in scores.items()}
+    table = scores_table(f"{caption} of output {own}", own, last, seen, most=MOST_ROWS).to_html()
+    if not seen:
+        return table
+    name = colour or next(iter(scores))
+    return TokenMap(seen, tuple(outputs), {name: scores[name]}, {name: caption}).to_html() + table
