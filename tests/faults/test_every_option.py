@@ -212,7 +212,11 @@ def test_no_number_is_without_bound(answer):
         ("quickstart --run file/x", "folder 'file/x' cannot be written: '{here}/file' is not a folder."),
         ("info quickstart-gpt --model.width 1048576 --model.heads 1 --model.steps 16384 --model.context 1048576",
          "model activations (steps x batch x context x width) are 16384 x 16 x 1048576 x 4194304 numbers"),
-        ("info c.yaml --mesh.data 1000000", "mesh has 1000000 devices, but memory can be planned for at most 1024."),
+        ("info c.yaml --mesh.data 1000000", "must be divisible by mesh.data x mesh.fsdp, which is 1000000 x 1."),
+        (
+            "info c.yaml --memory --mesh.data 2048 --trainer.batch-size 2048",
+            "mesh has 2048 devices, but memory can be planned for at most 1024.",
+        ),
         ("sample run --prompt x --draft-steps 1 --draft-length 1000000", "--draft-length is 1000000, but must be at m"),
         ("analyze clusters --systems 1000000000", "--systems is 1000000000, but must be at most 10000."),
     ],
