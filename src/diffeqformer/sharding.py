@@ -22,6 +22,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
@@ -142,7 +143,7 @@ def constrain(x: Array, *axes: Axis) -> Array:
     return jax.lax.with_sharding_constraint(x, P(*fitting))
 
 
-def constrain_weights(tree: Any) -> Any:
+def constrain_weights(tree: PyTree) -> PyTree:
     """A tree of weights, or of what has their paths, cut as the table says; for use inside compiled functions."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -151,7 +152,7 @@ def constrain_weights(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(cut, tree)
 
 
-def placed(tree: Any) -> Any:
+def placed(tree: PyTree) -> PyTree:
     """A tree of weights, wherever they are, on its devices: as the table says, or on this process's first device.
 
     Fresh and restored states so share one compiled update.
@@ -169,7 +170,7 @@ def placed(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def with_shardings(tree: Any) -> Any:
+def with_shardings(tree: PyTree) -> PyTree:
     """Shapes of weights, each with where its parts belong: what a checkpoint is read into."""
     if (mesh := _mesh()) is None:
         return tree
@@ -179,7 +180,7 @@ def with_shardings(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(put, tree)
 
 
-def bytes_on_each(tree: Any, mesh: AnyMesh) -> int:
+def bytes_on_each(tree: PyTree, mesh: AnyMesh) -> int:
     """What one device of a mesh holds of a tree of weights, or of what has their paths; shapes are enough."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     parts = (math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh)) for path, x in leaves)

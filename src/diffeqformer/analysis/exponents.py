@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from diffeqformer.errors import BadInput
@@ -24,7 +25,7 @@ def orthonormalise(
     return q, jnp.log(jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1)))
 
 
-def first_tangents(width: int, tangents: int, key: Key[Array, ""], dtype: Any) -> Float[Array, "width tangent"]:
+def first_tangents(width: int, tangents: int, key: Key[Array, ""], dtype: DTypeLike) -> Float[Array, "width tangent"]:
     """Orthonormal tangents to begin with: the unit vectors if there are as many as the width, else random ones."""
     if tangents == width:
         return jnp.eye(width, dtype=dtype)

@@ -1,12 +1,13 @@
 """Linear maps and norms as plain weights: one layer's, or many layers' stacked on leading axes."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from diffeqformer.nn.dropout import dropout
@@ -95,7 +96,7 @@ zeros, ones = partial(jnp.zeros, dtype=jnp.float32), partial(jnp.ones, dtype=jnp
 normal = partial(jax.random.normal, dtype=jnp.float32)
 
 
-def wide(dtype: Any) -> Any:
+def wide(dtype: DTypeLike) -> DTypeLike:
     """The precision to take sums in: float32 for narrower types, else the type itself."""
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key
+from jax.tree_util import KeyPath
+from jaxtyping import Array, Key, PyTree
 
 from diffeqformer.config import LoRAConfig
 from diffeqformer.errors import BadInput
@@ -60,7 +61,7 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
     chosen = targets(maps, lora.targets)
     rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
 
-    def adapted(path: Any, unit: Any) -> Any:
+    def adapted(path: KeyPath, unit: PyTree) -> PyTree:
         if (name := _name(path)) not in chosen or not isinstance(unit, Linear):
             return unit
         *rows, inputs, outputs = unit.weight.shape
@@ -83,9 +84,9 @@ def without_adapters(layers: BlockWeights) -> BlockWeights:
     return jax.tree.map(plain, layers, is_leaf=_is_map)
 
 
-def _is_map(node: Any) -> bool:
+def _is_map(node: PyTree) -> bool:
     return isinstance(node, Linear | AdaptedLinear | LinearShape)
 
 
-def _name(path: Any) -> str:
+def _name(path: KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")

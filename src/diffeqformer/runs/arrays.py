@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from jaxtyping import PyTree
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def kinds(tree: Any) -> dict[str, str]:
+def kinds(tree: PyTree) -> dict[str, str]:
     """Type and shape of every array, by its path."""
     return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in by_path(tree).items()}
 

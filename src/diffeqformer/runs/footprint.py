@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from diffeqformer.config import Config, from_dict, to_dict
 from diffeqformer.errors import BadInput, RunFailed
@@ -119,7 +120,7 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
     return None if plan is None else plan.temp_size_in_bytes + beside, found
 
 
-def _gradients(config: Config, model: Transformer) -> Any:
+def _gradients(config: Config, model: Transformer) -> PyTree:
     """The gradients that an update has at one time."""
     trained, frozen = split_trained(model, config.optimizer)
     if not factored.stays_factored(config, model):
@@ -128,7 +129,7 @@ def _gradients(config: Config, model: Transformer) -> Any:
     return to_trained(populated)
 
 
-def _generated(config: Config) -> Any:
+def _generated(config: Config) -> PyTree:
     """Shapes of the weights of the whole grid as they meet activations; `None` if nothing generates them."""
     if config.model.time is None or config.model.tolerance:
         return None

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -70,7 +71,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     return figure
 
 
-def _draw_exits(axis: Any, curve: DepthCurve, place: Place) -> list[tuple[float, float]]:
+def _draw_exits(axis: Axes, curve: DepthCurve, place: Place) -> list[tuple[float, float]]:
     """Draw the line of early exits; returns its points."""
     line = [(place(curve.mean_steps(found), found), found.perplexity) for found in curve.exits.values()]
     line = sorted(point for point in line if finite(point[1]))
@@ -83,7 +84,7 @@ def _exit_look(curve: DepthCurve) -> dict[str, Any]:
     return {"color": color(len(groups_of(curve)) + 1), "marker": "x", "linestyle": "--", "zorder": 2.5}
 
 
-def _draw(axis: Any, curve: DepthCurve, place: Place, *, write_steps: bool = False) -> list[tuple[float, float]]:
+def _draw(axis: Axes, curve: DepthCurve, place: Place, *, write_steps: bool = False) -> list[tuple[float, float]]:
     """Draw the curve and its marks; returns the points that could be drawn."""
     drawn = []
     line = [(place(steps, found), found.perplexity, steps) for steps, found in curve.points.items()]
@@ -114,7 +115,7 @@ def _look(index: int, tuned: bool) -> dict[str, Any]:
     return look(index, markersize=6, markerfacecolor=color(index) if tuned else "none", markeredgewidth=1.4)
 
 
-def _write(axis: Any, text: str, point: tuple[float, float], shade: str, offset: tuple[int, int]) -> None:
+def _write(axis: Axes, text: str, point: tuple[float, float], shade: str, offset: tuple[int, int]) -> None:
     """A few letters beside a point, `offset` points of print away from it."""
     sideways, up = offset
     axis.annotate(

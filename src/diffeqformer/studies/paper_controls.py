@@ -3,8 +3,6 @@
 `free_rows` and `faster_table` are a `build` for `train`, `RepeatedTokens` its batches.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -17,7 +15,7 @@ from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.model.build import build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeNetwork
@@ -38,7 +36,7 @@ class Scaled(eqx.Module):
     source: WeightSource
     scale: float = eqx.field(static=True)
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights at `times`."""
         return jax.tree.map(lambda weight: self.scale * weight, self.source.at(times))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -139,7 +140,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     return figure
 
 
-def _curves(axis: Any, records: Sequence[Record], systems: Sequence[System]) -> None:
+def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) -> None:
     drawn = []
     for one in systems:
         curves = [dict(finite_points(r.get("curve") or ())) for r in _of(records, one)]
@@ -159,7 +160,7 @@ def _curves(axis: Any, records: Sequence[Record], systems: Sequence[System]) -> 
     axis.set_ylabel("validation perplexity")
 
 
-def _finals(axis: Any, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
+def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
     """Final perplexities with their values, one row per system, the first on top; `named` where there is room."""
     here = [one for one in systems if _of(records, one)]
     names, ends = [], []

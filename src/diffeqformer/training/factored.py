@@ -12,13 +12,12 @@ neither written nor read, which saves a copy of P and a third of an update's tra
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from diffeqformer.config import Config
 from diffeqformer.model.transformer import Transformer
@@ -55,13 +54,13 @@ class Factored(eqx.Module):
         return reduce(jnp.add, terms)
 
 
-def norm(gradients: Any) -> Float[Array, ""]:
+def norm(gradients: PyTree) -> Float[Array, ""]:
     """The global norm of gradients, factored or not."""
     squared = lambda part: part.squared_norm if _is_factored(part) else jnp.sum(jnp.square(part))
     return jnp.sqrt(sum(map(squared, jax.tree.leaves(gradients, is_leaf=_is_factored))))
 
 
-def formed(gradients: Any) -> Any:
+def formed(gradients: PyTree) -> PyTree:
     """The same gradients, all of them as arrays."""
     return jax.tree.map(lambda part: part.formed if _is_factored(part) else part, gradients, is_leaf=_is_factored)
 
@@ -98,7 +97,7 @@ def vjp(
     assert isinstance(trained.weights, TimeWeights)
     codes = trained.weights.codes(trained.grid(steps), trained.scheme.nodes)
 
-    def unit(own: Any, row: Any, h: Array) -> Any:
+    def unit(own: PyTree, row: PyTree, h: Array) -> PyTree:
         if not isinstance(own, TimeLinear):
             return own
         return eqx.tree_at(lambda n: n.projection, own, Factored(row.weight, h), is_leaf=lambda leaf: leaf is None)
@@ -112,5 +111,5 @@ def vjp(
     return populated, to_trained
 
 
-def _is_factored(node: Any) -> bool:
+def _is_factored(node: PyTree) -> bool:
     return isinstance(node, Factored)

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from operator import and_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import optax
 import optax.contrib
 from jax import Array
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
 from diffeqformer.nn.embedding import Embedding
@@ -48,7 +50,7 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules(parts, [warmup, updates - falling])
 
 
-def roles(model: Any) -> Any:
+def roles(model: PyTree) -> PyTree:
     """The role of every parameter, as a tree of the model's structure: what decides on training and weight decay.
 
     `time`: all parameters of a time-dependent weight. `matrix` and `bias`: of a linear map that is stored as such.
@@ -57,10 +59,10 @@ def roles(model: Any) -> Any:
     absent (`None`) stay so.
     """
 
-    def fill(role: Role, node: Any) -> Any:
+    def fill(role: Role, node: PyTree) -> PyTree:
         return jax.tree.map(lambda _: role, node)
 
-    def of_unit(path: Any, node: Any) -> Any:
+    def of_unit(path: KeyPath, node: PyTree) -> PyTree:
         if isinstance(node, TimeLinear | TimeNorm):
             return fill("time", node)
         if isinstance(node, Norm):
@@ -77,7 +79,7 @@ def roles(model: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=is_unit)
 
 
-def split_trained(model: Any, config: OptimizerConfig) -> tuple[Any, Any]:
+def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTree]:
     """The model as two trees, absent parameters as `None`: those of `config.train_roles`, and those that are frozen."""
     return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
 
@@ -89,7 +91,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     a scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
     """
 
-    def scaled(updates: Any, params: Any) -> Any:
+    def scaled(updates: PyTree, params: PyTree) -> PyTree:
         scale = jax.numpy.minimum(1.0, limit / norm(updates))
         return jax.tree.map(lambda gradient: gradient * scale, formed(updates))
 
@@ -115,23 +117,23 @@ def usual_rule(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
         return optax.chain(clip, _adamw(config, rate, _of_roles(config.decay_roles)))
     chosen, decays = _of_roles(config.rule_roles), _of_roles(config.decay_roles)
 
-    def labels(tree: Any) -> Any:
+    def labels(tree: PyTree) -> PyTree:
         taken = chosen(tree) if config.rule != "muon" else jax.tree.map(and_, chosen(tree), _matrices(tree))
         label = lambda taken, decays: f"{config.rule if taken else 'adamw'}{'' if decays else ', no decay'}"
         return jax.tree.map(label, taken, decays(tree))
 
     plain = replace(config, weight_decay=0.0)  # roles are not seen in the parts that a rule is given
     rules = {name: RULES[name] for name in ("adamw", config.rule)}
-    parts: dict[Hashable, Any] = {name: rule(config, rate) for name, rule in rules.items()}
+    parts: dict[Hashable, optax.GradientTransformation] = {name: rule(config, rate) for name, rule in rules.items()}
     parts |= {f"{name}, no decay": rule(plain, rate) for name, rule in rules.items()}
     return optax.chain(clip, optax.partition(parts, labels))
 
 
-def _of_roles(chosen: tuple[Role, ...]) -> Callable[[Any], Any]:
+def _of_roles(chosen: tuple[Role, ...]) -> Callable[[PyTree], PyTree]:
     return lambda tree: jax.tree.map(lambda role: role in chosen, roles(tree))
 
 
-def _matrices(tree: Any) -> Any:
+def _matrices(tree: PyTree) -> PyTree:
     """Which parameters are matrices, each alone or stacked: no vectors, and no projections to vectors."""
     of = lambda path, _: getattr(path[-1], "name", "") in MATRICES
     return jax.tree_util.tree_map_with_path(of, tree)
@@ -141,17 +143,19 @@ MATRICES = ("weight", "projection", "constant", "a", "b")
 """Last names of the parameters that are one: of linear maps, of time-dependent ones (P, C), of adapters."""
 
 
-def _axes(tree: Any) -> Any:
+def _axes(tree: PyTree) -> PyTree:
     """Which axes of a matrix are its inputs and its outputs; it is stacked along the others, P along its last."""
 
-    def of(path: Any, x: Any) -> optax.contrib.MuonDimensionNumbers:
+    def of(path: KeyPath, x: Array) -> optax.contrib.MuonDimensionNumbers:
         first = 0 if getattr(path[-1], "name", "") == "projection" else x.ndim - 2
         return optax.contrib.MuonDimensionNumbers(first, first + 1)
 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
-def _adamw(config: OptimizerConfig, rate: optax.Schedule, mask: Any = None) -> optax.GradientTransformation:
+def _adamw(
+    config: OptimizerConfig, rate: optax.Schedule, mask: Callable[[PyTree], PyTree] | None = None
+) -> optax.GradientTransformation:
     b1, b2, decay = config.b1, config.b2, config.weight_decay
     return optax.adamw(rate, b1=b1, b2=b2, eps=config.epsilon, weight_decay=decay, mask=mask)
 
@@ -181,7 +185,7 @@ RULES: dict[str, Rule] = {"adamw": _adamw, "muon": _muon, "adafactor": _adafacto
 class Guard(NamedTuple):
     """State of `skip_spikes`."""
 
-    inner: Any
+    inner: PyTree
     usual: Array
     """Running mean of the gradient's norm, over some `HORIZON` updates."""
     updates: Array
@@ -200,11 +204,11 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
     skipped updates of OLMo 2 (2025, arXiv:2501.00656, section 3), there by standard deviations.
     """
 
-    def init(params: Any) -> Guard:
+    def init(params: PyTree) -> Guard:
         zero = jax.numpy.zeros((), jax.numpy.int32)
         return Guard(inner.init(params), jax.numpy.zeros(()), zero, zero > 0)
 
-    def update(gradients: Any, state: Guard, params: Any = None) -> tuple[Any, Guard]:
+    def update(gradients: PyTree, state: Guard, params: PyTree = None) -> tuple[PyTree, Guard]:
         length, limit = norm(gradients), factor * state.usual
         skipped = (length > limit) & (state.updates >= WARMING)
         changes, after = inner.update(gradients, state.inner, params)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jaxtyping import PyTree
 
 from diffeqformer.config import Config, ModelConfig, OptimizerConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
@@ -32,10 +33,10 @@ class State(NamedTuple):
     """All that the next update depends on, beside the config."""
 
     model: Transformer
-    optimizer: Any
+    optimizer: PyTree
     step: Array
     """Updates done, int32."""
-    average: Any = None
+    average: PyTree = None
     """Of the trained parameters, if `optimizer.average` asks for one."""
 
     @property
@@ -113,7 +114,7 @@ def make_update(
     share = average.build(t.updates) if average else lambda step: None
     both = jax.jit(lambda step: (rate(step), share(step)))
 
-    def update(state: State, batch: Any, steps: int | None = None) -> tuple[State, Measured]:
+    def update(state: State, batch: Batch, steps: int | None = None) -> tuple[State, Measured]:
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             now = both(state.step)
         return program(state, batch, now, steps, teacher)
@@ -144,7 +145,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
     def update(
-        state: State, batch: Any, now: tuple[Array, Array | None], steps: int | None, teacher: Transformer | None
+        state: State, batch: Batch, now: tuple[Array, Array | None], steps: int | None, teacher: Transformer | None
     ) -> tuple[State, Measured]:
         ids, mask = batch if isinstance(batch, tuple) else (batch, None)
         batch = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
@@ -188,17 +189,17 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     return update
 
 
-def _same(tree: Any) -> Any:
+def _same(tree: PyTree) -> PyTree:
     return tree
 
 
-def _mean_over_parts(of_part: Callable, weights: Any, batch: Batch, keys: Array | None) -> tuple[Array, Any]:
+def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Batch, keys: Array | None) -> tuple[Array, PyTree]:
     """Loss and gradient, averaged over the leading axis of `batch` and `keys`, with one part in memory at a time."""
     parts, first = len(batch[0]), jax.tree.map(lambda x: x[0], (batch, keys))
     if parts == 1:
         return of_part(weights, *first)
 
-    def add(total: Any, part: tuple[Batch, Array | None]) -> tuple[Any, None]:
+    def add(total: PyTree, part: tuple[Batch, Array | None]) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
     shapes = jax.eval_shape(of_part, weights, *first)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig, LoRAConfig
@@ -41,7 +42,7 @@ PLACES = {"middle": 0.5, "end": 1.0}
 
 
 def cardinal_basis(
-    times: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+    times: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "time knot"]:
     """`B_k(t)` of all knots at all times; the rows sum to one.
 
@@ -56,7 +57,7 @@ def cardinal_basis(
 
 
 def mean_basis(
-    edges: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: Any = jnp.float32
+    edges: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "step knot"]:
     """The mean of `B_k` over each step, and its value where a step has no length; the rows sum to one.
 
@@ -75,14 +76,14 @@ def mean_basis(
     return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
 
 
-def _widest(times: Any) -> tuple[Any, Any]:
+def _widest(times: Times) -> tuple[Any, Any]:
     """The module of arrays, and the times in the widest precision that they can have."""
     if isinstance(times, Tracer):
         return jnp, times.astype(wide(times.dtype))
     return np, np.asarray(times, np.float64)
 
 
-def _values(xp: Any, t: Any, knots: int, basis: str, place: str) -> Any:
+def _values(xp: Any, t: Times, knots: int, basis: str, place: str) -> Any:
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
     if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
         place_in_knots = np.round(place_in_knots, 9)

@@ -1,17 +1,16 @@
 """DiffEqFormer's weights: smooth functions of depth."""
 
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import TimeConfig
 from diffeqformer.nn.linear import LinearShape, NormShape
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.source import is_shape, unit_keys, unstack
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
@@ -41,14 +40,14 @@ class TimeWeights(eqx.Module):
         networks = jax.tree.map(unit, shapes, unit_keys(shapes, key), is_leaf=is_shape)
         return TimeWeights(networks, network(jax.random.fold_in(key, 0)) if one_for_all else None, time)
 
-    def at(self, times: Any) -> BlockWeights:
+    def at(self, times: Times) -> BlockWeights:
         """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
         return _generated(self.networks, self.shared, self._features(times))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, generated at once."""
 
-        def half(networks: Any, nodes: tuple[float, ...]) -> Any:
+        def half(networks: PyTree, nodes: tuple[float, ...]) -> PyTree:
             rows = _generated(networks, self.shared, self._features(grid.times(nodes)))
             return unstack(rows, grid.steps, len(nodes))
 
@@ -63,23 +62,23 @@ class TimeWeights(eqx.Module):
             half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
         )
 
-    def _features(self, times: Any) -> Float[Array, "time features"]:
+    def _features(self, times: Times) -> Float[Array, "time features"]:
         return time_features(times, self.time, self.networks.attention.output.projection.dtype)
 
 
-def is_unit(node: Any) -> bool:
+def is_unit(node: PyTree) -> bool:
     """Whether a node of the networks is those of one matrix or norm."""
     return isinstance(node, TimeLinear | TimeNorm)
 
 
-def _codes(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
+def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
     h = None if shared is None else shared(features)
     own = lambda unit: h if unit.network is None else unit.network(features)
     return jax.tree.map(own, networks, is_leaf=is_unit)
 
 
 @jax.jit
-def _generated(networks: Any, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> Any:
+def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
     """The weights that networks generate, compiled also where the rest is not: for other times nothing is anew."""
     of = lambda unit, h: unit.of(h)
     return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_unit))

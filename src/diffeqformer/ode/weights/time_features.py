@@ -1,15 +1,15 @@
 """Time features: depth as sines and cosines (paper, appendix A)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from diffeqformer.config import TimeConfig
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.grid import Times
 
 
 def frequencies(config: TimeConfig) -> np.ndarray:
@@ -21,7 +21,7 @@ def frequencies(config: TimeConfig) -> np.ndarray:
     return config.fastest * (config.lowest_frequency / config.fastest) ** k
 
 
-def time_features(times: Any, config: TimeConfig, dtype: Any = jnp.float32) -> Float[Array, "time features"]:
+def time_features(times: Times, config: TimeConfig, dtype: DTypeLike = jnp.float32) -> Float[Array, "time features"]:
     """`e(t) = [t, sin(w_k t), cos(w_k t)]` for every time (paper eq. 6, appendix A); not learned.
 
     Times that are known before compilation (a fixed grid's) are featured in float64 and cast last; traced times (an
