@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jaxtyping import PyTree
@@ -25,7 +26,10 @@ from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate
 
 Build = Callable[[ModelConfig, Array], Transformer]
 """What makes a new model of a config and a key."""
-Batch = tuple[Array, Array | None]
+Rows = Array | np.ndarray
+Batch = Rows | tuple[Rows, Rows]
+"""Ids, or the pair of these and of which targets count."""
+Parts = tuple[Array, Array | None]
 """Ids, and which targets count, if not all do."""
 
 
@@ -131,7 +135,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
 
     def loss_of(
-        model: Transformer, depths: Any, rows: Any, count: Any, teacher: Any, batch: Batch, key: Array | None
+        model: Transformer, depths: Any, rows: Any, count: Any, teacher: Any, batch: Parts, key: Array | None
     ) -> Array:
         settings = {"depths": depths, "distill": config.depth.distill, "teacher": teacher, "key": key, "count": count}
         loss = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
@@ -148,7 +152,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         state: State, batch: Batch, now: tuple[Array, Array | None], steps: int | None, teacher: Transformer | None
     ) -> tuple[State, Measured]:
         ids, mask = batch if isinstance(batch, tuple) else (batch, None)
-        batch = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
+        divided = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
         count = None if mask is None else jnp.maximum(mask.sum(), 1) / parts  # the parts may have more or fewer targets
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
@@ -171,7 +175,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         of_part = jax.value_and_grad(
             lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, teacher, *part)
         )
-        loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), batch, keys)
+        loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), divided, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(now[0], jnp.float32)
@@ -193,13 +197,13 @@ def _same(tree: PyTree) -> PyTree:
     return tree
 
 
-def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Batch, keys: Array | None) -> tuple[Array, PyTree]:
+def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Array | None) -> tuple[Array, PyTree]:
     """Loss and gradient, averaged over the leading axis of `batch` and `keys`, with one part in memory at a time."""
     parts, first = len(batch[0]), jax.tree.map(lambda x: x[0], (batch, keys))
     if parts == 1:
         return of_part(weights, *first)
 
-    def add(total: PyTree, part: tuple[Batch, Array | None]) -> tuple[PyTree, None]:
+    def add(total: PyTree, part: tuple[Parts, Array | None]) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
     shapes = jax.eval_shape(of_part, weights, *first)
