@@ -1,5 +1,7 @@
 """One text read step by step, against the forward pass and the analyses that look at all of it at once."""
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,13 +9,19 @@ import pytest
 from diffeqformer.analysis.reading import eigenvalues, lens, looks, most_likely, walk
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.model.solving import with_scheme
+from diffeqformer.ode.grid import END_OF_STEP
+from diffeqformer.ode.weights import WeightSource
 from tests.models import KINDS, TINY, model_of, states, tokens
 from tests.tolerances import STATES
 
 IDS = np.asarray(tokens(1, 9))[0]
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("diffeqformer", 5), ("time, reversible", 3), ("macaron", 3)])
+# At 11 steps weights are generated in two parts.
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [("diffeqformer", 11), ("time, reversible", 3), ("macaron", 3), ("knots, normalised", 11), ("shared", 11)],
+)
 def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     model = model_of(KINDS[kind])
     taken = walk(model, IDS, steps=steps)
@@ -23,7 +31,27 @@ def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     assert (ids[0], len(ids)) == (found.top[-1, 4], 10) and (np.diff(p) <= 0).all()
     np.testing.assert_allclose(p[0], found.probability[-1, 4], rtol=STATES)
     every = np.asarray(watch_attention(model, jnp.asarray(IDS)[None], steps=steps))  # step, evaluation, 1, head, query
-    np.testing.assert_allclose(looks(taken, 2, 6), every[1].mean(0)[0, :, 6], atol=STATES)
+    for step in (2, steps):
+        np.testing.assert_allclose(looks(taken, step, 6), every[step - 1].mean(0)[0, :, 6], atol=STATES)
+
+
+class WeakerByDepth(eqx.Module):
+    """A user's source whose weights depend on the whole grid."""
+
+    base: WeightSource
+
+    def at(self, times):
+        return self.base.at(times)
+
+    def table(self, grid, nodes=END_OF_STEP):
+        return jax.tree.map(lambda leaf: leaf / grid.steps, self.base.table(grid, nodes))
+
+
+def test_a_source_that_looks_at_the_whole_grid_is_asked_for_all_of_it():
+    model = model_of(TINY)
+    model = model.replace(weights=WeakerByDepth(model.weights))
+    taken = walk(model, IDS, steps=11)
+    np.testing.assert_allclose(np.stack(taken.states), states(model, jnp.asarray(IDS)[None], 11), atol=STATES)
 
 
 def test_eigenvalues_are_those_of_the_products():

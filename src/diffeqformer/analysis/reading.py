@@ -27,12 +27,23 @@ from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.solve import States, take_step
-from diffeqformer.ode.weights import LayerDropWeights, LayerWeights
+from diffeqformer.ode.weights import (
+    KnotWeights,
+    LayerDropWeights,
+    LayerWeights,
+    ModulatedWeights,
+    SharedWeights,
+    TimeWeights,
+    WeightSource,
+)
 
 TOP = 10
 TOGETHER = 4
-"""Steps whose weights are generated at one time, and states whose predictions are read at one time: few shapes, so that
-few are compiled, and products large enough to be fast."""
+"""States whose predictions are read at one time: few shapes, so that few are compiled, and products large enough to be
+fast."""
+GENERATED = 8
+"""Steps whose weights are generated at one time, where a step's weights depend on its own times alone. They take the
+place of those before: fresh memory for the weights of all steps would take longer than the steps."""
 
 
 class Lens(NamedTuple):
@@ -54,8 +65,8 @@ class Walk:
 
     model: Transformer
     grid: Grid
-    table: BlockWeights
-    """Weights of every step, as `Transformer.table`."""
+    table: BlockWeights | None
+    """Weights of every step, as `Transformer.table`; `None` if they are generated when they are asked for."""
     carries: list[PyTree]
     """What the scheme carries at the L + 1 edges of the grid; nothing where a tolerance chose the steps."""
     states: list[Array]
@@ -66,6 +77,8 @@ class Walk:
 
     def row(self, step: int) -> BlockWeights:
         """The weights of step `step`, 1 to L, on an axis of nodes."""
+        if self.table is None:
+            return _row(self.model.table(_part(self.grid, step - 1, step)), jnp.asarray(0, jnp.int32))
         return _row(self.table, jnp.asarray(step - 1, jnp.int32))
 
 
@@ -83,15 +96,22 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
     **Raises:** `BadInput` if the text is longer than the context or the model cannot run at `steps`.
     """
     grid, x = model.grid(steps), model.embed(jnp.asarray(ids)[None])
-    table = model.table(_padded(grid) if runs_at_any_depth(model) else grid)
+    table = None if _by_step(model.weights) else model.table(grid)
     if steps is None and model.config.tolerance is not None:
         return Walk(model, grid, table, [], [x, *_adaptive_states(model, x)], np.zeros((0, 2, len(ids))))
     found, moved = Walk(model, grid, table, [model.scheme.start(x)], [x], np.zeros((0, 2, len(ids)))), []
-    for step in range(1, grid.steps + 1):
-        carry, state, squares = _advance(model.field, model.scheme, found.row(step), *_before(found, step))
-        found.carries.append(carry)
-        found.states.append(state.astype(x.dtype))
-        moved.append(squares)
+
+    def take(table: BlockWeights, first: int, last: int) -> None:
+        for step in range(first, last):
+            row = _row(table, jnp.asarray(step - first, jnp.int32))
+            carry, state, squares = _advance(model.field, model.scheme, row, *_before(found, step + 1))
+            found.carries.append(carry)
+            found.states.append(state.astype(x.dtype))
+            moved.append(squares)
+
+    for first in range(0, grid.steps, GENERATED if table is None else grid.steps):
+        last = min(first + GENERATED, grid.steps) if table is None else grid.steps
+        take(model.table(_part(grid, first, first + GENERATED)) if table is None else table, first, last)
     return dataclasses.replace(found, moved=np.stack(moved).astype(np.float64))
 
 
@@ -156,10 +176,17 @@ def eigenvalues_of(
     return {name: product_eigenvalues(*pairs[name]) for name in names}
 
 
-def _padded(grid: Grid) -> Grid:
-    """The grid with steps of no length after its last, to a multiple of `TOGETHER`."""
-    more = -grid.steps % TOGETHER
-    return Grid(grid.steps + more, (*grid.edges.tolist(), *[1.0] * more))
+def _by_step(source: WeightSource) -> bool:
+    """Whether the weights of a step are known to depend on its own times alone; of a user's source nothing is known."""
+    if isinstance(source, ModulatedWeights):
+        return _by_step(source.base)
+    return isinstance(source, TimeWeights | KnotWeights | SharedWeights)
+
+
+def _part(grid: Grid, first: int, last: int) -> Grid:
+    """Steps `first` to `last` - 1 of a grid, from 0, with steps of no length where it has ended."""
+    edges = grid.edges.tolist()[first : last + 1]
+    return Grid(last - first, (*edges, *edges[-1:] * (last - first + 1 - len(edges))))
 
 
 @jax.jit
