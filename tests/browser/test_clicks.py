@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from diffeqformer.report.contents import write_contents
 from diffeqformer.report.page import Animation, Cloud, TokenMap, write
 from diffeqformer.report.table import Table
 from tests.browser.driver import FLAGS, browser
@@ -112,3 +113,11 @@ def test_the_page_as_it_is_runs_its_script_and_no_other(page, tmp_path):
     intruder = tmp_path / "intruder.html"
     intruder.write_text(page.read_text().replace("</body>", "<script>document.title = 'intruded'</script></body>"))
     assert "<title>t</title>" in dump(intruder, tmp_path, 1280)
+
+
+def test_a_token_chosen_in_the_page_of_all_is_the_one_of_its_sentences_and_links(page, tmp_path):
+    index = write_contents(tmp_path, "run", {"page": "a demo"})
+    sent = dump(index, tmp_path, 1280, "#token=1")
+    assert '<p data-name="page">explained 1</p>' in sent and '<a href="#token=1" aria-current="true">·cat</a>' in sent
+    assert 'page/index.html#token=1">page</a>' in sent
+    assert '<p data-name="page">explained 4</p>' in dump(index, tmp_path, 1280)

@@ -106,3 +106,48 @@ def test_steps_of_a_run_with_a_tuned_lens_and_a_text(place, call):
     arrays = np.load(place.run("layer") / "analysis" / "steps" / "steps.npz")
     assert arrays["tuned_kl"].shape == arrays["kl"].shape and arrays["tuned_kl"][-1] == 0
     assert len(told["lens_top"]) == len(arrays["loss"]) and "By a tuned lens" in Path(told["page"]).read_text()
+
+
+def test_all_analyses_read_one_text_and_are_linked_by_one_page(call, place, tmp_path):
+    words = ("--only", "induction", "lyapunov", "clusters", "steps", "depth", "--steps", 3, "--to", tmp_path / "all")
+    called = call("analyze", "all", place.run("time"), "--text", "the <b>cat</b> eats", *words, "--json")
+    assert called.status == 0, called.err
+    told = json.loads(called.out)
+    assert told["page"] == str(tmp_path / "all" / "index.html") and told["text"] == "the <b>cat</b> eats"
+    assert [*told["analyses"]] == ["lyapunov", "clusters", "steps", "depth"]
+    assert [*told["refused"]] == ["induction"] and "context" in told["refused"]["induction"]
+    assert "induction cannot be made of this run" in called.err
+    tokens = told["analyses"]["lyapunov"]["tokens"]
+    assert len(tokens) == len(told["analyses"]["steps"]["ids"])
+    assert len(told["analyses"]["clusters"]["depths"]) == 4  # depth 0 and 3 steps
+    page = (tmp_path / "all" / "index.html").read_text()
+    assert "The text of lyapunov" in page and "<b>cat" not in page and "<b>induction</b> cannot be made" in page
+    assert "Not made yet: spectra, attribution, compression." in page
+    for name in told["analyses"]:
+        assert f'<a href="{name}/index.html">{name}</a>' in page
+        assert 'href="../index.html"' in (tmp_path / "all" / name / "index.html").read_text()
+    for place_of in range(len(tokens)):
+        assert f'<a href="#token={place_of}">' in page
+        assert f'id="token={place_of}"' in (tmp_path / "all" / "steps" / "index.html").read_text()
+
+
+def test_all_analyses_without_a_text_read_the_middle_of_the_validation_split(call, place):
+    run = place.run("layer")
+    called = call("analyze", "all", run, "--only", "clusters", "compression")
+    assert called.status == 0, called.err
+    assert "2 of 2 analyses of" in called.out and "16 tokens of its validation split" in called.out
+    assert "1/2 clusters: whether" in called.err and "2/2 compression: a table" in called.err
+    text = json.loads(call("analyze", "all", run, "--only", "clusters", "--json").out)["text"]
+    assert text and text in place.text.read_text()
+    assert (run / "analysis" / "index.html").is_file() and not (run / "analysis" / "all").exists()
+
+
+def test_analyses_that_cannot_be_made_are_refused(call, place, tmp_path):
+    for words, said in (
+        (["--only", "spectrum"], "--only has 'spectrum', but the analyses are spectra,"),
+        (["--text", "the cat " * 40], "but the model's context is 16"),
+        (["--only", "induction"], "no analysis can be made of"),
+    ):
+        called = call("analyze", "all", place.run("time"), *words, "--to", tmp_path / "all")
+        assert called.status == 2 and said in called.err
+    assert not (tmp_path / "all" / "induction").exists()

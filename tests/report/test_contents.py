@@ -3,8 +3,11 @@
 import os
 from html import unescape
 
-from diffeqformer.report.contents import write_contents
-from diffeqformer.report.page import write
+import numpy as np
+import pytest
+
+from diffeqformer.report.contents import look, write_contents
+from diffeqformer.report.page import TokenMap, write
 
 KNOWN = {
     "spectra": "eigenvalues",
@@ -39,3 +42,43 @@ def test_pages_that_are_there_are_linked_with_their_headlines(tmp_path):
     steps = (tmp_path / "analysis" / "steps" / "index.html").read_text()
     assert '<a class="home" href="../index.html">' in steps and "One <code>step</code> &lt;b&gt;" in steps
     assert "Logit lens" in steps and "`" not in steps.split("<body>")[1]
+
+
+def mapped(folder, name, tokens=("a", "<b>", "⏎"), outputs=(1, 2), said=("of one", "of two")):
+    """A page that maps a text."""
+    scores = {"method": np.zeros((len(outputs), len(tokens)))}
+    one = TokenMap(tokens, outputs, scores, {"method": "What it is."}, said)
+    return write(folder / name, name, name, (said[-1] if said else "found", "more"), maps=(one,))
+
+
+def test_a_text_stands_once_with_the_sentences_about_its_tokens(tmp_path):
+    mapped(tmp_path, "spectra")
+    mapped(tmp_path, "steps", outputs=(0, 2), said=())
+    mapped(tmp_path, "depth", tokens=("another", "text", "."))
+    text = write_contents(tmp_path, "run", KNOWN, {"clusters": "why <not>", "steps": "as it was"}, "do it").read_text()
+    assert text.count('<section class="text">') == 2 and "The text of spectra, steps</h2>" in text
+    first = text.split('<section class="text">')[1]
+    assert '{"spectra": {"1": "of one", "2": "of two"}}' in unescape(first)
+    assert all(f'<a href="#token={i}">{token}</a>' in first for i, token in enumerate(("a", "&lt;b&gt;", "⏎")))
+    assert "<span>another</span>" in text
+    assert "<b>clusters</b> cannot be made of this run: why &lt;not&gt;" in text and "<b>steps</b>" not in text
+
+
+def test_what_is_absent_is_told_with_the_command_that_makes_it(tmp_path):
+    mapped(tmp_path, "spectra")
+    text = write_contents(tmp_path, "run", KNOWN, make="diffeqformer analyze all r").read_text()
+    assert "Not made yet: steps, depth, clusters. <code>diffeqformer analyze all r</code> makes all of them." in text
+    assert "Not made yet" not in write_contents(tmp_path, "run", KNOWN).read_text()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["{", "[1]", "7", '{"tokens": 3}', '{"tokens": [1], "outputs": [0]}', '{"tokens": ["a"], "outputs": [1]}',
+     '{"tokens": ["a"], "outputs": [true]}', '{"tokens": ["a"], "outputs": ["0"]}', "[" * 100_000],
+)  # fmt: skip
+def test_a_damaged_map_is_no_text(tmp_path, shown):
+    page = mapped(tmp_path, "spectra")
+    begin, rest = page.read_text().split('<script type="application/json">', 1)
+    page.write_text(f'{begin}<script type="application/json">{shown}</script>{rest.split("</script>", 1)[1]}')
+    seen = look(page)
+    assert seen is not None and (seen.headline, seen.tokens) == ("of two", ())

@@ -42,7 +42,7 @@ def test_a_long_text_has_positions_instead_of_pieces():
 
 def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
-    assert headline(tokens, 2, ("end-to-end, growth", (exponents, None))) == (
+    assert headline(tokens, 2, "end-to-end, growth", exponents) == (
         "The output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a small change there "
         "arrives 2 times as large (end-to-end, growth)."
     )

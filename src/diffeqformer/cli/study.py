@@ -101,11 +101,9 @@ def write_page(result: Result, arguments: Any) -> dict[str, str]:
     usual = result.name in ANALYSES and not getattr(arguments, "to", "")
     path = result.write(home="../index.html" if usual else "")
     if usual:
-        from diffeqformer.report.contents import write_contents
+        from diffeqformer.studies.all import write_index
 
-        write_contents(
-            path.parents[1], f"{getattr(arguments, 'run', '') or 'Simulated particles'}: all pages", ANALYSES
-        )
+        write_index(path.parents[1], getattr(arguments, "run", ""))
     return {"page": str(path), "arrays": str(path.with_name(f"{result.name}.npz"))}
 
 

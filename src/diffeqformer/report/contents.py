@@ -1,44 +1,111 @@
 """The page that links all pages of a run."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from diffeqformer.report.page import from_template
 from diffeqformer.store.files import write_output
 from diffeqformer.store.regular import open_to_read
 
 _HEADLINE = re.compile(r'<p class="headline">(.*?)</p>', re.DOTALL)
-_START = 1 << 17
-"""Bytes of a page in which its headline stands."""
+_MAP = re.compile(r'<section class="map" id="map-0">\s*<script type="application/json">(.*?)</script>', re.DOTALL)
+_PICTURE = re.compile(r'<section id="([a-z0-9][a-z0-9_-]*)">\s*<figure>')
+_START = 1 << 22
+"""Bytes of a page in which all of that stands."""
 
 
-def write_contents(folder: Path, title: str, known: Mapping[str, str]) -> Path:
-    """Write `index.html` beside the folders of a run's analyses, with the headline of each; returns its path.
+@dataclass(frozen=True)
+class Seen:
+    """What the page of an analysis shows that the page of all tells again."""
 
-    **Arguments:** `folder`, which holds them; `title` of the page; `known` analyses and what each does, in order.
+    headline: str
+    """Its first sentence; empty if it has none."""
+    picture: str
+    """File beside it of its first figure; empty if there is none."""
+    tokens: tuple[str, ...] = ()
+    """The text that it maps, if there is one."""
+    outputs: tuple[int, ...] = ()
+    """Tokens whose outputs it explains."""
+    headlines: tuple[str, ...] = ()
+    """Its first sentence, as it is for each of these."""
+
+
+def write_contents(
+    folder: Path, title: str, known: Mapping[str, str], refused: Mapping[str, str] | None = None, make: str = ""
+) -> Path:
+    """Write `index.html` beside the folders of a run's analyses, with what each found; returns its path.
+
+    Of pages that map a text, the text stands above, each of them opening at the token that is chosen in it.
+
+    **Arguments:** `folder`, which holds them; `title` of the page; `known` analyses and what each does, in order;
+    `refused`, those that cannot be made of this run and why; `make`, a command that makes the others.
 
     **Raises:** `RunFailed` if it cannot be written.
     """
     pages = [(name, about, f"{name}/index.html") for name, about in known.items()]
     pages += [("report", "the report of training", f"{up}report.html") for up in ("../", "../../")]
+    found = [(*page, seen) for page in pages if (seen := look(folder / page[2])) is not None]
     entries = [
-        {"name": name, "about": about, "address": address, "headline": headline}
-        for name, about, address in pages
-        if (headline := headline_of(folder / address)) is not None
-    ]
-    values = {"title": title, "name": "contents", "findings": (), "entries": entries}
+        {"name": name, "about": about, "address": address, "headline": seen.headline,
+         "picture": f"{name}/{seen.picture}" if seen.picture else ""}
+        for name, about, address, seen in found
+    ]  # fmt: skip
+    there = {name for name, *_ in found}
+    values = {
+        "title": title, "name": "contents", "findings": (), "entries": entries, "make": make, "images": "'self'",
+        "texts": texts_of((name, seen) for name, _, _, seen in found),
+        "refused": {name: why for name, why in (refused or {}).items() if name not in there},
+        "absent": [name for name in known if name not in there and name not in (refused or {})],
+    }  # fmt: skip
     text = from_template("contents.html", scripts=("contents.js",), **values)
     write_output(folder / "index.html", text.encode(), "analysis file")
     return folder / "index.html"
 
 
-def headline_of(page: Path) -> str | None:
-    """The first sentence of a page; nothing if it has none, `None` if there is no page."""
+def look(page: Path) -> Seen | None:
+    """What a page shows; `None` if there is no page. Nothing of it is trusted."""
     try:
         with open_to_read(page) as file:
-            found = _HEADLINE.search(file.read(_START).decode(errors="replace"))
+            text = file.read(_START).decode(errors="replace")
     except OSError:
         return None
-    return unescape(re.sub(r"<[^>]*>", "", found[1])) if found else ""
+    headline, picture, drawn = (pattern.search(text) for pattern in (_HEADLINE, _PICTURE, _MAP))
+    said = unescape(re.sub(r"<[^>]*>", "", headline[1])) if headline else ""
+    file = f"{picture[1]}.png" if picture else ""
+    seen = Seen(said, file if file and (page.parent / file).is_file() else "")
+    try:
+        shown = json.loads(drawn[1]) if drawn else {}
+        tokens, outputs, headlines = (tuple(shown.get(name, ())) for name in ("tokens", "outputs", "headlines"))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return seen
+    of_text = all(isinstance(one, str) for one in (*tokens, *headlines))
+    if not of_text or not all(type(one) is int and 0 <= one < len(tokens) for one in outputs):
+        return seen
+    follows = len(headlines) == len(outputs) and headlines[-1:] == (said,)
+    return Seen(said, seen.picture, tokens, outputs, headlines if follows else ())
+
+
+def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[dict[str, Any]]:
+    """Every text that pages map, once, with the pages that do, and those of their sentences that go with its tokens."""
+    texts: dict[tuple[str, ...], list[tuple[str, Seen]]] = {}
+    for name, seen in pages:
+        if seen.tokens and seen.outputs:
+            texts.setdefault(seen.tokens, []).append((name, seen))
+    return [
+        {
+            "tokens": tokens,
+            "names": [name for name, _ in several],
+            "outputs": sorted({place for _, seen in several for place in seen.outputs}),
+            "said": {name: _by_output(seen.outputs, seen.headlines) for name, seen in several if seen.headlines},
+        }
+        for tokens, several in texts.items()
+    ]
+
+
+def _by_output(outputs: Sequence[int], headlines: Sequence[str]) -> dict[str, str]:
+    return {str(place): said for place, said in zip(outputs, headlines, strict=True)}

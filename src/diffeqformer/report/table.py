@@ -23,6 +23,8 @@ class Table:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    anchor: str = ""
+    """Of the address of a row in a page, before its number from 0; empty if rows have none."""
 
     @property
     def numeric(self) -> tuple[bool, ...]:
@@ -63,11 +65,12 @@ class Table:
         said = f"<caption>{_text(self.caption)}</caption>" if caption else ""
         kinds = [' class="number"' if numeric else "" for numeric in self.numeric]
         head = "".join(f'<th scope="col"{k}>{_text(name)}</th>' for name, k in zip(self.columns, kinds, strict=True))
+        named = lambda row: f' id="{_text(self.anchor)}{row}"' if self.anchor else ""
         body = "".join(
-            f'<tr><th scope="row">{_text(first)}</th>'
+            f'<tr{named(row)}><th scope="row">{_text(first)}</th>'
             + "".join(f"<td{k}>{_text(cell)}</td>" for cell, k in zip(rest, kinds[1:], strict=True))
             + "</tr>"
-            for first, *rest in self.rows
+            for row, (first, *rest) in enumerate(self.rows)
         )
         return f'<table class="plain">{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 

@@ -19,6 +19,7 @@ ANALYSES = {
     "steps": "what each step does: the prediction after it, how far it moves the state, how weights change over depth",
     "compression": "a table of layers made smaller by knots, depth modes or low rank: loss against size",
     "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
+    "all": "every analysis of a run, those of a text on the same one, and the page that links them",
 }
 """Of `diffeqformer analyze`: name of the module, and what it does."""
 BENCHMARKS = {

@@ -25,6 +25,8 @@ DESCRIPTIONS: Mapping[Variant, str] = {
     "unnormed": "Particles on the sphere with exp instead of softmax: the gradient flow of the interaction energy.",
     "rescaled": "Particles without norms, their growth undone: z = exp(-∫V) x.",
 }
+USUAL = 16
+"""Texts of a run that are watched if their number is not given."""
 _POWERS = ("", "", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")
 
 
@@ -39,8 +41,8 @@ class Arguments:
     """Folder of a run whose hidden states are measured; without it, particles are simulated."""
     text: str | None = None
     """A text to run the model on; stretches of its validation split if not given."""
-    texts: int = setting(16, least=1, most=SIZES)
-    """How many stretches of the validation split."""
+    texts: int | None = setting(None, least=1, most=SIZES)
+    """How many stretches of the validation split; if not given, 16, or as many as there are."""
     steps: int | None = setting(None, least=1, most=MOST_STEPS)
     """Steps of depth (of the simulation: 200); the trained number if not given."""
     checkpoint: Which = "latest"
@@ -215,7 +217,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         if texts.shape[1] < 2:
             raise BadInput(f"--text is {arguments.text!r}, a single token; distances need at least two.")
     else:
-        texts = validation_windows(opened, arguments.texts, opened.config.model.context, progress)
+        texts = validation_windows(opened, arguments.texts, opened.config.model.context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
     shares = tuple(sorted({arguments.share, 0.25, 0.5, 0.75}))
     rows = means_of(found, shares)

@@ -167,13 +167,16 @@ def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
     return evaluation_text(run, (), progress, advice="give a text with --text")[0]
 
 
-def validation_windows(run: "Run", count: int, length: int, progress: Progress) -> np.ndarray:
+def validation_windows(run: "Run", count: int | None, length: int, progress: Progress, usual: int = 0) -> np.ndarray:
     """`count` stretches of the validation split, evenly spread over it, shape (count, length).
+
+    **Arguments:** `usual`, their number if `count` is `None`; as many as there are of a split that has fewer.
 
     **Raises:** `BadInput` if the split has not that many tokens, and as `validation_tokens`.
     """
     tokens = validation_tokens(run, progress)
     most = len(tokens) // length
+    count = max(min(usual, most), 1) if count is None else count
     if not 1 <= count <= most:
         raise BadInput(
             f"--texts is {count}, but must be from 1 to {most}: as many texts of {length} tokens as there are."

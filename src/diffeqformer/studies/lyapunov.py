@@ -96,12 +96,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     caption = f"Exponents of every input for output {last}, {tokens[last]}"
     panels = {name: part.panel for name, part in parts.items()}
     most = "; ".join(f"{inputs.highest(tokens, panel[0])} by {name}" for name, panel in panels.items())
+    name = [*parts][-1]
+    headlines = tuple(headline(tokens, at, name, row) for at, row in zip(outputs, scores[name], strict=True))
     return Result(
         "lyapunov",
         "Lyapunov sensitivity",
         (
-            headline(tokens, last, [*panels.items()][-1]),
-            f"Highest exponents: {most}.",
+            headlines[-1],
+            f"Highest exponents for output {last}: {most}.",
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
             "chosen output is most sensitive to.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
@@ -109,7 +111,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
-        (TokenMap(tokens, outputs, scores, merged("descriptions")),),
+        (TokenMap(tokens, outputs, scores, merged("descriptions"), headlines),),
         arrays=arrays,
         document={
             **opened.which,
@@ -121,14 +123,13 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def headline(tokens: tuple[str, ...], last: int, panel: tuple[str, tuple[Any, Any]]) -> str:
+def headline(tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray) -> str:
     """To which token before it an output is most sensitive, and how much a small change there grows."""
-    name, (exponents, _) = panel
-    before = np.nan_to_num(exponents[: max(1, last)], nan=-np.inf)
+    before = np.nan_to_num(exponents[: max(1, output)], nan=-np.inf)
     best = int(np.argmax(before))
     return (
-        f"The output at token {last}, “{tokens[last]}”, is most sensitive to token {best}, “{tokens[best]}”, of those "
-        f"before it: a small change there arrives {np.exp(before[best]):.2g} times as large ({name})."
+        f"The output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, “{tokens[best]}”, of "
+        f"those before it: a small change there arrives {np.exp(before[best]):.2g} times as large ({name})."
     )
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import tyro
 
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies import inputs
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from diffeqformer.analysis.participation import Participation
 
 UPDATES = 100_000
+USUAL = 64
+"""Texts that are read if their number is not given."""
 Probes = tuple[np.ndarray, np.ndarray]
 """Loss and KL divergence after every step as a tuned lens reads them."""
 WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "output"}
@@ -28,8 +32,9 @@ class Arguments(inputs.OfRun):
     Example: diffeqformer analyze steps runs/quickstart/elastic --steps 12
     """
 
-    texts: int = setting(64, least=1, most=SIZES)
-    """Stretches of the validation split, evenly spread over it, each as long as the context."""
+    texts: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=SIZES)
+    """Stretches of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
+    many as there are."""
     text: str = ""
     """A text whose predictions after every step are shown too, token by token."""
     tuned: int = setting(0, least=0, most=UPDATES)
@@ -48,17 +53,20 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     grid = opened.model.grid(arguments.steps)
     ids = inputs.ids_of(opened, arguments.text) if arguments.text else None
     length = opened.config.model.context + 1
-    number = arguments.texts * (2 if arguments.tuned else 1)
-    texts = inputs.validation_windows(opened, number, length, progress)
+    sets = 2 if arguments.tuned else 1
+    number = None if arguments.texts is None else arguments.texts * sets
+    texts = inputs.validation_windows(opened, number, length, progress, usual=USUAL * sets)
     probes = None
     if arguments.tuned:
         from diffeqformer.analysis.tuned_lens import tuned_lens
 
+        if len(texts) < sets:
+            raise BadInput(f"the validation split has one text of {length} tokens, but a tuned lens needs two.")
         texts, others = texts[::2], texts[1::2]
         lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
         probes = lens_of.read(opened.model, texts, steps=grid)
     found = participation(opened.model, texts, steps=grid, progress=progress)
-    about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {arguments.texts} texts of {length - 1} tokens"
+    about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {len(texts)} texts of {length - 1} tokens"
     made = result(found, f"{about}.", opened.which, folder, probes)
     if ids is None:
         return made
@@ -76,11 +84,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], probability: np.ndarray) -> Table:
-    """One row per token: what would come next after every step, and its probability."""
+    """One row per token: what would come next after every step, and its probability.
+
+    The page's address with `#token=K` leads to the row of token K, as links of the page of all analyses do.
+    """
     columns = ("token", "depth 0", *(f"step {step}" for step in range(1, len(top))))
     said = lambda i: (f"{pieces[i]} {p[i]:.2f}" for pieces, p in zip(top, probability, strict=True))
     rows = tuple((f"{i} {token}", *said(i)) for i, token in enumerate(tokens))
-    return Table("What would come next after every step, and its probability", columns, rows)
+    return Table("What would come next after every step, and its probability", columns, rows, anchor="token=")
 
 
 def result(

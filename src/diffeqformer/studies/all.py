@@ -1,0 +1,143 @@
+"""`diffeqformer analyze all`: every analysis of a run, those of a text on the same one, and a page that links them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.studies import ANALYSES, inputs
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.runs.opening import Run
+
+OTHERS: Mapping[str, str] = {name: about for name, about in ANALYSES.items() if name != "all"}
+"""Every other analysis, and what it does."""
+TOKENS = 48
+"""Of the validation split that are read if there is no text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(inputs.OfRun):
+    """Every analysis of a run at its usual settings, on one text where it reads one, and the page that links them.
+
+    Example: diffeqformer analyze all runs/quickstart/diffeqformer --text "def main(argv):"
+    """
+
+    text: str = ""
+    """Text that every analysis of a text reads, at most as long as the model's context; some lines from the middle of
+    the validation split if not given."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Some of the analyses; all if not given."""
+
+
+@dataclass(frozen=True)
+class Overview(Result):
+    """What several analyses found, in a sentence each."""
+
+    found: Mapping[str, str] = field(default_factory=dict)
+    """Name of the analysis to its headline, or to why it cannot be made."""
+
+    def show(self) -> None:
+        """Print the headlines."""
+        from rich.console import Console
+
+        from diffeqformer.plain import clean
+
+        console = Console(highlight=False, markup=False)
+        said = (
+            fill(clean(line), max(console.width, 40), initial_indent=f"{name:<13}", subsequent_indent=" " * 13)
+            for name, line in self.found.items()
+        )
+        console.print("\n".join([*map(clean, self.findings), "", *said]), soft_wrap=True)
+
+
+def study(arguments: Arguments, progress: Progress) -> Overview:
+    """Make the analyses one after another. Each page, and the one that links them, is written as soon as it is made.
+
+    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run. One that cannot is told
+    with its reason, on the page too.
+    """
+    if unknown := [name for name in arguments.only if name not in OTHERS]:
+        raise BadInput(f"--only has {unknown[0]!r}, but the analyses are {', '.join(OTHERS)}.")
+    run, folder = arguments.open("", progress)
+    run.model.grid(arguments.steps)
+    if arguments.text:
+        inputs.ids_of(run, arguments.text)
+    text = arguments.text or _lines(run, progress)
+    names = [name for name in OTHERS if not arguments.only or name in arguments.only]
+    made: dict[str, Result] = {}
+    refused: dict[str, str] = {}
+    for number, name in enumerate(names, 1):
+        progress.say(f"{number}/{len(names)} {name}: {OTHERS[name]}")
+        module = import_module(f"diffeqformer.studies.{name}")
+        try:
+            made[name] = module.study(_arguments_of(name, arguments, text, folder / name), progress)
+        except BadInput as error:
+            refused[name] = str(error)
+            progress.say(f"{name} cannot be made of this run: {error}")
+        else:
+            made[name].write(home="../index.html")
+        write_index(folder, arguments.run, refused)
+    if not made:
+        raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
+    return Overview(
+        "all",
+        f"{arguments.run}: all pages",
+        (
+            f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}. Those of a text read "
+            f"{len(inputs.ids_of(run, text))} tokens{'' if arguments.text else ' of its validation split'}.",
+        ),
+        arrays={f"{name}_{key}": value for name, one in made.items() for key, value in one.arrays.items()},
+        document={
+            **run.which,
+            "text": text,
+            "analyses": {name: one.document for name, one in made.items()},
+            "refused": refused,
+        },
+        folder=folder,
+        found={name: made[name].findings[0] if name in made else f"cannot be made: {refused[name]}" for name in names},
+    )
+
+
+def write(result: Overview, arguments: Arguments) -> dict[str, str]:
+    """The page that links all others; it has been written with the last of them."""
+    return {"page": str(result.folder / "index.html")}
+
+
+def write_index(folder: Path, run: str, refused: Mapping[str, str] | None = None) -> Path:
+    """Write the page that links all pages of a run's analyses, or of simulations where there is no run."""
+    from diffeqformer.report.contents import write_contents
+
+    make = f"diffeqformer analyze all {run}" if run else ""
+    return write_contents(folder, f"{run or 'Simulated particles'}: all pages", OTHERS, refused, make)
+
+
+def _arguments_of(name: str, given: Arguments, text: str, folder: Path) -> Any:
+    """The arguments of one analysis, as they were given for all."""
+    kind = import_module(f"diffeqformer.studies.{name}").Arguments
+    steps = str(given.steps or "") if name == "depth" else given.steps  # depth takes several numbers
+    shared = {"run": given.run, "steps": steps, "checkpoint": given.checkpoint, "text": text, "to": str(folder)}
+    own = {one.name for one in fields(kind)}
+    return kind(**{option: value for option, value in shared.items() if option in own})
+
+
+def _lines(run: "Run", progress: Progress) -> str:
+    """About `TOKENS` tokens from the middle of the run's validation split, from the beginning of a line on.
+
+    **Raises:** `BadInput` if the run has no such text.
+    """
+    tokens, length = inputs.validation_tokens(run, progress), min(TOKENS, run.config.model.context)
+    ids = tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length]
+    decode = lambda some: run.tokenizer.decode(some.tolist(), skip_special_tokens=False)
+    begin = next((i + 1 for i in range(len(ids) - length) if decode(ids[i : i + 1]).endswith("\n")), 0)
+    text = decode(ids[begin : begin + length]).strip("\ufffd")
+    while len(run.tokenizer.encode(text, add_special_tokens=False).ids) > length:  # as pieces of other tokens
+        text = text[:-1]
+    return text
