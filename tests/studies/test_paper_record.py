@@ -1,5 +1,6 @@
 """The record of the paper's verdicts, and the page that is made of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from diffeqformer.progress import Silent
@@ -8,7 +9,7 @@ from diffeqformer.studies.paper import judge
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_record import of_claim
 from diffeqformer.studies.paper_runs import Arguments
-from diffeqformer.studies.reproduce_paper import study
+from diffeqformer.studies.reproduce_paper import study, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +26,28 @@ def test_more_seeds_replace_the_record_and_another_verdict_is_said(tmp_path):
     said = paper_page.contradictions({item: [other]}, record)
     assert said == [f"Other than in the record: {claim} (fails here, holds there)."]
     assert paper_page.contradictions({item: [two]}, record) == []
+
+
+class Said(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def test_a_verdict_that_changes_is_said_and_the_page_is_that_of_the_new_record(tmp_path):
+    claim = ITEMS["table-3"].claims[0]
+    arguments = Arguments(
+        items=("table-3",), to=str(tmp_path), record=str(tmp_path / "record.json"), markdown=str(tmp_path / "page.md")
+    )
+    before = of_claim("table-3", claim.sentence, claim.unit, judge([-0.1], exact=True))
+    paper_record.write(tmp_path / "record.json", {"claims": [before], "models": [], "rates": {}}, arguments.of)
+    progress = Said()
+    write(study(arguments, progress), arguments)
+    assert f"Other than in the record: {claim.sentence} (holds here, fails there)." in progress.lines
+    again = study(replace(arguments, finished=True), Silent())
+    assert paper_page.markdown(again) == (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_the_page_of_the_documentation_is_that_of_the_record(tmp_path):

@@ -51,7 +51,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
         figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}{theirs}")
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
     return Result(
-        "paper", "The paper, item by item", (*findings(rows, runs), *contradictions(measured, record)),
+        "paper", "The paper, item by item", tuple(findings(rows, runs)),
         (summary(found), *(claims_table(name, found[name]) for name in found), *models_tables(models, runs)),
         tuple(figures),
         document={

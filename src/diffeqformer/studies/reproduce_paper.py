@@ -16,7 +16,7 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.studies import paper_record
 from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
-from diffeqformer.studies.paper_page import markdown, result_of
+from diffeqformer.studies.paper_page import contradictions, markdown, result_of
 from diffeqformer.studies.paper_record import Record
 from diffeqformer.studies.paper_runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
@@ -47,6 +47,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         progress.say(f"{number}/{len(claims)} {name}: {claim.sentence}")
         seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
         found[name].append(judge([_effect(claim, runs, seed) for seed in seeds], exact=claim.exact))
+    for sentence in contradictions(found, record):  # not of the page: with these the record says so too
+        progress.say(sentence)
     return result_of(found, runs, record)
 
 
