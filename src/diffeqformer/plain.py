@@ -2,8 +2,13 @@
 
 import re
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
+Document = dict[str, Any]
+"""What a file of JSON or YAML holds, and what becomes one: values by name, each a number, a text, a list or another."""
+Values = Mapping[str, Any]
+"""Values by name that are only read."""
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
     + "".join(chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF))

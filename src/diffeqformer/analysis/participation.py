@@ -5,7 +5,6 @@ step tells. The prediction after a step is the logit lens: the final norm and th
 (nostalgebraist 2020).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import linear_maps
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 
 NEAR = 0.05
@@ -53,12 +53,12 @@ class Participation:
         far = np.flatnonzero(np.abs(self.loss - self.loss[-1]) > NEAR)
         return int(far[-1]) + 1 if far.size else 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Everything, as lists and numbers for JSON; `of` takes it back."""
         return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in vars(self).items()}
 
     @staticmethod
-    def of(document: Mapping[str, Any]) -> "Participation":
+    def of(document: Values) -> "Participation":
         """What a `document` says."""
         arrays: dict[str, Any] = {
             name: np.asarray(x, float) if isinstance(x, list) else x for name, x in document.items()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -11,6 +11,7 @@ from diffeqformer.cli.parse import parse
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import INT32, SIZES, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
 from diffeqformer.studies.inputs import positive_numbers, whole_numbers
 
@@ -95,7 +96,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     depths = (*grids, *(EarlyExit(grid, threshold) for grid in grids if grid for threshold in thresholds))
     batches = evaluation_batches(tokens, model.config.context, arguments.batch_size, mask)
     block = opened.config.trainer.loss_block
-    rows: list[dict[str, Any]] = []
+    rows: list[Document] = []
     evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)
     for depth, found in zip(depths, evaluated, strict=True):
         grid, threshold = (depth.steps, depth.threshold) if isinstance(depth, EarlyExit) else (depth, None)
@@ -119,7 +120,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         print_table("\nright answers, %, by difficulty", columns, right)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Document) -> list[str]:
     """One row of the table."""
     from diffeqformer.report.text import evaluations, number
 

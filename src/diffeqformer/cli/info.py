@@ -4,13 +4,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import Config, TimeConfig, validate
 from diffeqformer.devices import DEVICES, USABLE
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of
 
@@ -46,7 +46,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     cases, twin = {"this model": config}, vanilla_twin(config.model)
     if twin != config.model:
         cases["vanilla twin"] = dataclasses.replace(config, model=twin)
-    models: dict[str, dict[str, Any]] = {}
+    models: dict[str, Document] = {}
     compiled = given.memory or bool(given.card)
     with Terminal().stage("Compiling the training update" if compiled else "Counting", len(cases)) as stage:
         for name, one in cases.items():
@@ -79,7 +79,7 @@ def _with_vocabulary(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=size))
 
 
-def _measure(config: Config, compiled: bool) -> dict[str, Any]:
+def _measure(config: Config, compiled: bool) -> Document:
     """Parameters, NFE, operations and memory of one model, as `--json` prints them."""
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import update_footprint
@@ -94,7 +94,7 @@ def _measure(config: Config, compiled: bool) -> dict[str, Any]:
     }
 
 
-def _d_emb_choices(config: Config, time: TimeConfig) -> list[dict[str, Any]]:
+def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
     """What other widths of the time networks would cost."""
     from diffeqformer.model.build import abstract
     from diffeqformer.model.count import count, flops
@@ -109,7 +109,7 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[dict[str, Any]]:
     return choices
 
 
-def _print(config: Config, models: dict[str, dict[str, Any]], compiled: bool) -> None:
+def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
     from diffeqformer.report.text import evaluations
 
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
@@ -158,7 +158,7 @@ def _about_memory(config: Config) -> str:
     return f"Memory{each} as the compiled update plans it for {kind}s, at its peak."
 
 
-def _print_d_emb(config: Config, choices: list[dict[str, Any]]) -> None:
+def _print_d_emb(config: Config, choices: list[Document]) -> None:
     from diffeqformer.model.count import smallest_useful_d_emb
 
     print()

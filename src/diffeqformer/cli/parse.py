@@ -29,7 +29,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.config.bounds import require_bounds
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import clean, shown
+from diffeqformer.plain import Document, clean, shown
 from diffeqformer.store.paths import path_of, require_writable
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def _printable(settings: Any) -> Any:
     return dataclasses.replace(settings, **own)
 
 
-def options_of(cls: Any, prefix: str = "") -> dict[str, Any]:
+def options_of(cls: Any, prefix: str = "") -> Document:
     """The dotted names of a dataclass's settings, as they are written after two dashes, and their types.
 
     Of a choice of sections, those of every section.
@@ -206,7 +206,7 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
                 )
 
 
-def _joined(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+def _joined(words: Sequence[str], options: Document) -> list[str]:
     """The words with text that starts with a dash, and is no option, written as its option's: `--prompt=--x`."""
     joined: list[str] = []
     for word in words:
@@ -220,7 +220,7 @@ def _joined(words: Sequence[str], options: dict[str, Any]) -> list[str]:
     return joined
 
 
-def _spelled(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+def _spelled(words: Sequence[str], options: Document) -> list[str]:
     """The words with `true`, `false` and `null` as tyro spells them, where an option takes one of them for value."""
     spelled, asked = [], False
     for word in words:
@@ -254,7 +254,7 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
         raise BadInput(f"unknown option --{given}: {advice}")
 
 
-def _require_values(words: Sequence[str], options: dict[str, Any]) -> None:
+def _require_values(words: Sequence[str], options: Document) -> None:
     """Refuse `--data` with nothing after it, which would stand for its absence."""
     for word, after in zip(words, [*words[1:], "--"], strict=False):  # of no words none
         name = word.removeprefix("--").replace("_", "-")
@@ -291,7 +291,7 @@ def _sentence(box: str, prog: str) -> str:
     return f"{text if len(text) <= LONGEST else f'{text[:LONGEST]} …'}."  # it may quote a value of any length
 
 
-def positional_first(words: Sequence[str], options: dict[str, Any]) -> list[str]:
+def positional_first(words: Sequence[str], options: Document) -> list[str]:
     """The words with the first one in front that is neither an option nor an option's value."""
     before: Any = bool
     for at, word in enumerate(words):

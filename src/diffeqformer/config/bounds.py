@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import shown
+from diffeqformer.plain import Document, shown
 
 SIZES, INT32, UINT32 = 1 << 20, 2**31 - 1, 2**32 - 1
 """The most of whatever is an axis of an array, of whatever is counted in 32 bits, and of seeds."""
@@ -56,7 +56,7 @@ def require_bounds(section: Any, prefix: str = "") -> None:
             raise BadInput(f"{name} {shown(value)}, but must be at most {bounds['most']}.")
 
 
-def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Document]]:
     """The beginning of a sentence about each number (`--seed is`), the number, and its bounds."""
     for field in dataclasses.fields(section):
         value, option = getattr(section, field.name), prefix.startswith("--")

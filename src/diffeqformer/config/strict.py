@@ -6,16 +6,16 @@ import functools
 import math
 import re
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import is_utf8, shown
+from diffeqformer.plain import Document, Values, is_utf8, shown
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> Document:
     """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
 
     def plain(value: Any) -> Any:
@@ -66,7 +66,7 @@ def parse_value(text: str) -> Any:
     return value
 
 
-def with_values(config: Any, values: Mapping[str, Any]) -> Any:
+def with_values(config: Any, values: Values) -> Any:
     """The config with settings replaced, named as in `optimizer.learning_rate`; a section that is absent begins.
 
     **Raises:** `BadInput` as `from_dict`.
@@ -84,7 +84,7 @@ def with_values(config: Any, values: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def hints_of(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> Document:
     """The settings of a config dataclass and their types."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.digests import file_digest, json_digest
 from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed, write_whole
@@ -47,7 +47,7 @@ class TokenCache:
     validation: np.memmap
     validation_bytes: int | None
     """UTF-8 bytes of the validation text, for bits per byte; `None` if not all of it is predicted."""
-    statistics: dict[str, Any]
+    statistics: Document
     """`name`, `vocabulary`, and of both splits `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count."""
     content: str
     """Digest of tokens, masks and tokenizer: equal for equal text, wherever and whenever it was read."""
@@ -159,7 +159,7 @@ def _build(
         tokenizer = _train(parts[0], config.tokenizer_vocabulary, progress)
     vocabulary = vocabulary_size(tokenizer)
     dtype = np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
-    statistics: dict[str, Any] = {"name": name, "vocabulary": vocabulary}
+    statistics: Document = {"name": name, "vocabulary": vocabulary}
     write_whole(folder / "tokenizer.json", tokenizer.to_str())
     for split, part in zip(SPLITS, parts, strict=True):
         if isinstance(part, TokenPart):
@@ -196,9 +196,7 @@ def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
     return tokenizer
 
 
-def _pack(
-    part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress
-) -> dict[str, Any]:
+def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress) -> Document:
     """Write the tokens of `part` to `path` as they are made, and a mask beside if it is masked; returns its counts."""
     documents = text_bytes = tokens = targets = 0
     ends, sources = np.cumsum(part.sources), []  # of the sources of a mixture: in documents, in tokens
@@ -307,5 +305,5 @@ def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
     )
 
 
-def _signature(path: Path) -> dict[str, Any]:
+def _signature(path: Path) -> Document:
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}

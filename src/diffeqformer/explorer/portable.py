@@ -25,6 +25,7 @@ from diffeqformer.ode.weights.knots import PLACES, bends
 from diffeqformer.ode.weights.modulated import ModulatedWeights
 from diffeqformer.ode.weights.time_features import frequencies
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
+from diffeqformer.plain import Document
 from diffeqformer.runs.opening import Run
 from diffeqformer.studies.inputs import pieces_of
 
@@ -58,7 +59,7 @@ class Arrays:
         return base64.b64encode(b"".join(self._parts)).decode()
 
 
-def portable(run: Run) -> tuple[dict[str, Any], str]:
+def portable(run: Run) -> tuple[Document, str]:
     """What the page needs to know of a run's model, and its arrays.
 
     **Raises:** `BadInput` for a model, a scheme or a tokenizer that the page cannot run.
@@ -109,7 +110,7 @@ def _refusal(run: Run, what: str) -> BadInput:
     return BadInput(f"run folder {str(run.folder)!r} {what}; explore it without --to.")
 
 
-def _scheme(scheme: Scheme) -> dict[str, Any] | None:
+def _scheme(scheme: Scheme) -> Document | None:
     """A scheme as the page takes it; `None` for one that it does not know."""
     if isinstance(scheme, RungeKutta):
         rows, stages = scheme.a, scheme.stages
@@ -120,7 +121,7 @@ def _scheme(scheme: Scheme) -> dict[str, Any] | None:
     return {"kind": kinds[type(scheme)]} if type(scheme) in kinds else None
 
 
-def _weights(model: Transformer, arrays: Arrays) -> dict[str, Any] | None:
+def _weights(model: Transformer, arrays: Arrays) -> Document | None:
     """How the coefficients of rows are computed, the rows being added to the arrays; `None` if a page cannot."""
     weights, modulated = model.weights, isinstance(model.weights, ModulatedWeights)
     if isinstance(weights, ModulatedWeights):
@@ -135,7 +136,7 @@ def _weights(model: Transformer, arrays: Arrays) -> dict[str, Any] | None:
     return about and about | {"modulated": modulated}
 
 
-def _source(weights: WeightSource, arrays: Arrays) -> dict[str, Any] | None:
+def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
     if isinstance(weights, TimeWeights):
         _time_rows(weights, arrays)
         shared = weights.shared is not None
@@ -193,7 +194,7 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
             rows(f"{name}.shift", 0.0, unit.shift_projection)
 
 
-def _tokenizer(run: Run) -> dict[str, Any]:
+def _tokenizer(run: Run) -> Document:
     """What encodes a text as the run's tokenizer does.
 
     **Raises:** `BadInput` unless it is byte-level BPE, or has whole words between spaces as entries.

@@ -8,11 +8,11 @@ from threading import Lock
 from typing import Any
 
 from diffeqformer.errors import BadInput, DiffEqFormerError
-from diffeqformer.plain import brief, clean
+from diffeqformer.plain import Values, brief, clean
 
 MOST_BYTES = 1 << 20
 """Of a question."""
-Answer = Callable[[Mapping[str, Any]], Any]
+Answer = Callable[[Values], Any]
 
 
 def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[ThreadingHTTPServer, str]:

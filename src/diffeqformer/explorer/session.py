@@ -31,7 +31,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import can_adapt
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.schemes import SCHEMES
-from diffeqformer.plain import shown
+from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.runs.opening import Run
 from diffeqformer.studies import inputs
@@ -63,11 +63,11 @@ class Session:
         self.answers = {name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "weights")}
         inputs.ids_of(runs[0], self.text)
 
-    def about(self) -> list[dict[str, Any]]:
+    def about(self) -> list[Document]:
         """What there is to choose from, by run."""
         return [about_run(run) for run in self.runs]
 
-    def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, asked: Values) -> Document:
         """A text after every step: tokens, times, predictions, movements.
 
         **Raises:** `BadInput` for a run, text, number of steps, scheme or tolerance that there is not.
@@ -91,7 +91,7 @@ class Session:
             "moved": {"attention": numbers(moved[0]), "feed_forward": numbers(moved[1])},
         }
 
-    def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def cell(self, asked: Values) -> Document:
         """One token after one step: its most likely tokens, where its heads look, eigenvalues of their matrices.
 
         **Raises:** `BadInput` as `read`, and for a step or a position that there is not.
@@ -109,7 +109,7 @@ class Session:
             "eigenvalues": _parts(eigenvalues(taken, step)) if step else None,
         }
 
-    def predict(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def predict(self, asked: Values) -> Document:
         """The most likely token after each position from `since` on, and the steps that it took: greedy continuation.
 
         With a `threshold` tokens exit early (`EarlyExit`).
@@ -135,7 +135,7 @@ class Session:
             "taken": used[here].tolist(),
         }
 
-    def explain(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def explain(self, asked: Values) -> Document:
         """What the prediction after `position` rests on, by a `method`: scores of the tokens up to it.
 
         **Raises:** `BadInput` as `read`, and for a position or a method that there is not.
@@ -154,7 +154,7 @@ class Session:
             "scores": inputs.finite_rows(scores[:, : position + 1])[0],
         }
 
-    def weights(self, asked: Mapping[str, Any]) -> dict[str, list]:
+    def weights(self, asked: Values) -> dict[str, list]:
         """Eigenvalues of QK and OV of every head and of the feed-forward pair at a `time` from 0 to 1.
 
         **Raises:** `BadInput` for a run or a time that there is not.
@@ -166,11 +166,11 @@ class Session:
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.weights.at(np.asarray([time])))
         return _parts(eigenvalues_of(rows, model.config, ("QK", "OV", "FF")))
 
-    def _asked(self, asked: Mapping[str, Any]) -> tuple[Run, np.ndarray, Walk]:
+    def _asked(self, asked: Values) -> tuple[Run, np.ndarray, Walk]:
         number, ids, *how = self._question(asked)
         return self.runs[number], ids, self._walk(number, ids.tobytes(), *how)
 
-    def _question(self, asked: Mapping[str, Any]) -> tuple[int, np.ndarray, int | None, str | None, float | None]:
+    def _question(self, asked: Values) -> tuple[int, np.ndarray, int | None, str | None, float | None]:
         """The run's number, the text's tokens and those `added` to it, steps, scheme and tolerance."""
         number = _whole(asked, "run", 0, len(self.runs) - 1)
         text, scheme, rtol, added = (asked.get(name) for name in ("text", "scheme", "rtol", "added"))
@@ -227,7 +227,7 @@ def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
     return {name: np.round(np.stack([np.real(own), np.imag(own)], -1), 5).tolist() for name, own in values.items()}
 
 
-def about_run(run: Run) -> dict[str, Any]:
+def about_run(run: Run) -> Document:
     """What the page says of a run, and offers of it."""
     config, any_depth = run.config.model, runs_at_any_depth(run.model)
     own = config.scheme.kind
@@ -270,7 +270,7 @@ def opening_text(run: Run, progress: Progress) -> str:
         return ANY_TEXT
 
 
-def _whole(asked: Mapping[str, Any], name: str, least: int, most: int) -> int:
+def _whole(asked: Values, name: str, least: int, most: int) -> int:
     value = asked.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise BadInput(f"{name} is {shown(value)}, but must be a whole number from {least} to {most}.")

@@ -15,6 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diffeqformer.config import Config, to_dict
+from diffeqformer.plain import Document
 from diffeqformer.report.text import number
 from diffeqformer.runs.folder import RESULTS
 from diffeqformer.runs.opening import Run
@@ -80,7 +81,7 @@ def fenced(text: str, language: str) -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _results(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+def _results(run: Run) -> tuple[Document, dict[str, str]]:
     """The run's entry in results.json, and rows to show of it; nothing if it is of a newer or older library."""
     found = read_results(run.folder / RESULTS)
     try:
@@ -108,7 +109,7 @@ def _text(config: Config, name: str) -> str:
     return ", ".join(Path(pattern).name for pattern in config.data.train)
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> Document:
     settings = to_dict(config)
     for name in ("run", "base"):
         settings.pop(name, None)

@@ -1,9 +1,8 @@
 """Two runs side by side: what their folders say about training, and item by item about tasks evaluated in both."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.paired import Difference, holm, paired_difference
 from diffeqformer.interop.tasks import FOLDER, summary
 from diffeqformer.model.count import parameters
+from diffeqformer.plain import Document, Values
 from diffeqformer.runs.folder import RESULTS, open_config, text_of
 from diffeqformer.runs.results import name_of_run, read_results
 from diffeqformer.store.files import read_sealed
@@ -31,11 +31,11 @@ class Side:
     folder: Path
     name: str
     config: Config
-    entry: dict[str, Any] | None
+    entry: Document | None
     """Its part of `results.json`; `None` if it is not finished, or was imported."""
     text: str | None
     """Digest of the tokens that it was trained and validated on."""
-    tasks: dict[Key, dict[str, Any]]
+    tasks: dict[Key, Document]
     """Documents of `evaluations/`."""
 
     @property
@@ -130,9 +130,9 @@ def _renamed(side: Side) -> Side:
     return Side(side.folder, f"{side.name} ({side.folder.name})", side.config, side.entry, side.text, side.tasks)
 
 
-def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
+def _tasks(folder: Path, config: Config) -> dict[Key, Document]:
     """The documents of a run's evaluations, one for each way of evaluating."""
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, Document] = {}
     order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
@@ -145,7 +145,7 @@ def _tasks(folder: Path, config: Config) -> dict[Key, dict[str, Any]]:
     return found
 
 
-def _shots(document: Mapping[str, Any]) -> int | None:
+def _shots(document: Values) -> int | None:
     """Examples in front of an item; of a group, the most of its tasks."""
     shots = document["num_fewshot"].get(document["task"])
     return max(document["num_fewshot"].values(), default=None) if shots is None else shots
@@ -157,7 +157,7 @@ def _title(key: Key) -> str:
     return f"{task} ({', '.join(filter(None, how))})" if any(how) else task
 
 
-def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
+def _rows(first: Values, second: Values) -> list[Row]:
     """One row per metric of a task; none if the task's version or its items differ."""
     if first["task_versions"] != second["task_versions"] or first["samples"] != second["samples"]:
         return []
@@ -186,7 +186,7 @@ def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _scores(document: Mapping[str, Any], row: Mapping[str, Any]) -> np.ndarray:
+def _scores(document: Values, row: Values) -> np.ndarray:
     """Every item's number of a metric; of a group, its parts' one after the other."""
     key = f"{row['metric']},{row['filter']}"
     parts = document["items"]

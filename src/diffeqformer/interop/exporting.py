@@ -12,7 +12,6 @@ import json
 import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +24,7 @@ from diffeqformer.interop.families import OWN, is_continuous
 from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.folder import TOKENIZER
 from diffeqformer.runs.opening import Run
@@ -121,7 +121,7 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     return dict.fromkeys(("bos_token", "eos_token", "pad_token"), token)
 
 
-def _tokenizer_settings(special: dict[str, str], context: int) -> dict[str, Any]:
+def _tokenizer_settings(special: dict[str, str], context: int) -> Document:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -131,5 +131,5 @@ def _tokenizer_settings(special: dict[str, str], context: int) -> dict[str, Any]
     }
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
+def _write_json(path: Path, values: Document) -> None:
     write_whole(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

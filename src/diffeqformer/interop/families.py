@@ -28,6 +28,7 @@ from diffeqformer.interop.settings import (
     rope_parameters,
 )
 from diffeqformer.ode.schemes import SCHEMES, OneStep
+from diffeqformer.plain import Document, Values
 
 OWN = "diffeqformer"
 """The model_type of `torch/modeling_diffeqformer.py`."""
@@ -41,7 +42,7 @@ class Family(NamedTuple):
     """How a family is stored: settings, and names of tensors without the prefix that not all files have."""
 
     settings: type
-    fixed: dict[str, Any]
+    fixed: Document
     """Settings of ours that all models of this family share."""
     architecture: str
     """The class in Transformers."""
@@ -61,7 +62,7 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
     """Names that older versions gave tensors."""
 
-    def config(self, values: Mapping[str, Any]) -> ModelConfig:
+    def config(self, values: Values) -> ModelConfig:
         """The model that a config.json of this family describes.
 
         **Raises:** `BadInput` for a setting that is missing, of a wrong type, or cannot be represented.
@@ -89,7 +90,7 @@ class Family(NamedTuple):
             (sections.setdefault(section, {}) if section else sections)[key] = value
         return from_dict(ModelConfig, sections)
 
-    def values(self, m: ModelConfig) -> dict[str, Any]:
+    def values(self, m: ModelConfig) -> Document:
         """What `config` reads, of a model that is of this family.
 
         **Raises:** `BadInput` for a field or a scheme that `torch/configuration_diffeqformer.py` does not have.

@@ -25,6 +25,7 @@ from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run, Which, load_run
 
@@ -107,7 +108,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         """Names the tokenizer by its content, for the harness's cache of requests."""
         return "diffeqformer-" + hashlib.sha256(self.opened.tokenizer.to_str().encode()).hexdigest()[:16]
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> Document:
         """What the harness writes beside its results."""
         return {
             "model_num_parameters": count(self.model),
@@ -256,7 +257,7 @@ class _Plan(NamedTuple):
     top_p: float | None
 
 
-def _plan(settings: dict[str, Any], usual: int, context: int) -> _Plan:
+def _plan(settings: Document, usual: int, context: int) -> _Plan:
     """The harness's settings of generation as ours.
 
     **Raises:** `BadInput` for new tokens that leave no room for a prompt.

@@ -20,6 +20,7 @@ from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.arrays import by_path
 from diffeqformer.store.folders import require_sums
@@ -163,7 +164,7 @@ def from_huggingface(folder: str | Path, progress: Progress | None = None) -> Tr
     return open_huggingface(folder).read(progress)
 
 
-def to_huggingface(model: Transformer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def to_huggingface(model: Transformer) -> tuple[Document, dict[str, np.ndarray]]:
     """A model as Transformers takes it: the settings of config.json, and its tensors by name.
 
     **Arguments:** `model`, without adapters.

@@ -1,6 +1,6 @@
 """The settings of config.json that a model's numbers depend on, each with the setting of ours that it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -15,6 +15,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 
 
 def _is(ours: str, default: Any = MISSING) -> Any:
@@ -67,7 +68,7 @@ class GPTNeoXSettings:
     use_parallel_residual: bool = True
     attention_bias: bool = _only(True)
 
-    def more(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def more(self, values: Values) -> Document:
         """Those settings of ours that follow from several of theirs, or from their words."""
         old = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct")}
         given = {name: value for name, value in old.items() if value is not None} | rope_of(values)
@@ -115,7 +116,7 @@ class MistralSettings(LlamaSettings):
     """The settings of a Mistral; up to the length of its window the window changes nothing."""
 
     @staticmethod
-    def window(values: Mapping[str, Any]) -> int | None:
+    def window(values: Values) -> int | None:
         """Tokens that a token looks back at, itself included; `None` for all. Null is all, not the default."""
         window = values.get("sliding_window", 4096)
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
@@ -143,7 +144,7 @@ class RopeSettings:
     original_max_position_embeddings: int | None = None
 
     @property
-    def scaling(self) -> dict[str, Any] | None:
+    def scaling(self) -> Document | None:
         """Our setting of the same."""
         if self.rope_type == "default":
             return None
@@ -202,7 +203,7 @@ SCALING = {
 """`RotaryScalingConfig` in their words."""
 
 
-def read_settings(cls: type, values: Mapping[str, Any]) -> Any:
+def read_settings(cls: type, values: Values) -> Any:
     """The settings that `cls` names, of the right types; all others are about something else. Null is not given."""
     known = {key: value for key, value in values.items() if key in get_type_hints(cls) and value is not None}
     for setting in fields(cls):
@@ -223,7 +224,7 @@ def ours_of(settings: Any) -> Iterator[tuple[str, Any]]:
             yield setting.metadata["ours"], to_dict(value) if is_dataclass(value) else value
 
 
-def of_own_kinds(settings: OwnSettings, model: dict[str, Any]) -> dict[str, Any]:
+def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
     """Our own class stores the settings of all kinds: `model` without those of other kinds than its own.
 
     **Raises:** `BadInput` if one of them is not at its default: its class may read what ours does not.
@@ -242,7 +243,7 @@ def of_own_kinds(settings: OwnSettings, model: dict[str, Any]) -> dict[str, Any]
     return model
 
 
-def rope_of(values: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(values: Values) -> Document:
     """The rotary embedding's settings, wherever this version of Transformers wrote them."""
     given = {"rope_theta": values["rope_theta"]} if values.get("rope_theta") is not None else {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -254,7 +255,7 @@ def rope_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def rope_parameters(field: LlamaConfig) -> dict[str, Any]:
+def rope_parameters(field: LlamaConfig) -> Document:
     """The same, as Transformers 5 writes it."""
     if field.rope_scaling is None:
         return {"rope_type": "default", "rope_theta": field.rope_theta}

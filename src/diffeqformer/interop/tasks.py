@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from diffeqformer.errors import BadInput, RunFailed, reason
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
@@ -93,7 +94,7 @@ def evaluate_tasks(
     batch_size: int = 16,
     gen_kwargs: str = "",
     progress: Progress | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Document]:
     """Evaluate tasks one after the other; each is written to `RUN/evaluations` as soon as it is done.
 
     **Arguments:** `run`, as `load_run` opens it with `checkpoint`; `steps` and `scheme` as for `DiffEqFormerLM`;
@@ -153,13 +154,13 @@ def evaluate_tasks(
         yield document
 
 
-def summary(document: dict[str, Any]) -> list[dict[str, Any]]:
+def summary(document: Document) -> list[Document]:
     """The rows of a task's results to show: a group's own if there is one, else all."""
     of_groups = [row for row in document["results"] if row["group"]]
     return of_groups or document["results"]
 
 
-def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(found: Document) -> list[Document]:
     """The harness's results, one row per metric."""
     groups = found.get("groups", {})
     rows = []
@@ -175,7 +176,7 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _items(samples: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+def _items(samples: Sequence[Document]) -> dict[str, list[float | None]]:
     """Each item's metrics that are numbers, in the order of the task's documents; several filters have several."""
     items: dict[str, list[float | None]] = {}
     for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
@@ -194,7 +195,7 @@ def _title(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
-def _file_name(document: dict[str, Any], num_fewshot: int | None) -> str:
+def _file_name(document: Document, num_fewshot: int | None) -> str:
     """Says what was run, so that the same again replaces it and anything else stands beside it."""
     parts = [document["task"], f"{document['steps']}-steps"]
     parts += [] if num_fewshot is None else [f"{num_fewshot}-shot"]
@@ -204,7 +205,7 @@ def _file_name(document: dict[str, Any], num_fewshot: int | None) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
+def _write(path: Path, document: Document) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         require_no_links(path.parent.parent)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.files import JSON_BYTES, write_whole
 from diffeqformer.store.regular import read_small
@@ -20,7 +21,7 @@ from diffeqformer.store.regular import read_small
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 NUMBERS = ("F64", "F32", "F16", "BF16")
-DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
+DTYPES: Document = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
 """What tensors can be written as."""
 
 
@@ -145,7 +146,7 @@ def _as(dtype: str, name: str, tensor: np.ndarray) -> np.ndarray:
     return array
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Document:
     """The table that a JSON file holds.
 
     **Raises:** `BadInput` if it cannot be read or is something else.

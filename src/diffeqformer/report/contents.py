@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
-from typing import Any
 
+from diffeqformer.plain import Document
 from diffeqformer.report.page import from_template
 from diffeqformer.store.files import write_output
 from diffeqformer.store.regular import open_to_read
@@ -90,7 +90,7 @@ def look(page: Path) -> Seen | None:
     return Seen(said, seen.picture, tokens, outputs, headlines if follows else ())
 
 
-def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[dict[str, Any]]:
+def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[Document]:
     """Every text that pages map, once, with the pages that do, and those of their sentences that go with its tokens."""
     texts: dict[tuple[str, ...], list[tuple[str, Seen]]] = {}
     for name, seen in pages:

@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure as Drawing
 
-from diffeqformer.plain import clean
+from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
@@ -217,7 +217,7 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     return raw.getvalue()
 
 
-def drawn(one: Figure) -> dict[str, Any]:
+def drawn(one: Figure) -> Document:
     """A figure as a template takes it."""
     return {
         "name": one.name,
@@ -227,7 +227,7 @@ def drawn(one: Figure) -> dict[str, Any]:
     }
 
 
-def _animation(one: Animation) -> dict[str, Any]:
+def _animation(one: Animation) -> Document:
     """What the script needs: positions as thousandths of the half side of the cube around a cloud, frame by frame."""
     kept = np.unique(np.linspace(0, len(one.times) - 1, _MOST_FRAMES).astype(int))
     clouds = []
@@ -244,7 +244,7 @@ def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
     return (low + high) / 2, max(float((high - low).max()) / 2, np.finfo(float).tiny)
 
 
-def _map(one: TokenMap) -> dict[str, Any]:
+def _map(one: TokenMap) -> Document:
     methods = [
         {"name": clean(name), "description": clean(one.descriptions[name]), "scores": list(map(_row, scores.tolist()))}
         for name, scores in one.methods.items()

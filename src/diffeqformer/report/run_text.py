@@ -1,11 +1,11 @@
 """Sentences of a run's report, and what else is read off the entries of `results.json`."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from diffeqformer.plain import Document
 from diffeqformer.report.text import compact, finite, join, nats, number, perplexity
 
-Model = dict[str, Any]
+Model = Document
 """An entry of the results' `models`."""
 
 
@@ -109,7 +109,7 @@ def trained_depths(model: Model) -> list[int]:
     return sorted(drawn or {*model["config"].get("depth", {}).get("sample", ())}) or [model["steps"]]
 
 
-def depth_points(model: Model) -> list[dict[str, Any]]:
+def depth_points(model: Model) -> list[Document]:
     """A model's losses at all depths it was run at, the one of its config included, by increasing steps."""
     points = {p["steps"]: p for p in model["depth"]}
     points.setdefault(model["steps"], {"steps": model["steps"], **model["validation"]})

@@ -3,7 +3,9 @@
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
+
+from diffeqformer.plain import Document
 
 MISSING = "–"
 
@@ -41,7 +43,7 @@ def compact(value: object) -> str:
     return f"{scaled:,.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}\u00a0{unit}"
 
 
-def evaluations(halves: dict[str, Any] | None) -> str:
+def evaluations(halves: Document | None) -> str:
     """`6`, or `6 + 12` if the field's attention and feed-forward halves differ; means have a decimal."""
     if halves is None:
         return MISSING
@@ -76,7 +78,7 @@ def join(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def drawn_depths(model: dict[str, Any]) -> list[list[str]]:
+def drawn_depths(model: Document) -> list[list[str]]:
     """One row per depth that updates were drawn at: steps, updates, loss over the last tenth, tokens per second."""
     names = {"steps": number, "updates": number, "loss": nats, "tokens_per_second": number}
     return [[write(drawn[name]) for name, write in names.items()] for drawn in model.get("drawn", [])]

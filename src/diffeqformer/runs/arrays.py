@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from diffeqformer.plain import Document, Values
 
-def by_path(tree: Any) -> dict[str, Any]:
+
+def by_path(tree: Any) -> Document:
     """The arrays of a PyTree by the path to each, as in `weights.networks.attention.output`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -23,14 +25,14 @@ def kinds(tree: PyTree) -> dict[str, str]:
     return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in by_path(tree).items()}
 
 
-def write_arrays(folder: Path, items: Mapping[str, Any]) -> None:
+def write_arrays(folder: Path, items: Values) -> None:
     """Write PyTrees of arrays, one folder inside `folder` for each name."""
     for item, tree in items.items():
         with _orbax() as checkpointer:
             checkpointer.save(folder / item, args=ocp.args.StandardSave(by_path(tree)))
 
 
-def read_arrays(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+def read_arrays(folder: Path, like: Values) -> Document:
     """The PyTrees that `write_arrays` wrote, with the shapes and to the shardings of `like`."""
     items = {}
     for item, tree in like.items():

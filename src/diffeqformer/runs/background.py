@@ -1,12 +1,11 @@
 """Checkpoints that are written while the updates go on."""
 
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import jax
 import numpy as np
 
+from diffeqformer.plain import Document, Values
 from diffeqformer.runs.checkpoint import Checkpoints
 
 
@@ -24,7 +23,7 @@ class Writer:
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[None] | None = None
 
-    def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None) -> None:
+    def save(self, step: int, items: Values, metadata: Document, metric: float | None) -> None:
         """`Checkpoints.save`, once the checkpoint before is written; its arrays may be donated afterwards.
 
         **Raises:** what saving the one before raised.

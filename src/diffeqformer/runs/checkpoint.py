@@ -13,13 +13,13 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
+from diffeqformer.plain import Document, Values
 from diffeqformer.runs.arrays import kinds, read_arrays, write_arrays
 from diffeqformer.runs.distributed import ReportedElsewhere, by_main, is_loss
 from diffeqformer.store.digests import file_digest
@@ -34,9 +34,9 @@ class Restored:
 
     step: int
     """Updates done when it was written."""
-    items: dict[str, Any]
+    items: Document
     """The PyTrees that were asked for, by name."""
-    metadata: dict[str, Any]
+    metadata: Document
     passed_over: str = ""
     """Which newer checkpoint is damaged, and how; empty if none is."""
 
@@ -63,7 +63,7 @@ class Checkpoints:
         steps = self.steps()
         return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"
 
-    def save(self, step: int, items: Mapping[str, Any], metadata: dict[str, Any], metric: float | None = None) -> None:
+    def save(self, step: int, items: Values, metadata: Document, metric: float | None = None) -> None:
         """Write a checkpoint aside, rename it into place, then remove those that are no longer kept.
 
         **Arguments:** `items`, PyTrees of arrays by name, any sharding; `metadata`, what JSON can hold; `metric`, lower
@@ -109,7 +109,7 @@ class Checkpoints:
                 f"({_reason(error)}); {safe}."
             ) from error
 
-    def latest(self, like: Mapping[str, Any], say: Callable[[str], None] | None = None) -> Restored | None:
+    def latest(self, like: Values, say: Callable[[str], None] | None = None) -> Restored | None:
         """The newest checkpoint, or `None` if there is none at all.
 
         **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`, whose shardings, if
@@ -121,18 +121,18 @@ class Checkpoints:
         """
         return self._first_sound(lambda: self.steps()[::-1], like, say)
 
-    def best(self, like: Mapping[str, Any]) -> Restored | None:
+    def best(self, like: Values) -> Restored | None:
         """The checkpoint of lowest metric; `None` if none has one.
 
         **Raises:** as `latest`.
         """
         return self._first_sound(self._by_metric, like, None)
 
-    def of(self, step: int, like: Mapping[str, Any]) -> Restored | None:
+    def of(self, step: int, like: Values) -> Restored | None:
         """The checkpoint of one update; `None` if it is not there. **Raises:** as `latest`."""
         return self._first_sound(lambda: [step] if self._lies(step) else [], like, None)
 
-    def metadata(self) -> tuple[int, dict[str, Any]]:
+    def metadata(self) -> tuple[int, Document]:
         """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
         for step in self.steps()[::-1]:
             with suppress(Damaged):
@@ -153,11 +153,11 @@ class Checkpoints:
                     shutil.rmtree(entry)
 
     def _first_sound(
-        self, order: Callable[[], list[int]], like: Mapping[str, Any], say: Callable[[str], None] | None
+        self, order: Callable[[], list[int]], like: Values, say: Callable[[str], None] | None
     ) -> Restored | None:
         """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
 
-        def first_sound() -> tuple[int, dict[str, Any], str] | None:
+        def first_sound() -> tuple[int, Document, str] | None:
             damage, seen = "", set()
             while (step := next((step for step in order() if step not in seen), None)) is not None:
                 seen.add(step)
@@ -188,7 +188,7 @@ class Checkpoints:
     def _lies(self, step: int) -> bool:
         return (self.folder / str(step)).is_dir()
 
-    def _manifest(self, step: int) -> dict[str, Any]:
+    def _manifest(self, step: int) -> Document:
         """**Raises:** `Damaged`, starting with the file."""
         try:
             manifest = read_sealed(self.folder / str(step) / MANIFEST)
@@ -200,7 +200,7 @@ class Checkpoints:
             raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
         return manifest
 
-    def _verified(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+    def _verified(self, step: int, like: Values) -> Document:
         """The metadata of a checkpoint that is sound and has the arrays of `like`."""
         folder, manifest = self.folder / str(step), self._manifest(step)
         for item, tree in like.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Windows
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.evaluation.depth import at_depths
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -142,7 +143,7 @@ def compare(
     readings: Readings,
     ends: float,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Document:
     """Train models so that everything ends in time, and write `results.json` and `metrics.jsonl` over all of them.
 
     Speeds are measured first, and `plan` says what is trained; the plan is kept in the folder, so the same call
@@ -316,7 +317,7 @@ def at_depths_of(
     return [{"steps": steps, **losses[steps]} for steps in depths]
 
 
-def _participation(result: TrainResult, progress: Progress) -> dict[str, Any]:
+def _participation(result: TrainResult, progress: Progress) -> Document:
     """What each step of the trained depth does, on a few stretches of the validation split."""
     windows = Windows(result.tokens.validation, result.config.model.context)
     count = min(PARTICIPATION, len(windows))
@@ -324,6 +325,6 @@ def _participation(result: TrainResult, progress: Progress) -> dict[str, Any]:
     return participation(result.model, texts, progress=progress).document()
 
 
-def _sample(result: TrainResult, prompt: str) -> dict[str, Any]:
+def _sample(result: TrainResult, prompt: str) -> Document:
     (text,) = continue_text(result.model, result.tokens.tokenizer, prompt, **SAMPLING)
     return {"prompt": prompt, "text": text, "settings": SAMPLING}

@@ -23,6 +23,7 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
@@ -148,7 +149,7 @@ class RunFolder:
                 f"{free / 1e6:,.0f} MB left; free some, choose another disk with --run, or lower trainer.keep_last."
             )
 
-    def remember(self) -> dict[str, Any]:
+    def remember(self) -> Document:
         """`remember` of this folder."""
         return remember(self.config, self.path)
 
@@ -182,7 +183,7 @@ def open_config(folder: Path) -> Config:
     return config
 
 
-def remember(config: Config, folder: Path) -> dict[str, Any]:
+def remember(config: Config, folder: Path) -> Document:
     """What a checkpoint holds about the run's other files, so that damage to them is seen.
 
     **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
@@ -271,7 +272,7 @@ def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
         )
 
 
-def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any]) -> None:
+def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> None:
     path = folder / TOKENIZER
     if "tokenizer" in remembered and (not path.is_file() or file_digest(path) != remembered["tokenizer"]):
         advice = "`diffeqformer train` with the run's config writes it again"
@@ -282,11 +283,11 @@ def _require_tokenizer(folder: Path, config: Config, remembered: dict[str, Any])
         raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest; {advice}.")
 
 
-def _numeric(config: Config) -> dict[str, Any]:
+def _numeric(config: Config) -> Document:
     """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
 
-    def flat(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def flat(values: Document, prefix: str) -> Document:
+        found: Document = {}
         for key, value in values.items():
             found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
         return found
@@ -294,9 +295,9 @@ def _numeric(config: Config) -> dict[str, Any]:
     return {name: value for name, value in flat(to_dict(config), "").items() if name not in MAY_CHANGE}
 
 
-def _defaults(section: Any, prefix: str = "") -> dict[str, Any]:
+def _defaults(section: Any, prefix: str = "") -> Document:
     """The defaults of all settings of a section, and of the sections in it, each of the kind that it is here."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for field in dataclasses.fields(section):
         value, name = getattr(section, field.name), f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):

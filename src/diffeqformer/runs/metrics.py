@@ -14,15 +14,15 @@ Every line has `kind` and `step` (updates done):
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from diffeqformer.errors import Damaged
+from diffeqformer.plain import Document
 from diffeqformer.store.digests import SCHEME
 from diffeqformer.store.digests import digest as digest_of
 from diffeqformer.store.files import flush, write_whole
 from diffeqformer.store.regular import open_to_append, open_to_read
 
-Record = dict[str, Any]
+Record = Document
 """One line."""
 LONGEST_LINE = 1 << 20
 """Bytes of a record; more is read as two, which are no records."""

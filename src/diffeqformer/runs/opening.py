@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,6 +12,7 @@ from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ class Run:
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
     @property
-    def which(self) -> dict[str, Any]:
+    def which(self) -> Document:
         """What was read, for a JSON document."""
         return {"run": str(self.folder), "update": self.step, "passed_over": self.passed_over or None}
 

@@ -1,13 +1,14 @@
 """What a run would take, before it begins: its text, memory and time, and its first loss."""
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from diffeqformer.config import Config
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.loader import Loader
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs.finetune import open_base
 from diffeqformer.runs.folder import RunFolder
@@ -24,7 +25,7 @@ TIMED = 3
 class Rehearsal(NamedTuple):
     """What was found."""
 
-    text: dict[str, Any]
+    text: Document
     """`TokenCache.statistics`."""
     epochs: float | None
     """How often training reads the training split; `None` of a stream."""

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,6 +14,7 @@ from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.runs.metrics import Record
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.training.depths import compute_of
@@ -35,11 +35,11 @@ NAMES = {
 }
 ELASTIC = {"time": "Elastic DiffEqFormer", "knots": "Elastic model"}
 CURVE_POINTS = 2000
-Entry = dict[str, Any]
+Entry = Document
 """One model's part of the document."""
 
 
-def document(title: str, corpus: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
+def document(title: str, corpus: Document, entries: list[Entry]) -> Document:
     """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
     device, used = jax.devices()[0], max((_devices(entry) for entry in entries), default=1)
     return {
@@ -58,12 +58,12 @@ def _devices(entry: Entry) -> int:
     return len(jax.devices()) if -1 in sizes else math.prod(sizes)
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
+def write_results(path: Path, results: Document) -> None:
     """Write the document, whole or not at all."""
     write_sealed(path, results)
 
 
-def read_results(path: Path) -> dict[str, Any] | None:
+def read_results(path: Path) -> Document | None:
     """The document of a finished run; `None` if there is none.
 
     **Raises:** `Damaged` if it is not what was written.

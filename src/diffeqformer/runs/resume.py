@@ -10,6 +10,7 @@ import jax
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_recipe
@@ -45,12 +46,12 @@ class ResumeState:
     """What each remembers."""
 
     @classmethod
-    def of(cls, metadata: dict[str, Any]) -> "ResumeState":
+    def of(cls, metadata: Document) -> "ResumeState":
         """From a checkpoint's metadata."""
         best = math.inf if metadata["best"] is None else metadata["best"]
         return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), metadata.get("callbacks", []))
 
-    def metadata(self, metrics: str | None) -> dict[str, Any]:
+    def metadata(self, metrics: str | None) -> Document:
         """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
         best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
         return {"clock": asdict(self.clock), "best": best, "metrics": metrics, "callbacks": self.callbacks}
@@ -104,7 +105,7 @@ class Beginning:
         return placed(State(model, restored.items["optimizer"], jax.numpy.int32(restored.step), average)), resumed
 
 
-def items_of(state: State, config: Config) -> dict[str, Any]:
+def items_of(state: State, config: Config) -> Document:
     """What a checkpoint holds: the model that is used, and, where its parameters are averages, those being trained."""
     items = {"model": state.result, "optimizer": state.optimizer}
     return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}

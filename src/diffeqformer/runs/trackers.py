@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from diffeqformer.config import Config, dump_yaml, to_dict
 from diffeqformer.errors import BadInput, Damaged, reason
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import METRICS, RunFolder
 from diffeqformer.runs.metrics import Metrics, Record, read_metrics
@@ -209,7 +210,7 @@ class RunLog:
         found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
         self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if _is_number(v)})])
 
-    def _state(self, path: Path) -> dict[str, Any]:
+    def _state(self, path: Path) -> Document:
         """What an earlier process left; nothing if there was none."""
         try:
             return read_sealed(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffeqformer.errors import Damaged, RunFailed
+from diffeqformer.plain import Document
 from diffeqformer.store.digests import json_digest
 from diffeqformer.store.regular import read_small
 
@@ -63,12 +64,12 @@ def write_output(path: Path, content: str | bytes, what: str = "report") -> None
         raise RunFailed(f"{what} {str(path)!r} cannot be written: {error.strerror or error}.") from None
 
 
-def sealed(document: dict[str, Any]) -> dict[str, Any]:
+def sealed(document: Document) -> Document:
     """The document with its own digest as the last entry."""
     return {**document, SEAL: json_digest(document)}
 
 
-def write_sealed(path: Path, document: dict[str, Any]) -> None:
+def write_sealed(path: Path, document: Document) -> None:
     """Write a JSON document, sealed, whole or not at all.
 
     **Raises:** `OSError` as `write_whole`; `ValueError` for a number that JSON does not have.
@@ -76,7 +77,7 @@ def write_sealed(path: Path, document: dict[str, Any]) -> None:
     write_whole(path, json.dumps(sealed(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path) -> Document:
     """The document that `write_sealed` wrote, without its seal.
 
     A document without a seal is accepted: a seal cannot be lost without the JSON or another entry being damaged.

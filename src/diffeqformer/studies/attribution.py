@@ -8,6 +8,7 @@ import tyro
 
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, require_bounds, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies import inputs
@@ -82,7 +83,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     maps, tables, figures = [], [], []
     whose = f"{opened.folder}, update {opened.step}"
     said = [f"{whose}."]
-    document: dict[str, Any] = opened.which
+    document: Document = opened.which
     if arguments.text:
         tokens, last = inputs.pieces_of(opened, ids), max(outputs)
         explained = explain(model, jnp.asarray(ids), outputs, **settings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.inputs import evaluation_text, whole_numbers
@@ -69,7 +70,7 @@ def compare_drafts(
     draft_lengths: Sequence[int],
     rounds: int,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """Time greedy text at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
 
     The weights of all depths are populated before.

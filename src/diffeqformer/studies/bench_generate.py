@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.config import Config, ModelConfig
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.bench_train import STANDARD
@@ -40,7 +41,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def compare_generation(
     config: ModelConfig, rounds: int, progress: Progress, *, batches: tuple[int, ...] = BATCHES, new_tokens: int = NEW
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """Time greedy generation with a key-value cache, by this library and, if torch is there, by Transformers.
 
     **Arguments:** `config`, of a continuous model; its vanilla twin runs beside it, both with random weights;

@@ -9,6 +9,7 @@ import numpy as np
 
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.text import number
 from diffeqformer.studies import benchmark as b
@@ -44,7 +45,7 @@ def compare_lyapunov(
     batch: int = 64,
     seed: int = 0,
     progress: Progress = Silent(),
-) -> dict[str, Any]:
+) -> Document:
     """Time the leading exponent of all inputs for the last output of `tokens` random tokens, both ways.
 
     The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian

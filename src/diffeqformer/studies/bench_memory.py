@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -68,7 +69,7 @@ def model_with(weights: Weights) -> ModelConfig:
 
 def gradient_memory(
     config: ModelConfig, batch: int, steps: Sequence[int], progress: Progress, methods: Sequence[str] = METHODS
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """Compile loss and gradient of `config` by each method and number of steps for this machine; nothing is run.
 
     **Arguments:** `config`, with `vocabulary` set; `batch`, sequences per batch; `steps`, numbers of them.
@@ -86,7 +87,7 @@ def gradient_memory(
     return rows
 
 
-def _row(config: ModelConfig, batch: int) -> dict[str, Any]:
+def _row(config: ModelConfig, batch: int) -> Document:
     import equinox as eqx
     import jax
     import numpy as np

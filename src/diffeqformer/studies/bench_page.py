@@ -10,13 +10,14 @@ from typing import Annotated
 import tyro
 
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import join
 from diffeqformer.store.files import read_sealed
 from diffeqformer.store.files import write_output as write_file
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import BENCHMARKS
-from diffeqformer.studies.benchmark import Benchmark, Document
+from diffeqformer.studies.benchmark import Benchmark
 from diffeqformer.studies.study import Result
 
 INTRODUCTION = """# Benchmarks

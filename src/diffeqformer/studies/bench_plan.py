@@ -10,6 +10,7 @@ from diffeqformer.config import Config, read_yaml, shipped_configs, validate, wi
 from diffeqformer.config.bounds import setting
 from diffeqformer.devices import DEVICES, USABLE, Device
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, size
@@ -25,7 +26,7 @@ LLAMA_7B = {
     "model.context": 4096, "model.vocabulary": 32000,
 }  # fmt: skip
 """Llama 2's sizes (Touvron et al. 2023)."""
-MODELS: Mapping[str, tuple[str, Mapping[str, Any], int]] = {
+MODELS: Mapping[str, tuple[str, Values, int]] = {
     "gpt-small": ("gpt-small", {}, 16), "gpt-medium": ("gpt-medium", {}, 16), "llama-1b": ("llama-1b", {}, 4),
     "llama-7b": ("llama-1b", LLAMA_7B, 1),
 }  # fmt: skip
@@ -81,7 +82,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, card=arguments.card, price=arguments.price, rows=rows)
 
 
-def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: Progress) -> list[dict[str, Any]]:
+def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: Progress) -> list[Document]:
     """Each model with each kind of weights on each number of devices.
 
     **Returns:** one row each: `model`, `weights`, `devices`, `data` and `fsdp` of the mesh (`None` if nothing fits),
@@ -129,13 +130,13 @@ def mesh_for(config: Config, devices: int, device: Device) -> tuple[int, int] | 
     return None
 
 
-def _meshed(config: Config, mesh: tuple[int, int]) -> dict[str, Any]:
+def _meshed(config: Config, mesh: tuple[int, int]) -> Document:
     data, fsdp = mesh
     batch = data * fsdp * config.trainer.batch_size
     return {"mesh.data": data, "mesh.fsdp": fsdp, "trainer.batch_size": batch}
 
 
-def on_paper(config: Config, device: Device) -> dict[str, Any]:
+def on_paper(config: Config, device: Device) -> Document:
     """What an update takes: each of three bounds by itself, in seconds.
 
     **Returns:** `tokens` of all devices; `compute`, the operations of `model.count.flops` at the card's peak; `memory`,

@@ -4,11 +4,11 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
@@ -43,9 +43,7 @@ def quickstart() -> Config:
     return dataclasses.replace(config, model=model)
 
 
-def compare_text(
-    config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS
-) -> list[dict[str, Any]]:
+def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[Document]:
     """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
 
     **Arguments:** `config`, its `data` the text; `characters`, how much of it.

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 import tyro
 
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.config.bounds import MOST_STEPS, setting
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
     from diffeqformer.report.page import Figure
 
 T = TypeVar("T")
-Document = Mapping[str, Any]
-"""What `diffeqformer bench NAME --json` prints."""
-Row = Mapping[str, Any]
+Row = Values
 Cell = Callable[[Row], str]
 Tables = Callable[[Document], tuple[Table, ...]]
 Once = Callable[[], object]
@@ -120,7 +119,7 @@ def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> 
     return seconds
 
 
-def summary(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+def summary(times: Sequence[float], reference: Sequence[float]) -> Document:
     """Median seconds and quartiles, the ratio of medians to the reference's, and the same of the rounds' own ratios."""
     ratios = [a / b for a, b in zip(times, reference, strict=True)]
     quartiles = lambda values: statistics.quantiles(values, n=4)[::2]
@@ -158,7 +157,7 @@ def has_torch() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Document:
     """Where this process runs.
 
     **Returns:** `processor`, the maker's name for it; `cores` that this process may use; `devices`, how many JAX has;
@@ -269,7 +268,7 @@ def memory_cell(name: str) -> Cell:
     return lambda row: "" if row[name] is None else size(row[name])
 
 
-def beside_dense(seconds: Sequence[float], dense_seconds: float) -> dict[str, Any]:
+def beside_dense(seconds: Sequence[float], dense_seconds: float) -> Document:
     """The times of a fast way, and how many times as long a dense computation took."""
     median, low, high = statistics.median(seconds), min(seconds), max(seconds)
     return {

@@ -9,6 +9,7 @@ import numpy as np
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, require_bounds, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies.inputs import folder_for, ids_of, validation_windows
@@ -145,7 +146,7 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def ends_of(one: "Simulation", share: float) -> dict[str, Any]:
+def ends_of(one: "Simulation", share: float) -> Document:
     """Medians over systems at the start and at the end."""
     ends = lambda values: [float(np.median(values[place])) for place in (0, -1)]
     return {
@@ -159,10 +160,10 @@ def ends_of(one: "Simulation", share: float) -> dict[str, Any]:
     }
 
 
-def particles_table(rows: Sequence[Mapping[str, Any]], systems: int, percent: str) -> Table:
+def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table:
     """Start and end of every measure."""
 
-    def ends(row: Mapping[str, Any], name: str) -> str:
+    def ends(row: Values, name: str) -> str:
         return " → ".join(f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}" for value in row[name])
 
     names = ("clusters", "clusters_of_present", "distance", "energy")
@@ -187,7 +188,7 @@ def growth_name(order: int) -> str:
     return "f = 1 (shared)" if order == 0 else f"f = τ{_POWERS[order] if order < len(_POWERS) else f'^{order}'}"
 
 
-def finding(rows: Sequence[Mapping[str, Any]]) -> str:
+def finding(rows: Sequence[Values]) -> str:
     """What the numbers say for every motion: where the fewest clusters are left, and where the most."""
     said = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
@@ -261,7 +262,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[dict[str, Any]]:
+def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[Document]:
     """One row per depth: means over texts."""
     clusters = {f"{share:g}": found.measures.clusters(share, of="now") for share in shares}
     return [
@@ -276,7 +277,7 @@ def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[dict[str, A
     ]
 
 
-def states_table(rows: Sequence[Mapping[str, Any]], shares: Sequence[float], caption: str) -> Table:
+def states_table(rows: Sequence[Values], shares: Sequence[float], caption: str) -> Table:
     """The means at every depth."""
     clusters = (f"clusters within {100 * share:g} %" for share in shares)
     cells = [
@@ -287,7 +288,7 @@ def states_table(rows: Sequence[Mapping[str, Any]], shares: Sequence[float], cap
     return Table(caption, ("depth", *clusters, "length", "mean distance", "energy"), cells)
 
 
-def gathering(start: Mapping[str, Any], end: Mapping[str, Any], share: str) -> str:
+def gathering(start: Values, end: Values, share: str) -> str:
     """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %."""
     energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
     if energy > 1.1 and clusters < 0.9:

@@ -1,14 +1,14 @@
 """`diffeqformer analyze compression`: a table of layers made smaller in several ways, loss against size."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import perplexity
@@ -100,7 +100,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return result(found, known, about, folder)
 
 
-def result(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any], about: str, folder: Path = Path()) -> Result:
+def result(found: Sequence[Values], known: Values, about: str, folder: Path = Path()) -> Result:
     """Sentences, the table and the figure.
 
     **Arguments:** `found`, one record per way and size: `way`, `size` (in layers), `numbers`, `loss` (nats); `known`,
@@ -132,7 +132,7 @@ def result(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any], about: 
     )
 
 
-def headline(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> str:
+def headline(found: Sequence[Values], known: Values) -> str:
     """The best way over depth and the best within layers, at the size nearest to three quarters."""
     size = min({row["size"] for row in found}, key=lambda size: abs(size / known["layers"] - 0.75))
     at = {row["way"]: row["loss"] for row in found if row["size"] == size}
@@ -144,7 +144,7 @@ def headline(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> st
     )
 
 
-def table(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> Table:
+def table(found: Sequence[Values], known: Values) -> Table:
     """One row per way, one column per size."""
     sizes = sorted({row["size"] for row in found})
     at = {(row["way"], row["size"]): perplexity(float(np.exp(row["loss"]))) for row in found}

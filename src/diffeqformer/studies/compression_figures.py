@@ -1,17 +1,17 @@
 """The figure of loss against size."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from diffeqformer.plain import Values
 from diffeqformer.report.figures import INK, WIDE, drawing, key, legend, look, perplexity_scale
 from diffeqformer.report.text import finite
 from diffeqformer.studies.compression import WAYS
 
 
-def loss_against_size(found: Sequence[Mapping[str, Any]], known: Mapping[str, Any], *, width: float = WIDE) -> Figure:
+def loss_against_size(found: Sequence[Values], known: Values, *, width: float = WIDE) -> Figure:
     """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
     looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
     with drawing(width, 3.9 if width >= 5 else 4.6) as (figure, axes):

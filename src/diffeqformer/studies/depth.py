@@ -1,16 +1,17 @@
 """`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
@@ -108,7 +109,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return result(curve, said, known, folder)
 
 
-def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Path = Path()) -> Result:
+def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path()) -> Result:
     """Sentences, figures and tables of a model at several depths.
 
     **Arguments:** `text`, what all were evaluated on; `known`, more for the JSON document.
@@ -144,7 +145,7 @@ def result(curve: "DepthCurve", text: str, known: Mapping[str, Any], folder: Pat
     )
 
 
-def _numbers_of(curve: "DepthCurve") -> dict[str, Any]:
+def _numbers_of(curve: "DepthCurve") -> Document:
     from diffeqformer.runs.results import measured
 
     every = lambda found: {**asdict(found), **measured(found)}

@@ -14,8 +14,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Model:
     """A model to be trained: a shipped config, and what is different."""
 
     config: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
     """By dotted name."""
     rate_of: str = ""
     """The model whose learning rate it takes; searched for itself if empty."""
@@ -53,7 +54,7 @@ class Finished:
     """A finished run."""
 
     config: "Config"
-    entry: Mapping[str, Any]
+    entry: Values
     """Its part of `results.json`."""
     open: "Callable[[], TrainResult]"
     """Reads its model and its text, which not every claim needs."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diffeqformer.config import Config, DataConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
 
@@ -185,7 +186,7 @@ def counts(found: Trained) -> float:
     from diffeqformer.model.count import parameters
 
     published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
-    stored: dict[str, Any] = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
+    stored: Document = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
     return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
 
 
@@ -266,7 +267,7 @@ def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) 
         return progress.say(str(error))
 
 
-def adapted_runs(folder: Path, seed: int) -> dict[str, Any] | None:
+def adapted_runs(folder: Path, seed: int) -> Document | None:
     """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import read_results

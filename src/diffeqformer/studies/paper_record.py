@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.paper import Verdict
 
@@ -22,7 +22,7 @@ Rates = dict[str, tuple[float, dict[float, float]]]
 class Record:
     """What is known of the claims, models and learning rates of one scale, length and text."""
 
-    of: Mapping[str, Any]
+    of: Values
     """Scale, updates and text, which its numbers are of."""
     claims: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
     """By item and sentence."""
@@ -43,7 +43,7 @@ class Record:
         return known
 
 
-def read(path: Path, of: Mapping[str, Any]) -> Record:
+def read(path: Path, of: Values) -> Record:
     """The record in a file, empty if there is none.
 
     **Arguments:** `of`, what its numbers must be of.
@@ -66,7 +66,7 @@ def read(path: Path, of: Mapping[str, Any]) -> Record:
     )  # fmt: skip
 
 
-def write(path: Path, document: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+def write(path: Path, document: Values, of: Values) -> None:
     """Keep what the page says, whole or not at all.
 
     **Arguments:** `document`, the page's.
@@ -75,7 +75,7 @@ def write(path: Path, document: Mapping[str, Any], of: Mapping[str, Any]) -> Non
     write_sealed(path, {"of": dict(of), **document})
 
 
-def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> dict[str, Any]:
+def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:
     """A claim as the page's document and the record have it."""
     return {
         "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "effects": list(verdict.effects),
@@ -83,7 +83,7 @@ def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> dict[str,
     }  # fmt: skip
 
 
-def _verdict(one: Mapping[str, Any]) -> Verdict:
+def _verdict(one: Values) -> Verdict:
     number = lambda name: math.nan if one[name] is None else one[name]
     ends = number("mean"), number("low"), number("high")
     return Verdict(one["verdict"], tuple(one["effects"]), *ends, one["seeds"])

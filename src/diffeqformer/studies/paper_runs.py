@@ -14,6 +14,7 @@ from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, 
 from diffeqformer.config.bounds import INT32, UINT32, setting
 from diffeqformer.devices import device_of
 from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper import Finished, Model, search
@@ -74,7 +75,7 @@ class Arguments:
         return self.updates or UPDATES[self.scale]
 
     @property
-    def of(self) -> dict[str, Any]:
+    def of(self) -> Document:
         """What verdicts are of, whatever the seeds: scale, updates and text."""
         return {"scale": self.scale, "updates": self.length, "text": self.text}
 
@@ -169,7 +170,7 @@ class Runs:
             return None
 
     @cached_property
-    def ended(self) -> dict[tuple[str, str, str], Mapping[str, Any]]:
+    def ended(self) -> dict[tuple[str, str, str], Values]:
         """The entries of finished runs, by model, rate and seed as their folders are named."""
         from diffeqformer.runs.folder import RESULTS
         from diffeqformer.runs.results import read_results
@@ -218,7 +219,7 @@ class Runs:
         return max(0, SEARCHES - len(rates)) if searched and name not in self.rates else 0
 
 
-def _finished(config: Config, entry: Mapping[str, Any], opened: Any) -> Finished:
+def _finished(config: Config, entry: Values, opened: Any) -> Finished:
     """A run whose config has the size of the vocabulary, which the tokenizer decides."""
     vocabulary = entry["config"]["model"]["vocabulary"]
     return Finished(replace(config, model=replace(config.model, vocabulary=vocabulary)), entry, opened)

@@ -18,6 +18,7 @@ import tyro
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.study import Result
@@ -82,7 +83,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def reproduce(
     arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
-) -> dict[str, Any]:
+) -> Document:
     """As `train_all`. **Arguments:** `texts`, two by name; `seed`, of weights and batches."""
     planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
     return train_all("Adaptive fine-tuning", _runs(arguments, texts, seed, folder, progress), planned, folder, progress)
@@ -90,12 +91,12 @@ def reproduce(
 
 def train_all(
     title: str,
-    runs: Iterable[tuple[Config, dict[str, Any]]],
+    runs: Iterable[tuple[Config, Document]],
     planned: int,
     folder: Path,
     progress: Progress,
-    more: Callable[["TrainResult", dict[str, Any]], dict[str, Any]] = lambda result, role: {},
-) -> dict[str, Any]:
+    more: Callable[["TrainResult", Document], Document] = lambda result, role: {},
+) -> Document:
     """Train every run that is not trained yet, and write `results.json` into `folder`.
 
     **Arguments:** `runs`, the config of each and its role in the comparison; `planned`, how many there will be; `more`,
@@ -120,7 +121,7 @@ def train_all(
 
 def _runs(
     arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
-) -> Iterator[tuple[Config, dict[str, Any]]]:
+) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
     from diffeqformer.runs import folder as files
     from diffeqformer.runs.finetune import finetune_config
@@ -161,7 +162,7 @@ def with_length(config: Config, updates: int, seed: int) -> Config:
     return replace(config, trainer=trainer)
 
 
-def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def records(found: Sequence[Values]) -> list[Document]:
     """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
 
     **Returns:** for each fine-tuned run, and for each model trained from scratch, a row of `reproduce_adapt_figures`.
@@ -175,7 +176,7 @@ def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _row(entry: Values) -> Document:
     base, steps, curve = entry["config"]["base"], entry["steps"], entry["curve"]["validation"]
     name = base["system"] if base["run"] else f"{entry['name']} {steps}"
     return {
@@ -191,7 +192,7 @@ def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _about(arguments: Arguments, found: Mapping[str, Any]) -> str:
+def _about(arguments: Arguments, found: Values) -> str:
     """What was trained on what, in one paragraph."""
     texts = ", ".join(
         f"{name} ({text['train_tokens']:,} training and {text['validation_tokens']:,} validation tokens)"

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from diffeqformer.plain import clean
+from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import (
     MARKERS,
     WIDE,
@@ -43,7 +43,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, finite, join, number, perplexity
 from diffeqformer.studies.study import Result
 
-Record = dict[str, Any]
+Record = Document
 System = tuple[str, bool]
 """Its name, and whether it was trained from scratch."""
 METHODS = {"lora": "LoRA", "full": "full", "scratch": "from scratch"}
@@ -193,7 +193,7 @@ def _of(records: Sequence[Record], system: System) -> list[Record]:
     return [record for record in records if (record["system"], record["method"] == "scratch") == system]
 
 
-def _look(systems: Sequence[System], one: System) -> dict[str, Any]:
+def _look(systems: Sequence[System], one: System) -> Document:
     """A colour and marker for each system; from scratch the same, hollow and dashed."""
     (system, scratch), names = one, list(dict.fromkeys(name for name, _ in systems))
     index = names.index(system)

@@ -4,7 +4,7 @@ Every model sees the same batches in the same order (equal tokens). If asked for
 more with the compute of the elastic one: NFE, evaluations of the field on the tokens of an update, over all updates.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +23,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.studies.reproduce_adapt import train_all, with_length
 from diffeqformer.studies.study import Result
@@ -88,7 +89,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return result_of(records(found), [about(found[0])], folder)
 
 
-def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> dict[str, Any]:
+def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
     """As `train_all`, with readings at several depths. **Arguments:** `seed`, of all that is drawn."""
     runs = list(runs_of(arguments, seed, folder))
     read = lambda result, role: {
@@ -98,7 +99,7 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     return train_all("Depth that pays", runs, len(runs), folder, progress, read)
 
 
-def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, dict[str, Any]]]:
+def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for."""
     from diffeqformer.training.depths import compute_of
 
@@ -138,7 +139,7 @@ def _on_task(arguments: Arguments, config: Config) -> Config:
     )
 
 
-def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[dict[str, Any]]:
+def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Document]:
     """A trained model at its own depth, or at all of `READ` that it can run at.
 
     **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
@@ -149,7 +150,7 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[dic
     m, puzzle = result.config.model, result.config.data.puzzle
     most = m.weights.layers or m.steps if isinstance(m.weights, LayerDropConfig) else max(READ)
     depths = [m.steps] if alone else [steps for steps in READ if steps <= most]
-    rows: list[dict[str, Any]] = [dict(row) for row in at_depths_of(result, depths, progress)]
+    rows: list[Document] = [dict(row) for row in at_depths_of(result, depths, progress)]
     if puzzle:
         for row in rows:
             row["accuracy"] = accuracy_of(puzzle, result.model, result.tokens.validation, row["steps"])
@@ -164,7 +165,7 @@ def energy(model: "Transformer") -> float:
     return sum(found.values()) / len(found)
 
 
-def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def records(found: Sequence[Values]) -> list[Document]:
     """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
 
     **Returns:** for each model and each depth that it was read at: `kind`, `steps`, `seed`, `loss`, `perplexity`,
@@ -181,7 +182,7 @@ def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def about(found: Mapping[str, Any]) -> str:
+def about(found: Values) -> str:
     """What was trained on what, in one paragraph."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]

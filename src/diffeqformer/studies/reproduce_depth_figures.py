@@ -2,13 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.plain import Document, Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
@@ -16,7 +16,7 @@ from diffeqformer.report.text import MISSING, finite, join, number
 from diffeqformer.studies.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
 
-Record = Mapping[str, Any]
+Record = Values
 NAMES = {
     "elastic": "elastic: one checkpoint",
     "gpt": "GPT of that depth",
@@ -119,7 +119,7 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
     return figure
 
 
-def _look(index: int, kind: str) -> dict[str, Any]:
+def _look(index: int, kind: str) -> Document:
     if kind.removesuffix(SAME_COMPUTE) not in ALONE:
         return look(index, zorder=3 if kind == "elastic" else 2)
     same = kind.endswith(SAME_COMPUTE)

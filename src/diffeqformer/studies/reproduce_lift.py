@@ -9,7 +9,7 @@ model; and one that goes on with layers left out at random.
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ import tyro
 
 from diffeqformer.config import Config, DataConfig, DepthConfig, LayerDropConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import duration
@@ -99,7 +100,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return result_of(records(found), arguments.layers, [about(found[0], arguments)], folder)
 
 
-def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> dict[str, Any]:
+def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
     """As `train_all`, with readings at the depths of each model, and of the original as it is when it is lifted.
 
     **Arguments:** `seed`, of all that is drawn.
@@ -109,7 +110,7 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     from diffeqformer.model.lift import aligned, lift
     from diffeqformer.runs.compare import at_depths_of
 
-    def read(result: "TrainResult", role: dict[str, Any]) -> dict[str, Any]:
+    def read(result: "TrainResult", role: Document) -> Document:
         found = {"readings": at_depths_of(result, role["depths"], progress)}
         if role["kind"] != "dedicated" or role["depths"] != [arguments.layers]:
             return found
@@ -183,7 +184,7 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
         yield from (Planned(kind, (depth,), starts[kind]) for kind in rivals if kind in starts)
 
 
-def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, dict[str, Any]]]:
+def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained run, trained by then."""
     from diffeqformer.runs.finetune import finetune_config
     from diffeqformer.runs.lifting import lift_run, write_derived
@@ -241,7 +242,7 @@ def with_layers_left_out(model: "Transformer") -> "Transformer":
     return with_scheme(model.replace(weights=LayerDropWeights(layers), config=config), "residual")
 
 
-def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def records(found: Sequence[Values]) -> list[Document]:
     """The documents of `reproduce`, one per seed, as rows: `kind`, `steps`, `seed`, `loss` (nats)."""
     return [
         {"kind": kind, "steps": point["steps"], "seed": entry["config"]["trainer"]["seed"], "loss": point["loss"]}
@@ -252,16 +253,14 @@ def records(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def means(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[int, float]:
+def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
     """Mean loss over seeds of a kind, by number of steps."""
     depths = sorted({row["steps"] for row in rows if row["kind"] == kind})
     of = lambda depth: [row["loss"] for row in rows if (row["kind"], row["steps"]) == (kind, depth)]
     return {depth: statistics.fmean(of(depth)) for depth in depths}
 
 
-def result_of(
-    rows: Sequence[Mapping[str, Any]], layers: int, about: Sequence[str] = (), folder: Path = Path()
-) -> Result:
+def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
     """Perplexities by depth, and marks that were written before the runs.
 
     **Arguments:** `rows`, of `records`; `layers`, L; `about`, what else is to be told; `folder`, where the page goes.
@@ -289,7 +288,7 @@ def result_of(
     return Result("lift", "From lifted to elastic", (headline, *about), (judged, table), document=rows, folder=folder)
 
 
-def about(found: Mapping[str, Any], arguments: Arguments) -> str:
+def about(found: Values, arguments: Arguments) -> str:
     """What was trained on what, in one paragraph."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]

@@ -6,9 +6,9 @@ The items and the models that they need stand in `paper_items`, the rule of the 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration
@@ -76,7 +76,7 @@ def _kept(claim: Claim, trained: Trained) -> float | None:
     from diffeqformer.store.files import read_sealed, write_sealed
 
     path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
-    of: dict[str, Any] = {
+    of: Document = {
         "claim": claim.sentence, "seed": trained.seed, "other": list(trained.other),
         "losses": {name: one.entry["validation"]["loss"] for name, one in sorted(trained.models.items())},
     }  # fmt: skip

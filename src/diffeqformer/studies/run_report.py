@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diffeqformer.plain import Document
 from diffeqformer.report import run_figures, run_text, text
 from diffeqformer.report.figures import finite_points
 from diffeqformer.report.page import Figure, both_widths, drawn, from_template
@@ -31,7 +32,7 @@ class RunReport(Result):
         return from_template("report.html", name=self.name, title=self.title, findings=self.findings, **self.sections)
 
 
-def write_report(results: dict[str, Any], path: Path) -> None:
+def write_report(results: Document, path: Path) -> None:
     """Write the report of a run, or of a comparison, as one HTML file, whole or not at all.
 
     Equal results give equal bytes.
@@ -43,7 +44,7 @@ def write_report(results: dict[str, Any], path: Path) -> None:
     write_output(Path(path), run_report(results).page().encode())
 
 
-def run_report(results: dict[str, Any]) -> RunReport:
+def run_report(results: Document) -> RunReport:
     """The report of what `results.json` holds.
 
     Sections whose numbers are missing (an empty `depth`, an empty `curve`, a null `sample`) are left out, and so are
@@ -155,7 +156,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
     return [both_widths("loss", " ".join(notes), curves, models)]
 
 
-def _depth(models: Sequence[Model], results: dict[str, Any]) -> Figure | None:
+def _depth(models: Sequence[Model], results: Document) -> Figure | None:
     run, vocabulary = [m for m in models if m["depth"]], results["corpus"].get("vocabulary")
     if not run:
         return None
@@ -209,7 +210,7 @@ def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tu
     return [(Table(f"Validation loss ({NATS}) by depth", columns, rows), [i for i, _ in run], trained)]
 
 
-def _corpus(corpus: dict[str, Any]) -> tuple[str, Table]:
+def _corpus(corpus: Document) -> tuple[str, Table]:
     """A sentence, and documents, bytes and tokens of both splits."""
     kinds = (("Documents", "documents", text.number), ("Text", "bytes", text.size), ("Tokens", "tokens", text.number))
     rows = [
@@ -221,14 +222,14 @@ def _corpus(corpus: dict[str, Any]) -> tuple[str, Table]:
     return said, Table("Corpus", ("", "training", "validation"), known)
 
 
-def _samples(index: int, model: Model) -> list[tuple[int, str, dict[str, Any], list[tuple[str, str]]]]:
+def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tuple[str, str]]]]:
     """Texts of a model, those of training first: its place, a name, prompt and text, settings."""
     on_the_way = [(index, f"{model['name']}, update {s['step']}", s, []) for s in model.get("samples", ())]
     last = model["sample"]
     return [*on_the_way, *([(index, model["name"], last, _pairs(last))] if last else [])]
 
 
-def _pairs(sample: dict[str, Any]) -> list[tuple[str, str]]:
+def _pairs(sample: Document) -> list[tuple[str, str]]:
     settings = sample.get("settings") or {}
     return [(name.replace("_", " "), _setting(value)) for name, value in settings.items() if value is not None]
 
@@ -244,7 +245,7 @@ def _settings(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
     return (Table("Every setting", columns, rows), differ), own
 
 
-def _flatten(config: dict[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(config: Document, where: str = "") -> Iterator[tuple[str, str]]:
     """Settings by the names that the command line has for them: a section's kind by the name of the section."""
     for name, value in config.items():
         if isinstance(value, dict) and value:

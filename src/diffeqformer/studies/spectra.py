@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies.inputs import OfRun, whole_numbers
 from diffeqformer.studies.study import Result
@@ -89,7 +90,7 @@ def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
     return 0 * lengths + 1 if isinstance(model.scheme, Residual) else model.config.interval * lengths
 
 
-def numbers(found: "Spectra") -> dict[str, Any]:
+def numbers(found: "Spectra") -> Document:
     """The summaries of one model, for the JSON document."""
     pairs = {
         pair: {what: values.tolist() for what, values in spectrum.summaries().items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffeqformer.plain import clean
+from diffeqformer.plain import Document, clean
 from diffeqformer.report.table import Table
 
 if TYPE_CHECKING:  # Matplotlib and NumPy are not loaded for a `--help`
@@ -72,6 +72,6 @@ class Result:
             drawn += "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
         return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}"
 
-    def _shown(self) -> dict[str, Any]:
+    def _shown(self) -> Document:
         names = ("name", "title", "findings", "tables", "figures", "maps", "animations", "arrays")
         return {name: getattr(self, name) for name in names}

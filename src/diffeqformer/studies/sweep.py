@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import tyro
 from diffeqformer.config import Config, find_config, parse_value, read_yaml, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
 from diffeqformer.errors import BadInput, Diverged
-from diffeqformer.plain import shown
+from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.store.paths import path_of
@@ -55,7 +55,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     base, folder = read_yaml(find_config(arguments.config)), path_of(arguments.to)
     length = {} if arguments.updates is None else {"trainer.updates": arguments.updates}
 
-    def config_of(trial: Mapping[str, Any], seed: int) -> Config:
+    def config_of(trial: Values, seed: int) -> Config:
         run = str(folder / _name(trial) / f"seed-{seed}")
         return validate(replace(with_values(base, {**length, **trial, "trainer.seed": seed}), run=run))
 
@@ -97,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def trials_of(over: Sequence[str], count: int | None) -> list[dict[str, Any]]:
+def trials_of(over: Sequence[str], count: int | None) -> list[Document]:
     """The settings of each trial: all combinations, or `count` drawn. Trial k is the same whatever the count.
 
     **Raises:** `BadInput` for words that are no settings, and for ranges in a grid.
@@ -145,12 +145,12 @@ def _drawn(values: Any, random: Any) -> Any:
     return float(f"{math.exp(random.uniform(math.log(low), math.log(high))):.4g}")
 
 
-def _name(trial: Mapping[str, Any]) -> str:
+def _name(trial: Values) -> str:
     """Of a trial's folder."""
     return re.sub(r"[^\w.=+,-]+", "-", ",".join(f"{name}={value}" for name, value in trial.items()))[:200]
 
 
-def _findings(rows: Sequence[Mapping[str, Any]], config: Config, arguments: Arguments) -> tuple[str, ...]:
+def _findings(rows: Sequence[Values], config: Config, arguments: Arguments) -> tuple[str, ...]:
     best, lost = rows[0], sum(not math.isfinite(row["loss"]) for row in rows)
     words = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
     first = f"The lowest validation loss, {best['loss']:.4f} nats per token, has {words}."
@@ -165,13 +165,13 @@ def _findings(rows: Sequence[Mapping[str, Any]], config: Config, arguments: Argu
     return tuple(filter(None, (first, about, advice)))
 
 
-def _at_edge(name: str, value: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+def _at_edge(name: str, value: Any, rows: Sequence[Values]) -> bool:
     """Whether a number is the smallest or the largest of those tried, where these are more than two."""
     tried = {row["settings"][name] for row in rows}
     return len(tried) > 2 and all(type(one) in (int, float) for one in tried) and value in (min(tried), max(tried))
 
 
-def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
     cells = []
     for rank, row in enumerate(rows, 1):
         values = [str(row["settings"][name]) for name in names]

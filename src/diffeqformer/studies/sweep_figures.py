@@ -1,21 +1,21 @@
 """Figures of a sweep."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, plain_labels
 from diffeqformer.report.page import Figure, both_widths
 
 
-def losses_by_setting(name: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+def losses_by_setting(name: str, rows: Sequence[Values]) -> Figure:
     """The loss of every trial over one of its settings."""
     return both_widths(name.replace(".", "-"), f"Validation loss of every trial by {name}.", _losses, name, rows)
 
 
-def _losses(name: str, rows: Sequence[Mapping[str, Any]], *, width: float = WIDE) -> Drawing:
+def _losses(name: str, rows: Sequence[Values], *, width: float = WIDE) -> Drawing:
     known = [(row["settings"][name], row["loss"]) for row in rows if math.isfinite(row["loss"])]
     numeric = all(type(value) in (int, float) for value, _ in known)
     values = sorted({value for value, _ in known}) if numeric else list(dict.fromkeys(str(value) for value, _ in known))

@@ -9,6 +9,7 @@ from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.corpus import Corpus
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
 from diffeqformer.training.optimizer import Rule, Schedule
 from diffeqformer.training.update import Measured, State
 
@@ -32,7 +33,7 @@ class Now:
     """Updates done."""
     state: State
     """Its memory is the next update's: copy what is to be kept."""
-    logged: list[dict[str, Any]] = field(default_factory=list)
+    logged: list[Document] = field(default_factory=list)
     why: str = ""
 
     def log(self, **numbers: float | int) -> None:

@@ -22,6 +22,7 @@ from diffeqformer.ode.schemes.runge_kutta import (
 )
 from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
+from diffeqformer.plain import Document
 
 
 def _diffrax_schemes() -> dict[str, Scheme]:
@@ -65,7 +66,7 @@ def reversible_scheme(section: ReversibleConfig) -> Reversible:
     return Reversible(_named(section.base, bases, "model.scheme.base"), section.coupling)
 
 
-def _named(name: str, schemes: dict[str, Any], setting: str) -> Any:
+def _named(name: str, schemes: Document, setting: str) -> Any:
     if name in schemes:
         return schemes[name]
     near = [full] if (full := f"diffrax:{name}") in schemes else get_close_matches(name, schemes, n=1)
