@@ -65,7 +65,7 @@ def page(tmp_path):
     says = {"attention": "How much is looked at.", "gradient": "Which way it pulls."}
     methods = {"attention": SCORES, "gradient": SIGNED}
     headlines, captions = (tuple(f"{said} {output}" for output in (1, 3, 4)) for said in ("explained", "scores of"))
-    token_map = TokenMap(TOKENS, (1, 3, 4), methods, says, headlines, captions)
+    token_map = TokenMap(TOKENS, (1, 3, 4), methods, says, headlines, captions, signed=("gradient",))
     table = Table(captions[-1], ("input", "attention"), [("as Python has it", "0")])
     path = np.random.default_rng(0).normal(size=(5, 6, 3))
     cloud = Animation("Points.", (Cloud("f", path, (0, 1, 2, 3, -1, -1)),), np.arange(5), "time")

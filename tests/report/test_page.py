@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.errors import RunFailed
-from diffeqformer.report.figures import BOTH, style
+from diffeqformer.report.figures import BOTH, RISING, style
 from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, visible, write
 from diffeqformer.report.table import Table
 
@@ -144,7 +144,7 @@ def test_spaces_are_visible():
 def test_a_map_in_a_notebook_has_the_pages_colours():
     """Zero in the middle of a signed scale, the output's own score left out of it, unseen tokens without a colour."""
     scores = np.array([[0.5, -1.0, 9.0, np.nan]])
-    found = TokenMap(("a", "<b>", "c", "d"), (2,), {"m": scores}, {"m": "what"}).to_html()
+    found = TokenMap(("a", "<b>", "c", "d"), (2,), {"m": scores}, {"m": "what"}, signed=("m",)).to_html()
     shades = re.findall(r'<span style="([^"]*)" title="([^"]*)">([^<]*)</span>', found)
     assert [piece for *_, piece in shades] == ["a", "&lt;b&gt;", "c", "d"]
     assert [look.split(";")[0] for look, *_ in shades[1:]] == [
@@ -153,3 +153,9 @@ def test_a_map_in_a_notebook_has_the_pages_colours():
         "opacity:.5",
     ]
     assert "#ffffff" in shades[1][0] and "<p>m, output at token 2: what</p>" in found
+
+
+def test_logarithms_of_both_signs_run_from_light_to_dark():
+    scores = np.array([[0.5, -1.0, 9.0, np.nan]])
+    found = TokenMap(("a", "b", "c", "d"), (2,), {"m": scores}, {"m": "what"}).to_html()
+    assert re.findall(r"background:(#\w+)", found) == [RISING[-1], RISING[0], RISING[-1]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.faithfulness import METHODS, RANDOM, Faithfulness, interval
-from diffeqformer.studies.attribution import DESCRIPTIONS, trust
+from diffeqformer.studies.attribution import DESCRIPTIONS, headline, trust
 from diffeqformer.studies.attribution_figures import correlations, curves
 from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
 
@@ -59,3 +59,18 @@ def test_every_method_is_described_and_ranked(found):
     table = trust(found, 64)
     assert [row[0] for row in table.rows] == list(found.ranking("strength")) and "5 contexts of 64" in table.caption
     assert all(table.numeric[1:])
+
+
+def test_the_sentence_of_an_output_names_what_it_rests_on():
+    scores = {"occlusion": np.array([0.1, 1.25, np.nan]), "attention": np.array([0.6, 0.4, np.nan])}
+    scores["Lyapunov, end-to-end"] = np.array([-3.0, -1.0, np.nan])
+    said = headline(("a", "b", "c"), 1, "“x” (probability 0.50)", scores)
+    assert said.startswith(
+        "After token 1, “b”, the model expects “x” (probability 0.50). That rests most on token 1, “b”:"
+    )
+    assert "falls by 1.25 nats (occlusion)" in said
+    assert "Lyapunov, end-to-end puts token 1, “b” and attention token 0, “a” first." in said
+    without = headline(("a", "b", "c"), 1, "“x”", scores | {"occlusion": np.array([-0.1, 0.0, np.nan])})
+    assert "rests on no single token" in without
+    same = headline(("a", "b", "c"), 1, "“x”", scores | {"attention": np.array([0.4, 0.6, np.nan])})
+    assert same.endswith("(occlusion); Lyapunov, end-to-end and attention put token 1, “b” first.")

@@ -124,11 +124,11 @@ def test_the_second_model_is_drawn_beside_the_first():
 def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
-    assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}")
+    assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
     said = findings([("m", found)], (), fold_norm=True, seed=3)
     shares = {p: found.pairs[p].positive_share.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
     most = max(shares, key=lambda pair: abs(np.diff(shares[pair])[0]))
-    assert f"({most}) changes most: {shares[most][0]:.0%} of its eigenvalues" in said[0]
+    assert f"({most}) changes most: {100 * shares[most][0]:.0f} % of its eigenvalues" in said[0]
     assert "the norms' scales are multiplied in" in said[3] and "m: 5 times" in said[-1]
 
 

@@ -57,7 +57,7 @@ class Attributions:
 
     def _repr_html_(self) -> str:
         colour = "occlusion" if "occlusion" in self.scores else ""  # the one that changes the input and looks
-        return scores_html("attributions", self.outputs, self.scores, self.tokens, colour)
+        return scores_html("attributions", self.outputs, self.scores, self.tokens, colour, SIGNED)
 
 
 def attribute(

@@ -36,7 +36,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over contexts and its 95% bootstrap interval."""
+    """A mean over contexts and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -125,7 +125,7 @@ class Faithfulness:
         return f"a clear lead of {lead}" if lead.low > 0 else f"no clear lead, {lead}"
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The table: one row per method, the best first, means with 95% intervals."""
+        """The table: one row per method, the best first, means with 95 % intervals."""
         columns = [self.estimates(measure) for measure in self.measures()]
         return tuple((method, *(str(column[method]) for column in columns)) for method in self.ranking("strength"))
 
@@ -278,7 +278,7 @@ def top(scores: Float[np.ndarray, " position"], counts: Int[np.ndarray, " count"
 def interval(
     values: Float[np.ndarray, "context method"], seed: int = 0
 ) -> tuple[Float[np.ndarray, " method"], Float[np.ndarray, " method"]]:
-    """95% percentile bootstrap interval of the mean over contexts (Efron 1979), resampled as whole contexts."""
+    """95 % percentile bootstrap interval of the mean over contexts (Efron 1979), resampled as whole contexts."""
     draw = np.random.default_rng(seed)
     means = [values[draw.integers(0, len(values), len(values))].mean(0) for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, [2.5, 97.5], axis=0))

@@ -3,7 +3,7 @@
 A pair is a product `L R` of L (n x r) and R (r x n) acting on row vectors, `x -> x L R`:
 
     QK    W_Q W_K^T        how much a position looks at another, before scaling and softmax (r: a head's width)
-    OV    W_V W_O          what it takes from there
+    OV    W_V W_O          what it copies from the tokens it looks at
     FF    W_up W_down      the feed-forward block without its activation (r: its hidden width)
 
 The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is taken: exact, and for a head hundreds

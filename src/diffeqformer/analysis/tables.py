@@ -30,12 +30,18 @@ def scores_table(
 
 
 def scores_html(
-    caption: str, outputs: Sequence[int], scores: Mapping[str, np.ndarray], tokens: Sequence[str] = (), colour: str = ""
+    caption: str,
+    outputs: Sequence[int],
+    scores: Mapping[str, np.ndarray],
+    tokens: Sequence[str] = (),
+    colour: str = "",
+    signed: Sequence[str] = (),
 ) -> str:
     """The last output's scores, and before them the text in their colours if its tokens are known.
 
     **Arguments:** `outputs`, positions; `scores`, name to scores of shape (output, input); `tokens`, pieces of the
-    text; `colour`, whose scores are the colours, the first one's if not given.
+    text; `colour`, whose scores are the colours, the first one's if not given; `signed`, the names of those
+    whose zero is the middle of the colours.
     """
     from diffeqformer.report.page import TokenMap, visible
 
@@ -45,4 +51,4 @@ def scores_html(
     if not seen:
         return table
     name = colour or next(iter(scores))
-    return TokenMap(seen, tuple(outputs), {name: scores[name]}, {name: caption}).to_html() + table
+    return TokenMap(seen, tuple(outputs), {name: scores[name]}, {name: caption}, signed=signed).to_html() + table

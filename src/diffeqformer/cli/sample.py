@@ -12,6 +12,7 @@ from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.report.text import percent
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         per_verification = found.tokens.size / float(found.rounds.sum() + len(texts))
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
-            f"{found.acceptance:.0%} of the tokens drafted at {arguments.draft_steps} steps were accepted; "
+            f"{percent(found.acceptance)} of the tokens drafted at {arguments.draft_steps} steps were accepted; "
             f"{per_verification:.2f} tokens per verification at {model.grid(arguments.steps).steps} steps"
         )
     if as_json:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from diffeqformer.analysis.attribution import SIGNED
 from diffeqformer.explorer.portable import portable
 from diffeqformer.explorer.session import EXPLANATIONS, Session
 from diffeqformer.report.page import from_template
@@ -28,7 +29,7 @@ def portable_page(session: Session) -> str:
     return _page(session, MODEL, "'none'", data, documents)
 
 
-OVERLAYS = [{"name": name, "description": DESCRIPTIONS[name]} for name in EXPLANATIONS]
+OVERLAYS = [{"name": name, "description": DESCRIPTIONS[name], "signed": name in SIGNED} for name in EXPLANATIONS]
 MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
 """The model in JavaScript."""
 

@@ -78,6 +78,9 @@ class TokenMap:
     """One sentence for each output: of the page's findings the last output's follows the reader's choice."""
     captions: tuple[str, ...] = ()
     """The same of the caption of a table whose columns are methods: its rows follow too."""
+    signed: Sequence[str] = ()
+    """Methods whose zero is the middle of the colours; the others' run from the least score to the most. Logarithms
+    are of the others: their zero is a factor of one, not a middle."""
 
     def to_html(self) -> str:
         """The text in the colours of the last output's scores by the first method, for a notebook."""
@@ -85,7 +88,7 @@ class TokenMap:
         row, seen = scores[-1], np.isfinite(scores[-1])
         others = row[seen & (np.arange(len(row)) != own)]
         low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
-        signed = np.nanmin(scores) < 0 < np.nanmax(scores)
+        signed = name in self.signed
         low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
         shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row))
         pieces = []
@@ -246,7 +249,12 @@ def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
 
 def _map(one: TokenMap) -> Document:
     methods = [
-        {"name": clean(name), "description": clean(one.descriptions[name]), "scores": list(map(_row, scores.tolist()))}
+        {
+            "name": clean(name),
+            "description": clean(one.descriptions[name]),
+            "signed": name in one.signed,
+            "scores": list(map(_row, scores.tolist())),
+        }
         for name, scores in one.methods.items()
     ]
     said = {"headlines": list(map(clean, one.headlines)), "captions": list(map(clean, one.captions))}

@@ -22,6 +22,11 @@ def number(value: object, decimals: int = 0) -> str:
     return f"{value:,.{decimals}f}" if finite(value) else "not finite"
 
 
+def percent(share: object, decimals: int = 0) -> str:
+    """A share as `95 %`."""
+    return f"{number(100 * share, decimals)} %" if finite(share) else number(share)
+
+
 def nats(value: object) -> str:
     """A loss or a difference of losses, in nats."""
     return number(value, 3)

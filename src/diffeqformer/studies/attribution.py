@@ -1,5 +1,6 @@
 """`diffeqformer analyze attribution`: explanations of a prediction, and a test of which of them to trust."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +65,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     _check(arguments)
     import jax.numpy as jnp
 
-    from diffeqformer.analysis.faithfulness import END_TO_END, explain, faithfulness
+    from diffeqformer.analysis.attribution import SIGNED
+    from diffeqformer.analysis.faithfulness import explain, faithfulness
     from diffeqformer.analysis.tables import scores_table
     from diffeqformer.report.page import TokenMap, both_widths
     from diffeqformer.studies.attribution_figures import correlations, curves
@@ -80,6 +82,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
     }  # fmt: skip
     arrays: dict[str, np.ndarray] = {}
+    ranking: Sequence[str] = ("occlusion",)  # without a test of its own: the one that changes the input and looks
     maps, tables, figures = [], [], []
     whose = f"{opened.folder}, update {opened.step}"
     said = [f"{whose}."]
@@ -97,19 +100,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             for at, what in zip(outputs, expected, strict=True)
         )
         tables.append(scores_table(captions[-1], last, {name: row[-1] for name, row in scores.items()}, tokens))
-        top = lambda row: "; ".join(
-            f"{name}: {inputs.highest(tokens, scores[name][row], 1)}" for name in ("occlusion", END_TO_END, "attention")
-        )
         headlines = tuple(
-            f"Explained is {what}, which the model expects after token {at}, “{tokens[at]}”. The input of the highest "
-            f"score: {top(row)}."
+            headline(tokens, at, what, {name: rows[row] for name, rows in scores.items()})
             for row, (at, what) in enumerate(zip(outputs, expected, strict=True))
         )
         said = [
             headlines[-1],
             f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
         ]
-        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions))
+        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions, signed=SIGNED))
         arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
         document |= {
             "tokens": list(tokens),
@@ -131,8 +130,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "well there is partly by construction. Deletion and insertion replace many.",
         ]
         tables.insert(0, trust(found, length))
-        first = {name: i for i, name in enumerate(found.ranking("strength"))}
-        maps = [replace(m, methods=dict(sorted(m.methods.items(), key=lambda one: first[one[0]]))) for m in maps]
+        ranking = found.ranking("strength")
         ranked = "Rank correlation of scores with what replacing a token changes"
         replaced = "Replacing the tokens of highest scores, and putting them back"
         figures = [
@@ -147,6 +145,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "ranking": list(found.ranking("strength")),
             **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
         }
+    in_order = lambda scores: {name: scores[name] for name in (*ranking, *scores)}
+    maps = [replace(one, methods=in_order(one.methods)) for one in maps]
     return Result(
         "attribution", "Attribution", tuple(said), tuple(tables), tuple(figures), tuple(maps), arrays=arrays,
         document=document, folder=folder,
@@ -161,11 +161,30 @@ def _check(arguments: Arguments) -> None:
         raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
 
 
+def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str, np.ndarray]") -> str:
+    """What an output expects, and the token that most of it rests on, by occlusion and by two others."""
+    best = {name: int(np.nanargmax(scores[name])) for name in ("occlusion", "Lyapunov, end-to-end", "attention")}
+    named = {name: f"token {place}, “{tokens[place]}”" for name, place in best.items()}
+    fall = scores["occlusion"][best["occlusion"]]
+    rests = (
+        f"That rests most on {named['occlusion']}: with the mean embedding in its place, log p falls by {fall:.3g} nats"
+        if fall > 0
+        else "It rests on no single token: with the mean embedding in the place of any, log p does not fall"
+    )
+    lyapunov, attention = named["Lyapunov, end-to-end"], named["attention"]
+    others = (
+        f"Lyapunov, end-to-end puts {lyapunov} and attention {attention}"
+        if lyapunov != attention
+        else f"Lyapunov, end-to-end and attention put {attention}"
+    )
+    return f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion); {others} first."
+
+
 def trust(found: "Faithfulness", length: int) -> Table:
     """Which explanation to trust, the best first."""
     caption = (
         f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over the whole "
-        "validation split; means and 95% bootstrap intervals; of all columns, more is better"
+        "validation split; means and 95 % bootstrap intervals; of all columns, more is better"
     )
     columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
     return Table(caption, columns, found.rows())

@@ -13,7 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, duration, size
+from diffeqformer.report.text import MISSING, duration, percent, size
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.inputs import whole_numbers
 from diffeqformer.studies.study import Result
@@ -217,8 +217,8 @@ def tables(document: b.Document) -> tuple[Table, ...]:
     )  # fmt: skip
     said = (
         f"An update on {document['card']}s: seconds of compute at the peak, of memory and of links at their bandwidth; "
-        f"tokens a second if products reach {REACHED:.0%} of the peak and the rest goes on beside them; time and price "
-        f"of {TOKENS} tokens per parameter".replace("%", " %")
+        f"tokens a second if products reach {percent(REACHED)} of the peak and the rest goes on beside them; time and "
+        f"price of {TOKENS} tokens per parameter"
     )
     return (Table(said, columns, rows),)
 

@@ -230,10 +230,9 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         f"mean length there, in the directions in which they then vary most ({100 * found.explained[:3].sum():.0f} % "
         "of the variance). Orange: the first tokens of the text; blue: the last."
     )
-    gathered = (
-        f"How gathered the tokens are: medians over {count} texts, bands from the first to the third quartile. Dotted: "
-        "the energy if all states had one direction."
-    )
+    medians = f": medians over {count} texts, bands from the first to the third quartile"
+    of_what = medians if count > 1 else ""
+    gathered = f"How gathered the tokens are{of_what}. Dotted: the energy if all states had one direction."
     spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
     cloud = Cloud("", found.projection, tuple(spread[place * len(spread) // tokens] for place in range(tokens)))
     start, end = rows[0], rows[-1]
@@ -244,13 +243,14 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         (
             f"{gathering(start, end, half)} From the embedding to the end of depth, the interaction energy goes from "
             f"{start['energy']:.3f} to {end['energy']:.3f} (1.359 if all states had one direction), the mean distance "
-            f"of two tokens from {start['distance']:.3g} to {end['distance']:.3g}, and of {tokens} tokens there are "
-            f"{start['clusters'][half]:.0f}, then {end['clusters'][half]:.0f} clusters within half the mean distance.",
+            f"of two tokens from {start['distance']:.3g} to {end['distance']:.3g}, and {tokens} tokens form "
+            f"{start['clusters'][half]:.0f} clusters at first and {end['clusters'][half]:.0f} at the end, within half "
+            "the mean distance.",
             f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
             f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
             "distance of the same depth; the energy is that of the directions of the states.",
         ),
-        (states_table(rows, shares, f"Means over {count} texts of {tokens} tokens"),),
+        (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (
             both_widths("states-measures", gathered, draw.state_measures, found, shares),
             both_widths("states-trajectories", f"{paths} Rings: the start.", draw.state_trajectories, found),

@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, percent, perplexity
 from diffeqformer.studies.inputs import evaluation_text, folder_for, positive_numbers, whole_numbers
 from diffeqformer.studies.study import Result
 
@@ -176,7 +176,7 @@ def finding(curve: "DepthCurve") -> str:
     failed = [steps for steps in others if steps not in ratios]
     parts = []
     if near:
-        parts.append(f"at {_list(near)} it is at most {NEAR:.0%} above that".replace("%", " %"))
+        parts.append(f"at {_list(near)} it is at most {percent(NEAR)} above that")
     if far:
         least, most = min(far, key=far.__getitem__), max(far, key=far.__getitem__)
         span = f"{_times(far[least])} ({_steps(least)})"

@@ -111,7 +111,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
-        (TokenMap(tokens, outputs, scores, merged("descriptions"), headlines),),
+        (TokenMap(tokens, outputs, {name: scores[name]} | scores, merged("descriptions"), headlines),),
         arrays=arrays,
         document={
             **opened.which,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, join
+from diffeqformer.report.text import MISSING, join, percent
 from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_record import Record, of_claim
@@ -91,10 +91,10 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         *known,
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, a.seeds))}. "
         "What holds or fails here is said of models of this size and length of training, not of the paper's.",
-        f"The rule, written before the runs: a claim holds if the {LEVEL:.0%} confidence interval of its mean effect "
-        f"over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within noise. "
-        "Every effect is positive if the claim is so; where models are compared, they saw the same batches in the same "
-        "order.".replace("%", " %", 1),
+        f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
+        f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "
+        "noise. Every effect is positive if the claim is so; where models are compared, they saw the same batches in "
+        "the same order.",
     ]
 
 
@@ -116,7 +116,7 @@ def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
     said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
     said += [f"Its figure: {item.layout}"] if item.layout else []
     said += [item.missing] if item.missing else []
-    columns = ("claim", "verdict", f"effect, mean [{LEVEL:.0%}]".replace("%", " %"), "seeds", "unit of the effect")
+    columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     return Table("\n".join((_title(name), *said)), columns, cells)
 
 
@@ -172,7 +172,7 @@ def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
     seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
     used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
     return (
-        MISSING if used is None else f"{100 * used:.1f} %",
+        MISSING if used is None else percent(used, 1),
         MISSING if memory is None else f"{memory / 1e9:.1f}",
     )
 

@@ -12,7 +12,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, finite, join, number
+from diffeqformer.report.text import MISSING, finite, join, number, percent
 from diffeqformer.studies.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
 
@@ -50,7 +50,7 @@ def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path
     figures = [both_widths("depth-loss", caption, by_steps, records, "loss")]
     tables = [judgement(records), _table("Loss (nats) by number of steps", records, "loss")]
     if puzzle(records):
-        reached = f"The most hops up to which {RIGHT:.0%} of all answers are right.".replace("%", " %")
+        reached = f"The most hops up to which {percent(RIGHT)} of all answers are right."
         figures.insert(0, both_widths("depth-reach", reached, by_steps, records, "reach"))
         tables.insert(1, _table("Most hops that are answered", records, "reach"))
     names = ("steps", "seed", "updates", "compute", "loss", "perplexity", "energy")
@@ -141,7 +141,7 @@ def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
     gains = [deep - shallow for deep, shallow in zip(found[DEEP], found[SHALLOW], strict=False)]
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
     holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
-    mark = f"{DEEP} steps at least {GAIN:.0%} below {SHALLOW}, by more than two standard deviations"
+    mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
     return _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
 
 
@@ -156,7 +156,9 @@ def _near(records: Sequence[Record]) -> tuple[str, str, str] | None:
         return None
     gaps = {steps: elastic[steps] - best[steps] for steps in best}
     found = join([f"{_percent(gap)} at {steps}" for steps, gap in gaps.items()])
-    return _row(f"within {NEAR:.0%} of the best model of that depth", found, math.exp(max(gaps.values())) <= 1 + NEAR)
+    return _row(
+        f"within {percent(NEAR)} of the best model of that depth", found, math.exp(max(gaps.values())) <= 1 + NEAR
+    )
 
 
 def _rises(records: Sequence[Record]) -> tuple[str, str, str] | None:
@@ -175,7 +177,9 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
     if not energies:
         return None
     energy = statistics.fmean(energies.values())
-    return _row(f"at least {ENERGY:.0%} of the weights' energy is change over depth", f"{energy:.0%}", energy >= ENERGY)
+    return _row(
+        f"at least {percent(ENERGY)} of the weights' energy is change over depth", percent(energy), energy >= ENERGY
+    )
 
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -192,13 +196,12 @@ def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
 
 def _row(mark: str, found: str, holds: bool | None) -> tuple[str, str, str]:
     """A row of the table; `None` for what one seed cannot settle."""
-    spaced = lambda text: text.replace("%", " %").replace("  %", " %")
-    return spaced(mark), spaced(found), {True: "holds", False: "fails", None: "untested"}[holds]
+    return mark, found, {True: "holds", False: "fails", None: "untested"}[holds]
 
 
 def _percent(nats: float) -> str:
     """A difference of losses as a change of perplexity."""
-    return f"{100 * math.expm1(nats):+.1f}%".replace("-", "−")
+    return f"{100 * math.expm1(nats):+.1f} %".replace("-", "−")
 
 
 def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:

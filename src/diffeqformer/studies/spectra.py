@@ -1,6 +1,6 @@
 """`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +9,7 @@ import tyro
 from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import percent
 from diffeqformer.studies.inputs import OfRun, whole_numbers
 from diffeqformer.studies.study import Result
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from diffeqformer.report.page import Figure
 
 AUTHORS_RANKS = (100, 500)
-WHAT = {"QK": "which tokens heads look at", "OV": "what heads take from there", "FF": "the feed-forward block"}
+WHAT = {
+    "QK": "which tokens heads look at",
+    "OV": "what heads copy from the tokens they look at",
+    "FF": "the feed-forward block",
+}
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -156,12 +161,12 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
 
-def change(models: Models, what: str, write: str) -> str:
+def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
     said = []
     for name, found in models:
         ends = {p: found.pairs[p].summaries()[what][found.steps(p)].mean(-1)[[0, -1]] for p in ("QK", "OV", "FF")}
-        parts = (f"{pair} {write.format(a)} → {write.format(b)}" for pair, (a, b) in ends.items())
+        parts = (f"{pair} {write(a)} → {write(b)}" for pair, (a, b) in ends.items())
         said.append(f"{name}: {', '.join(parts)}.")
     return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
 
@@ -174,8 +179,8 @@ def headline(found: "Spectra") -> str:
     most = max(ends, key=lambda pair: abs(ends[pair][1] - ends[pair][0]))
     first, last = ends[most]
     return (
-        f"Through depth {WHAT[most]} ({most}) changes most: {first:.0%} of its eigenvalues keep the sign of what they "
-        f"act on (a positive real part) in the first step, {last:.0%} in the last."
+        f"Through depth {WHAT[most]} ({most}) changes most: {percent(first)} of its eigenvalues keep the sign of what "
+        f"they act on (a positive real part) in the first step, {percent(last)} in the last."
     )
 
 
@@ -188,11 +193,11 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
 
     said = [
         headline(models[0][1]),
-        change(models, SHARE, "{:.0%}"),
-        change(models, RADIUS, "{:.3g}"),
+        change(models, SHARE, percent),
+        change(models, RADIUS, "{:.3g}".format),
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
-        "OV = W_V W_O (what is taken from there), FF = W_up W_down (the feed-forward block without its activation). "
-        "They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
+        "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
+        "activation). They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
         + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
         "A step multiplies what OV and FF give by its length: 1/L for continuous models, 1 for ordinary transformers. "
         + (multiplied(models, lengths) if lengths else "The products are shown without it."),

@@ -39,10 +39,9 @@ const tally = (found, steps, draft, threshold) => {
 };
 
 // Scores of the tokens up to an output as colours of their heads in the grid, and in words.
-const overlay = (cells, tokens, { name, description }, { piece, p, scores }) => {
-  const numbers = scores.filter(known);
+const overlay = (cells, tokens, { name, description, signed }, { piece, p, scores }) => {
   const own = scores.length - 1;
-  const { paint, low, high } = scaleOf([scores], [own], numbers.some((v) => v < 0) && numbers.some((v) => v > 0));
+  const { paint, low, high } = scaleOf([scores], [own], signed);
   cells.forEach((cell, i) => {
     const shade = known(scores[i]) ? paint(scores[i]) : null;
     [cell.style.background, cell.style.color] = shade ? [css(shade), ink(shade)] : ["", ""];

@@ -8,10 +8,6 @@
   const make = (section) => {
     const find = (name) => section.querySelector(name);
     const { tokens, outputs, methods, headlines, captions } = JSON.parse(find("script").textContent);
-    for (const method of methods) {
-      const values = method.scores.flat().filter(known);
-      method.signed = values.some((v) => v < 0) && values.some((v) => v > 0);
-    }
     let [method, row, pointed] = [0, outputs.length - 1, -1];
     const headline = [...document.querySelectorAll("header p")].find((p) => p.textContent === headlines[row]);
     const caption = [...document.querySelectorAll("h2.caption")].find((h) => h.textContent === captions[row]);
