@@ -11,10 +11,12 @@ from diffeqformer.analysis.spectra import (
     evaluation_times,
     follow,
     hidden_subsets,
+    pairs_of,
     product_eigenvalues,
     product_singular_values,
     spectra,
 )
+from diffeqformer.config import KnotsConfig
 from diffeqformer.errors import BadInput
 from tests.models import KINDS, TINY, model_of
 
@@ -123,6 +125,26 @@ def test_times_are_those_of_the_forward_pass():
     continuous = spectra(model_of(TINY), times=7, steps=4)
     assert set(evaluation_times(model_of(TINY), 4)[0]) <= set(continuous.times)
     np.testing.assert_allclose(continuous.times, np.unique([*np.arange(7) / 6, 1 / 4, 3 / 4]))
+
+
+@pytest.mark.parametrize("steps", [3, (0.0, 0.5, 0.6, 1.0)])
+def test_knots_have_times_between_steps_and_their_means_do_not(steps):
+    """Where a step takes the mean of the weights over it, its spectra are those of the mean, at its middle."""
+    knots = model_of(dataclasses.replace(TINY, weights=KnotsConfig(knots=4)))
+    assert spectra(knots, times=9).continuous and set(np.arange(9) / 8) <= set(spectra(knots, times=9).times)
+    model = model_of(dataclasses.replace(TINY, weights=KnotsConfig(knots=4, average=True), scheme="euler"))
+    found = spectra(model, steps=steps)
+    grid = model.grid(steps)
+    np.testing.assert_allclose(found.times, (grid.edges[1:] + grid.edges[:-1]) / 2)
+    assert not found.continuous and found.attention_step.all() and found.feed_forward_step.all()
+    used = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], model.weights.table(grid, model.scheme.nodes))
+    ov, at_middle = (
+        np.sort_complex(product_eigenvalues(*jax.tree.map(np.asarray, pairs_of(rows, model.config)["OV"])))
+        for rows in (used, model.weights.at(found.times))
+    )
+    seen = np.sort_complex(found.pairs["OV"].eigenvalues)
+    np.testing.assert_allclose(seen, ov, rtol=1e-4, atol=1e-5 * np.abs(ov).max())
+    assert np.abs(seen - at_middle).max() > 0.01 * np.abs(ov).max()
 
 
 def test_results_do_not_depend_on_how_many_times_go_at_once(monkeypatch):

@@ -199,7 +199,7 @@ def measure_induction(
     means, (first, later) = jax.tree.map(lambda total: total / sequences, sums)
     summaries = _spectral_summaries(model, ids[:1], steps)
     behaviours = {name: value.mean(1) for name, value in means.items()}
-    continuous = config.weights.kind != "layer"
+    continuous = config.continuous
     values = behaviours | summaries
     return Induction(
         times=np.asarray(model.grid(steps).edges[1:]),

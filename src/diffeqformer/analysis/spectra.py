@@ -11,7 +11,7 @@ of times cheaper. Everything here is computed in float64 on the host's CPU (LAPA
 there), whatever the precision and the device of the model. Source: paper section 5.1 and appendix E.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,8 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.ode.grid import Grid, Nodes, Steps
+from diffeqformer.ode.weights import KnotWeights, WeightSource
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -111,7 +112,8 @@ class Spectra:
     feed_forward_step: np.ndarray
     """True for the times at which it takes weights for the feed-forward block."""
     continuous: bool
-    """The weights are functions of time; else only the steps' times are there, and curves join separate layers."""
+    """Steps take weights at times, and there are others between them; else each step has weights of its own, a layer's
+    or a mean over the step, and curves join separate ones."""
     edges: np.ndarray
     """The times between the steps, from 0 to 1."""
     pairs: dict[str, Spectrum]
@@ -249,9 +251,23 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 
 
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block."""
-    grid, nodes = model.grid(steps), model.scheme.nodes
+    """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block.
+
+    Of means over steps they are the middles.
+    """
+    grid, nodes = model.grid(steps), Nodes.same(0.5) if _averages(model.weights) else model.scheme.nodes
     return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
+
+
+def _averages(weights: WeightSource) -> bool:
+    """Whether a step takes the mean of the weights over it."""
+    return isinstance(weights, KnotWeights) and weights.average
+
+
+def _means(weights: WeightSource, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
+    """The mean weights of the steps with these middles, stacked."""
+    table, middles = weights.table(grid), np.asarray(grid.times((0.5,)))
+    return lambda times: jax.tree.map(lambda leaf: leaf[np.searchsorted(middles, times), 0], table)
 
 
 def spectra(
@@ -264,7 +280,7 @@ def spectra(
     fold_norm: bool = False,
     progress: Progress | None = None,
 ) -> Spectra:
-    """The spectra of a model's pairs at all steps and, for weights that are functions of time, on a grid between them.
+    """The spectra of a model's pairs at all steps and, where they take weights at times, on a grid between them.
 
     **Arguments:** `times`, equally spaced times from 0 to 1 besides those of the steps; `steps` of depth, those trained
     if not given; `ranks`, sizes of random subsets of the feed-forward block's hidden units, of which
@@ -280,20 +296,22 @@ def spectra(
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(hidden_of(config), ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
-    continuous = config.time is not None
+    averages = _averages(model.weights)
+    continuous = config.continuous and not averages
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:
         between = [time for time in np.linspace(0, 1, times) if np.abs(every - time).min() > 1e-9]
         every = np.sort(np.concatenate([every, between]))
     progress = progress or Silent()
-    one = jax.tree.leaves(jax.eval_shape(lambda: model.weights.at(every[:1])))
+    weights_at = _means(model.weights, grid) if averages else model.weights.at
+    one = jax.tree.leaves(jax.eval_shape(lambda: weights_at(every[:1])))
     chunk = max(1, _CHUNK_BYTES // sum(leaf.size * 8 for leaf in one))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     with progress.stage("Eigenvalues", len(every)) as stage:
         for start in range(0, len(every), chunk):
             some = every[start : start + chunk]
-            rows = jax.tree.map(np.asarray, model.weights.at(some))
+            rows = jax.tree.map(np.asarray, weights_at(some))
             with on_host():
                 pairs = jax.tree.map(np.asarray, _exact_pairs(rows, config=config, fold_norm=fold_norm))
             up, down = pairs["FF"]

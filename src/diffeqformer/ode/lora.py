@@ -12,10 +12,9 @@ from diffeqformer.config import LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.plain import Document
 
 
-def linear_maps(block: Block) -> Document:
+def linear_maps(block: Block) -> dict[str, PyTree]:
     """The linear maps of a block (weights, adapted or not, or shapes) by name, such as `attention.output`."""
     units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
     return {_name(path): unit for path, unit in units if _is_map(unit)}

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, Locator, LogLocator, NullLocator, StrMethodFormatter
 
-from diffeqformer.plain import Document, clean
+from diffeqformer.plain import clean
 from diffeqformer.report.text import finite
 
 # Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
@@ -77,7 +77,7 @@ def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def look(index: int, **more: Any) -> Document:
+def look(index: int, **more: Any) -> dict[str, Any]:
     """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
     again = {"linestyle": "--"} if index >= len(COLORS) else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from diffeqformer.plain import Document, Values
+if TYPE_CHECKING:
+    from orbax.checkpoint import Checkpointer
+
+Items = Mapping[str, PyTree]
+"""What a checkpoint holds: PyTrees of arrays by name."""
 
 
-def by_path(tree: Any) -> Document:
+def by_path(tree: PyTree) -> dict[str, Any]:
     """The arrays of a PyTree by the path to each, as in `weights.networks.attention.output`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -25,20 +28,24 @@ def kinds(tree: PyTree) -> dict[str, str]:
     return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in by_path(tree).items()}
 
 
-def write_arrays(folder: Path, items: Values) -> None:
+def write_arrays(folder: Path, items: Items) -> None:
     """Write PyTrees of arrays, one folder inside `folder` for each name."""
+    from orbax.checkpoint.args import StandardSave
+
     for item, tree in items.items():
         with _orbax() as checkpointer:
-            checkpointer.save(folder / item, args=ocp.args.StandardSave(by_path(tree)))
+            checkpointer.save(folder / item, args=StandardSave(by_path(tree)))
 
 
-def read_arrays(folder: Path, like: Values) -> Document:
+def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
     """The PyTrees that `write_arrays` wrote, with the shapes and to the shardings of `like`."""
+    from orbax.checkpoint.args import StandardRestore
+
     items = {}
     for item, tree in like.items():
         with _orbax() as checkpointer:
             targets = {name: _target(leaf) for name, leaf in by_path(tree).items()}
-            leaves = checkpointer.restore(folder / item, args=ocp.args.StandardRestore(targets))
+            leaves = checkpointer.restore(folder / item, args=StandardRestore(targets))
         items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
     return items
 
@@ -50,18 +57,20 @@ def _target(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 @contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
+def _orbax() -> Iterator["Checkpointer"]:
     """A checkpointer that reports by raising alone.
 
     Orbax would also log each failure, with a traceback per thread. And it closes its event loop at the first write that
     fails: every other write would print a traceback when it ends and finds no loop.
     """
+    from orbax.checkpoint import Checkpointer, StandardCheckpointHandler  # half a second, which `info` can do without
+
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     asyncio.new_event_loop = _lenient_loop
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with Checkpointer(StandardCheckpointHandler()) as checkpointer:
             yield checkpointer
     finally:
         asyncio.new_event_loop = _NEW_LOOP

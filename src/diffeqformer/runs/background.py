@@ -5,7 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Document
+from diffeqformer.runs.arrays import Items
 from diffeqformer.runs.checkpoint import Checkpoints
 
 
@@ -23,7 +24,7 @@ class Writer:
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[None] | None = None
 
-    def save(self, step: int, items: Values, metadata: Document, metric: float | None) -> None:
+    def save(self, step: int, items: Items, metadata: Document, metric: float | None) -> None:
         """`Checkpoints.save`, once the checkpoint before is written; its arrays may be donated afterwards.
 
         **Raises:** what saving the one before raised.

@@ -18,9 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxtyping import PyTree
+
 from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
-from diffeqformer.plain import Document, Values
-from diffeqformer.runs.arrays import kinds, read_arrays, write_arrays
+from diffeqformer.plain import Document
+from diffeqformer.runs.arrays import Items, kinds, read_arrays, write_arrays
 from diffeqformer.runs.distributed import ReportedElsewhere, by_main, is_loss
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed
@@ -34,7 +36,7 @@ class Restored:
 
     step: int
     """Updates done when it was written."""
-    items: Document
+    items: dict[str, PyTree]
     """The PyTrees that were asked for, by name."""
     metadata: Document
     passed_over: str = ""
@@ -63,7 +65,7 @@ class Checkpoints:
         steps = self.steps()
         return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"
 
-    def save(self, step: int, items: Values, metadata: Document, metric: float | None = None) -> None:
+    def save(self, step: int, items: Items, metadata: Document, metric: float | None = None) -> None:
         """Write a checkpoint aside, rename it into place, then remove those that are no longer kept.
 
         **Arguments:** `items`, PyTrees of arrays by name, any sharding; `metadata`, what JSON can hold; `metric`, lower
@@ -109,7 +111,7 @@ class Checkpoints:
                 f"({_reason(error)}); {safe}."
             ) from error
 
-    def latest(self, like: Values, say: Callable[[str], None] | None = None) -> Restored | None:
+    def latest(self, like: Items, say: Callable[[str], None] | None = None) -> Restored | None:
         """The newest checkpoint, or `None` if there is none at all.
 
         **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`, whose shardings, if
@@ -121,14 +123,14 @@ class Checkpoints:
         """
         return self._first_sound(lambda: self.steps()[::-1], like, say)
 
-    def best(self, like: Values) -> Restored | None:
+    def best(self, like: Items) -> Restored | None:
         """The checkpoint of lowest metric; `None` if none has one.
 
         **Raises:** as `latest`.
         """
         return self._first_sound(self._by_metric, like, None)
 
-    def of(self, step: int, like: Values) -> Restored | None:
+    def of(self, step: int, like: Items) -> Restored | None:
         """The checkpoint of one update; `None` if it is not there. **Raises:** as `latest`."""
         return self._first_sound(lambda: [step] if self._lies(step) else [], like, None)
 
@@ -153,7 +155,7 @@ class Checkpoints:
                     shutil.rmtree(entry)
 
     def _first_sound(
-        self, order: Callable[[], list[int]], like: Values, say: Callable[[str], None] | None
+        self, order: Callable[[], list[int]], like: Items, say: Callable[[str], None] | None
     ) -> Restored | None:
         """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
 
@@ -200,7 +202,7 @@ class Checkpoints:
             raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
         return manifest
 
-    def _verified(self, step: int, like: Values) -> Document:
+    def _verified(self, step: int, like: Items) -> dict[str, PyTree]:
         """The metadata of a checkpoint that is sound and has the arrays of `like`."""
         folder, manifest = self.folder / str(step), self._manifest(step)
         for item, tree in like.items():

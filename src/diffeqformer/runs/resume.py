@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jaxtyping import PyTree
 
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
@@ -105,7 +106,7 @@ class Beginning:
         return placed(State(model, restored.items["optimizer"], jax.numpy.int32(restored.step), average)), resumed
 
 
-def items_of(state: State, config: Config) -> Document:
+def items_of(state: State, config: Config) -> dict[str, PyTree]:
     """What a checkpoint holds: the model that is used, and, where its parameters are averages, those being trained."""
     items = {"model": state.result, "optimizer": state.optimizer}
     return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}

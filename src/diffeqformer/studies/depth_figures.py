@@ -1,6 +1,7 @@
 """Figures of quality against depth and against compute."""
 
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,7 +9,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from diffeqformer.evaluation.depth import DepthCurve
 from diffeqformer.evaluation.perplexity import Evaluation
-from diffeqformer.plain import Document
 from diffeqformer.report.figures import (
     WIDE,
     color,
@@ -80,7 +80,7 @@ def _draw_exits(axis: Axes, curve: DepthCurve, place: Place) -> list[tuple[float
     return line
 
 
-def _exit_look(curve: DepthCurve) -> Document:
+def _exit_look(curve: DepthCurve) -> dict[str, Any]:
     return {"color": color(len(groups_of(curve)) + 1), "marker": "x", "linestyle": "--", "zorder": 2.5}
 
 
@@ -110,7 +110,7 @@ def _draw(axis: Axes, curve: DepthCurve, place: Place, *, write_steps: bool = Fa
     return drawn
 
 
-def _look(index: int, tuned: bool) -> Document:
+def _look(index: int, tuned: bool) -> dict[str, Any]:
     """Fine-tuned models are filled, references hollow."""
     return look(index, markersize=6, markerfacecolor=color(index) if tuned else "none", markeredgewidth=1.4)
 

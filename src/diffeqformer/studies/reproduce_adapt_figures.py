@@ -193,7 +193,7 @@ def _of(records: Sequence[Record], system: System) -> list[Record]:
     return [record for record in records if (record["system"], record["method"] == "scratch") == system]
 
 
-def _look(systems: Sequence[System], one: System) -> Document:
+def _look(systems: Sequence[System], one: System) -> dict[str, Any]:
     """A colour and marker for each system; from scratch the same, hollow and dashed."""
     (system, scratch), names = one, list(dict.fromkeys(name for name, _ in systems))
     index = names.index(system)

@@ -4,11 +4,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
@@ -119,7 +120,7 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
     return figure
 
 
-def _look(index: int, kind: str) -> Document:
+def _look(index: int, kind: str) -> dict[str, Any]:
     if kind.removesuffix(SAME_COMPUTE) not in ALONE:
         return look(index, zorder=3 if kind == "elastic" else 2)
     same = kind.endswith(SAME_COMPUTE)

@@ -199,7 +199,7 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
         "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
         "activation). They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
         + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
-        "A step multiplies what OV and FF give by its length: 1/L for continuous models, 1 for ordinary transformers. "
+        "A step multiplies what OV and FF give by its length, horizon / steps: 1 for ordinary transformers. "
         + (multiplied(models, lengths) if lengths else "The products are shown without it."),
         "Real parts alone are half of a spectrum: the figures of the complex plane show the rest. Curves are made by "
         "matching the eigenvalues of neighbouring times one to one, so that they move least.",
@@ -213,7 +213,7 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
                 "Weights between the steps were never trained: only the steps are what the model computes with."
             )
         else:
-            said.append(f"{name}: a table of layers, so there is nothing between its steps.")
+            said.append(f"{name}: each step has weights of its own, so there is nothing between them.")
     if any(pair.startswith("FF ") for pair in models[0][1].pairs):
         said.append(f"Random hidden units are drawn with seed {seed}, and are the same at all times.")
     return tuple(said)
