@@ -15,6 +15,10 @@ from diffeqformer.nn.linear import as_bits, wide
 L = TypeVar("L")
 N = TypeVar("N")
 
+BLOCKS = 4
+"""Into how many blocks the queries of causal attention are divided at most: 4 leave out 3/8 of the scores, of at most 1/2."""
+LEAST_BLOCK = 64
+"""Queries of a block at least."""
 AMPERE = 8.0
 """The compute capability from which cuDNN has flash attention."""
 
@@ -109,33 +113,41 @@ def attend(
     heads; `mask`, true where a query may look; `dropout_rate`, probability of dropping an attention weight, active only
     with a `key`.
 
-    What is compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's flash attention where it is
-    installed and takes these shapes: scores are then never kept, and there is no forward-mode derivative. All else is
-    XLA's.
+    Causal attention goes by blocks of queries, each with the keys up to its end: what lies above the diagonal is largely
+    not computed. Heads come before positions, as XLA's CPU products need them (see `docs/performance.md`). What is
+    compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's flash attention where it is installed
+    and takes these shapes: scores are then never kept, and there is no forward-mode derivative.
 
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
     """
     drops = key is not None and dropout_rate > 0.0
-    if not drops and query.dtype != jnp.float64:  # whose softmax is in float32, whatever the input
-        mask = None if mask is None else mask[None, None]
-        if mask is None and _cudnn_takes(query, keys, values):
-            # A choice keeps for the backward pass what any of its branches would: so XLA's, not used, keeps nothing.
-            xla = jax.checkpoint(partial(_fused, implementation="xla"))
-            return jax.lax.platform_dependent(query, keys, values, cuda=_cudnn, default=xla)
-        return _fused(query, keys, values, mask=mask, implementation="xla")
-    weights = attention_weights(query, keys, mask=mask)
-    return _mean(dropout(weights, dropout_rate, key).astype(values.dtype), jnp.swapaxes(values, 1, 2))
+    own = partial(_by_blocks, mask=mask, dropout_rate=dropout_rate, key=key)
+    if not drops and mask is None and _cudnn_takes(query, keys, values):
+        # A choice keeps for the backward pass what any of its branches would: so our own, not used, keeps nothing.
+        return jax.lax.platform_dependent(query, keys, values, cuda=_cudnn, default=jax.checkpoint(own))
+    return own(query, keys, values)
 
 
-def _fused(query: Array, keys: Array, values: Array, *, mask: Array | None = None, implementation: Any) -> Array:
-    """JAX's own attention, causal if no mask is given."""
+def _by_blocks(
+    query: Array, keys: Array, values: Array, *, mask: Array | None, dropout_rate: float, key: Array | None
+) -> Array:
+    keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+    length = query.shape[1]
+    number = max(1, min(BLOCKS, length // LEAST_BLOCK)) if mask is None else 1
+    ends = [length * (index + 1) // number for index in range(number)]
+    parts = []
+    for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        seen = end if mask is None else keys.shape[2]
+        allowed = jnp.tril(jnp.ones((end - start, seen), bool), start) if mask is None else mask
+        weights = _weights(query[:, start:end], keys[:, :, :seen], allowed)
+        weights = dropout(weights, dropout_rate, None if key is None else jax.random.fold_in(key, index))
+        parts.append(_mean(weights.astype(values.dtype), values[:, :, :seen]))
+    return jnp.concatenate(parts, axis=1)
+
+
+def _cudnn(query: Array, keys: Array, values: Array) -> Array:
     with jax.numpy_dtype_promotion("standard"):  # it mixes precisions
-        return jax.nn.dot_product_attention(
-            query, keys, values, mask=mask, is_causal=mask is None, implementation=implementation
-        )
-
-
-_cudnn = partial(_fused, implementation="cudnn")
+        return jax.nn.dot_product_attention(query, keys, values, is_causal=True, implementation="cudnn")
 
 
 def _cudnn_takes(query: Array, keys: Array, values: Array) -> bool:
@@ -174,7 +186,8 @@ def _weights(
     mask: Bool[Array, "query position"],
 ) -> Float[Array, "batch heads query position"]:
     keys = jnp.repeat(keys, query.shape[2] // keys.shape[1], axis=1)
-    scores = jnp.einsum("bqhd,bhkd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
+    query = jnp.swapaxes(query, 1, 2)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
     scores = scores / query.shape[-1] ** 0.5
     return jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
 
@@ -183,4 +196,4 @@ def _mean(
     weights: Float[Array, "batch heads query position"], values: Float[Array, "batch kv_heads position head_width"]
 ) -> Float[Array, "batch query heads head_width"]:
     values = jnp.repeat(values, weights.shape[1] // values.shape[1], axis=1)
-    return jnp.einsum("bhqk,bhkd->bqhd", weights, values)
+    return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", weights, values), 1, 2)
