@@ -40,17 +40,17 @@ from tests.studies.test_compare import document, make
     ],
 )
 def test_a_claim_is_judged_by_the_interval_of_its_effect(seeds, word):
-    assert judge(seeds).word == word
+    assert judge(dict(enumerate(seeds))).word == word
 
 
 def test_the_interval_is_students():
     effects = np.random.default_rng(0).normal(0.3, 1.0, 5)
-    found, known = judge(list(effects)), ttest_1samp(effects, 0).confidence_interval(0.95)
+    found, known = judge(dict(enumerate(effects))), ttest_1samp(effects, 0).confidence_interval(0.95)
     np.testing.assert_allclose((found.low, found.high), (known.low, known.high), rtol=1e-12)
 
 
 def test_what_nothing_random_enters_is_judged_by_its_sign():
-    assert (judge([0.1], exact=True).word, judge([-0.1], exact=True).word) == ("holds", "fails")
+    assert (judge({0: 0.1}, exact=True).word, judge({0: -0.1}, exact=True).word) == ("holds", "fails")
 
 
 @pytest.mark.parametrize(("best", "tried"), [(2e-3, 4), (1e-3, 3), (1e-1, 7)])
@@ -173,9 +173,9 @@ def test_effects_are_those_of_the_runs(trained):
         0
     ]["validation"]["loss"]
     claim = result.document["claims"][0]
-    assert claim["effects"] == [loss("wide") - loss("normed")]
+    assert claim["effects"] == {"0": loss("wide") - loss("normed")}
     assert claim["verdict"] == "untested"  # of one seed
-    assert result.document["claims"][2]["effects"] == []
+    assert result.document["claims"][2]["effects"] == {}
 
 
 def test_the_page_and_its_markdown_hold_every_claim(trained):
@@ -306,8 +306,8 @@ def test_numbers_against_a_size_are_lines_through_means_of_seeds():
 
 
 def test_the_figure_shows_seeds_mean_and_interval(trained):
-    found = judge([0.1, 0.2, 0.3])
-    axes = effects([("a", "claim", found), ("b", "other", judge([-0.2]))]).axes[0]
+    found = judge({0: 0.1, 1: 0.2, 2: 0.3})
+    axes = effects([("a", "claim", found), ("b", "other", judge({0: -0.2}))]).axes[0]
     seeds, mean, interval = axes.lines[:3]
     assert np.array_equal(seeds.get_xdata(), [0.1, 0.2, 0.3])
     assert np.array_equal(mean.get_xdata(), [found.mean])

@@ -16,9 +16,9 @@ L = TypeVar("L")
 N = TypeVar("N")
 
 BLOCKS = 4
-"""Into how many blocks the queries of causal attention are divided at most: 4 leave out 3/8 of the scores, of at most 1/2."""
+"""Into how many blocks causal attention divides the queries at most: 4 leave out 3/8 of the scores, of at most 1/2."""
 LEAST_BLOCK = 64
-"""Queries of a block at least."""
+"""Fewest queries of a block."""
 AMPERE = 8.0
 """The compute capability from which cuDNN has flash attention."""
 
@@ -41,8 +41,8 @@ class AttentionWeights(eqx.Module, Generic[L, N]):
 class KeyValueCache(eqx.Module):
     """Keys and values of all positions so far; positions not reached yet hold zeros and are masked.
 
-    Positions stand behind heads, as they are multiplied: else each new token would turn the whole cache around. Floats
-    of 16 bits are kept as bits (`as_bits`).
+    Heads come before positions, the layout of the products: otherwise each new token would transpose the whole cache.
+    Floats of 16 bits are kept as bits (`as_bits`).
     """
 
     keys: Shaped[Array, "*slots batch kv_heads position head_width"]
@@ -113,10 +113,11 @@ def attend(
     heads; `mask`, true where a query may look; `dropout_rate`, probability of dropping an attention weight, active only
     with a `key`.
 
-    Causal attention goes by blocks of queries, each with the keys up to its end: what lies above the diagonal is largely
-    not computed. Heads come before positions, as XLA's CPU products need them (see `docs/performance.md`). What is
-    compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's flash attention where it is installed
-    and takes these shapes: scores are then never kept, and there is no forward-mode derivative.
+    Causal attention goes by blocks of queries, each with the keys up to its end, so that most of what lies above the
+    diagonal is not computed. Heads come before positions, the layout in which XLA's CPU products are fast
+    (`docs/performance.md`). What is compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's
+    flash attention where it is installed and takes these shapes: scores are then never kept, and there is no
+    forward-mode derivative.
 
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
     """

@@ -11,7 +11,7 @@ the claim is so. One rule judges all of them, written here before any run:
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,33 +126,33 @@ class Verdict:
 
     word: str
     """`holds`, `fails`, `within noise` or `untested`."""
-    effects: tuple[float, ...]
-    """Of the seeds that could be measured."""
+    effects: Mapping[int, float]
+    """By seed, of those that could be measured."""
     mean: float = math.nan
     low: float = math.nan
     high: float = math.nan
     """Ends of the confidence interval; NaN where there is none."""
     seeds: int = 0
-    """That could be measured, here or in the runs of the record, of which only mean and interval may be known."""
+    """How many; of verdicts of earlier runs only mean and interval may be known, not their effects."""
 
 
-def judge(effects: Sequence[float | None], *, exact: bool = False) -> Verdict:
+def judge(effects: Mapping[int, float | None], *, exact: bool = False) -> Verdict:
     """The verdict of the rule above.
 
-    **Arguments:** `effects`, one per seed, `None` or not finite where it could not be measured; `exact`, whether
-    nothing random enters.
+    **Arguments:** `effects`, by seed, `None` or not finite where it could not be measured; `exact`, whether nothing
+    random enters.
     """
-    known = tuple(one for one in effects if one is not None and math.isfinite(one))
+    known = {seed: one for seed, one in sorted(effects.items()) if one is not None and math.isfinite(one)}
     if not known:
-        return Verdict("untested", ())
-    mean = statistics.fmean(known)
+        return Verdict("untested", {})
+    mean = statistics.fmean(known.values())
     if exact:
         return Verdict("holds" if mean > 0 else "fails", known, mean, seeds=1)
     if len(known) < 2:
         return Verdict("untested", known, mean, seeds=len(known))
     from scipy.stats import t
 
-    half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1)) * statistics.stdev(known) / math.sqrt(len(known))
+    half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1)) * statistics.stdev(known.values()) / math.sqrt(len(known))
     low, high = mean - half, mean + half
     word = "holds" if low > 0 else "fails" if high < 0 else "within noise"
     return Verdict(word if len(known) >= SEEDS else "untested", known, mean, low, high, len(known))

@@ -39,7 +39,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
     from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 
     known = {name for name, _ in record.claims}
-    found = {name: [record.verdict(name, claim.sentence, verdict) for claim, verdict in _with_verdicts(name, measured)]
+    found = {name: [record.verdict(name, claim, verdict) for claim, verdict in _with_verdicts(name, measured)]
              for name in ITEMS if name in measured or name in known}  # fmt: skip
     rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
     models = model_rows(measured, runs, record)
@@ -67,20 +67,22 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
 def _with_verdicts(name: str, found: Found) -> list[tuple[Claim, Verdict]]:
     """An item's claims, untested where nothing is found."""
     claims = ITEMS[name].claims
-    return list(zip(claims, found.get(name) or [judge(()) for _ in claims], strict=True))
+    return list(zip(claims, found.get(name) or [judge({}) for _ in claims], strict=True))
 
 
 def contradictions(measured: Found, record: Record) -> list[str]:
-    """A sentence if verdicts of these runs are not those of the record."""
-    others = [f"{claim.sentence} ({verdict.word} here, {other.word} there)" for name in measured
+    """A sentence if these runs change verdicts of the record."""
+    others = [f"{claim.sentence} ({record.verdict(name, claim, verdict).word} now, {other.word} there)"
+              for name in measured
               for claim, verdict in _with_verdicts(name, measured)
-              if (other := record.other(name, claim.sentence, verdict))]  # fmt: skip
+              if (other := record.other(name, claim, verdict))]  # fmt: skip
     return [f"Other than in the record: {'; '.join(others)}."] if others else []
 
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
     """How many claims hold; which hold, fail or are too close; what was trained, and the rule."""
     a = runs.arguments
+    seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
     known = [
         f"{word.capitalize()}: " + "; ".join(f"{claim.sentence} ({_shown(v)}{_nats(claim)})"
                                              for _, claim, v in rows if v.word == word) + "."
@@ -89,7 +91,7 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
     return [
         f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
         *known,
-        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, a.seeds))}. "
+        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
         "What holds or fails here is said of models of this size and length of training, not of the paper's.",
         f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "

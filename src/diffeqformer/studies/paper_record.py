@@ -1,7 +1,8 @@
 """The record of `reproduce paper`: verdicts, models and learning rates of earlier runs, whose folders may be gone.
 
 Nobody has hours for all items at once, and runs are large. A record is a sealed JSON file beside which items are
-judged one after another, on any machine: what the runs at hand decide replaces what it says, the rest stays.
+judged one after another, and one seed after another, on any machine: the effects of the runs at hand join those that it
+has of other seeds, and replace those that it has of the same.
 """
 
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.store.files import read_sealed, write_sealed
-from diffeqformer.studies.paper import Verdict
+from diffeqformer.studies.paper import Claim, Verdict, judge
 
 Rates = dict[str, tuple[float, dict[float, float]]]
 """By model, the best learning rate and the loss of every one that was tried."""
@@ -30,15 +31,19 @@ class Record:
     """Rows of the page's table."""
     rates: Rates = field(default_factory=dict)
 
-    def verdict(self, item: str, sentence: str, found: Verdict) -> Verdict:
-        """What is `found`, unless the record knows of more seeds."""
-        known = self.claims.get((item, sentence))
-        return found if known is None or known.seeds <= found.seeds else known
+    def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
+        """Of what is `found` and the record's other seeds; if it has no effects, whichever has more seeds."""
+        known = self.claims.get((item, claim.sentence))
+        if known is None:
+            return found
+        if len(known.effects) == known.seeds:
+            return judge({**known.effects, **found.effects}, exact=claim.exact)
+        return found if known.seeds <= found.seeds else known
 
-    def other(self, item: str, sentence: str, found: Verdict) -> Verdict | None:
-        """The record's verdict where what is `found` contradicts it; `None` if it stands or either is untested."""
-        known = self.claims.get((item, sentence))
-        if known is None or "untested" in (known.word, found.word) or known.word == found.word:
+    def other(self, item: str, claim: Claim, found: Verdict) -> Verdict | None:
+        """The record's verdict where what is `found` changes it; `None` if it stands or is untested before or after."""
+        known, now = self.claims.get((item, claim.sentence)), self.verdict(item, claim, found)
+        if known is None or "untested" in (known.word, now.word) or known.word == now.word:
             return None
         return known
 
@@ -78,15 +83,17 @@ def write(path: Path, document: Values, of: Values) -> None:
 def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:
     """A claim as the page's document and the record have it."""
     return {
-        "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "effects": list(verdict.effects),
-        "mean": _known(verdict.mean), "low": _known(verdict.low), "high": _known(verdict.high), "seeds": verdict.seeds,
+        "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "seeds": verdict.seeds,
+        "mean": _known(verdict.mean), "low": _known(verdict.low), "high": _known(verdict.high),
+        "effects": {str(seed): effect for seed, effect in verdict.effects.items()},
     }  # fmt: skip
 
 
 def _verdict(one: Values) -> Verdict:
     number = lambda name: math.nan if one[name] is None else one[name]
     ends = number("mean"), number("low"), number("high")
-    return Verdict(one["verdict"], tuple(one["effects"]), *ends, one["seeds"])
+    effects = {int(seed): effect for seed, effect in one["effects"].items()}
+    return Verdict(one["verdict"], effects, *ends, one["seeds"])
 
 
 def _known(value: float) -> float | None:

@@ -65,7 +65,7 @@ class Arguments:
     """Also write the page as Markdown, such as docs/paper.md."""
     record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
-    are not searched again, verdicts of more seeds stand, and what is found is added."""
+    are not searched again, its effects of other seeds count with those found here, and these are added."""
     cache: str = DataConfig.cache
     """Folder of packed tokens."""
 

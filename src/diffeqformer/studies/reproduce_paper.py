@@ -46,7 +46,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for number, (name, claim) in enumerate(claims, 1):
         progress.say(f"{number}/{len(claims)} {name}: {claim.sentence}")
         seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
-        found[name].append(judge([_effect(claim, runs, seed) for seed in seeds], exact=claim.exact))
+        found[name].append(judge({seed: _effect(claim, runs, seed) for seed in seeds}, exact=claim.exact))
     for sentence in contradictions(found, record):  # not of the page: with these the record says so too
         progress.say(sentence)
     return result_of(found, runs, record)

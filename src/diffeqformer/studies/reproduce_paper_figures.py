@@ -33,7 +33,9 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
         axes = grid[0, 0]
         for place, (_, _, verdict) in enumerate(rows):
             colour = COLOURS[verdict.word]
-            axes.plot(verdict.effects, np.full(len(verdict.effects), place), "|", color=colour, markersize=7)
+            axes.plot(
+                list(verdict.effects.values()), np.full(len(verdict.effects), place), "|", color=colour, markersize=7
+            )
             axes.plot([verdict.mean], [place], "o", color=colour, markersize=5)
             axes.plot([verdict.low, verdict.high], [place, place], "-", color=colour)
         axes.axvline(0, color="#888888", linewidth=0.8)
