@@ -115,7 +115,7 @@ def test_the_updates_take_turns():
 def test_the_update_beside_the_vanilla_ones(monkeypatch):
     monkeypatch.setattr(b, "has_torch", lambda: False)
     found = bench_train.compare_updates(dataclasses.replace(CONFIG, model=TINY), 7, Silent())
-    assert [row["model"] for row in found] == ["vanilla", "diffeqformer"] and found[0]["ratio_of_medians"] == 1
+    assert [row["model"] for row in found] == ["vanilla", "diffeqformer", "knots"] and found[0]["ratio_of_medians"] == 1
     assert found[1]["temporary_bytes"] > found[0]["temporary_bytes"] > 0
 
 
