@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.model.loss import next_token_loss
+from diffeqformer.nn import attention
 from diffeqformer.nn.attention import attend, split_heads
 from tests.models import TINY, model_of, tokens
 
@@ -37,6 +39,30 @@ def test_each_head_of_keys_and_values_serves_neighbouring_query_heads(kv_heads, 
         ours = [jnp.asarray(x, "float64" if path == "float64" else "float32") for x in arrays]
         mixed = attend(*ours, mask=jnp.asarray(mask) if masked else None, **dropping)
     np.testing.assert_allclose(mixed, by_hand(*arrays, mask), rtol=0, atol=1e-13 if path == "float64" else 1e-5)
+
+
+@pytest.mark.parametrize("positions", [127, 150, 258])  # 1, 2 and 4 blocks
+def test_causal_attention_by_blocks_is_that_of_the_whole(positions, monkeypatch):
+    """Forward and back, without the scores above the diagonal, and blind to what comes later to the last bit."""
+    own, pull = parts("float32", positions=positions), jnp.cos(jnp.arange(2 * positions * 4 * 16, dtype=jnp.float32))
+    both = lambda *own: jax.vjp(attend, *own)[1](pull.reshape(2, positions, 4, 16))
+    np.testing.assert_allclose(attend(*own), by_hand(*own, np.tril(np.ones((positions, positions), bool))), atol=1e-5)
+    later = attend(*(part.at[:, 100:].add(1.0) for part in own))
+    np.testing.assert_array_equal(attend(*own)[:, :100], later[:, :100])
+    blocks, wide = both(*own), rf"\b{positions},{positions}\b"
+    assert bool(re.search(wide, str(jax.make_jaxpr(both)(*own)))) == (positions < 128)
+    monkeypatch.setattr(attention, "BLOCKS", 1)
+    for one, other in zip(blocks, both(*own), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_blocks_drop_other_weights_and_as_many_as_asked():
+    same, values = jnp.zeros((1, 256, 1, 256)), jnp.eye(256)[None, :, None]
+    weights = attend(same, same, values, dropout_rate=0.25, key=jax.random.key(1))[0, :, 0]
+    kept = np.asarray(weights)[np.tril_indices(256)] > 0
+    assert abs(kept.mean() - 0.75) < 5 * (0.75 * 0.25 / len(kept)) ** 0.5
+    quarters = np.asarray(weights[:, :64] > 0).reshape(4, 64, 64)[1:]
+    assert all((one != other).any() for one, other in itertools.pairwise(quarters))
 
 
 def test_the_querys_heads_come_first_then_the_keys_then_the_values():
