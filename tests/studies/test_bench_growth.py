@@ -8,7 +8,7 @@ import pytest
 
 from diffeqformer.config import Config, DataConfig, TrainerConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.count import parameters
+from diffeqformer.model.count import parameters, update_operations
 from diffeqformer.progress import Silent
 from diffeqformer.runs import folder
 from diffeqformer.studies import bench_scaling, bench_start, bench_text
@@ -16,6 +16,10 @@ from diffeqformer.studies import benchmark as b
 from tests.models import TINY
 
 CONFIG = Config(model=TINY, trainer=TrainerConfig(batch_size=2, updates=10))
+
+
+def operations(config):
+    return update_operations(config.model, config.trainer.batch_size)
 
 
 def test_the_exponent_of_a_power_is_found():
@@ -37,7 +41,7 @@ def grown():
 
     def take_turns(updates, rounds, progress):
         assert rounds == 7 and len(set(updates.values())) == len(updates)
-        return {name: [1e-9 * bench_scaling._operations(one)] * rounds for name, one in updates.items()}
+        return {name: [1e-9 * operations(one)] * rounds for name, one in updates.items()}
 
     growth = {"width": (8, 16, 32), "steps": (3, 6, 12), "context": (12, 24, 48), "d_emb": (6, 12, 24)}
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +75,7 @@ def test_time_is_fitted_beside_what_is_counted(grown):
     assert 0 < found["d_emb", "diffeqformer"]["exponents"]["flops"][0] < 1  # generation is a part
     point = found["d_emb", "diffeqformer"]["seconds"][0]
     assert point["ratio_of_medians"] == pytest.approx(
-        bench_scaling._operations(CONFIG) / bench_scaling._operations(bench_scaling.as_model(CONFIG, "vanilla"))
+        operations(CONFIG) / operations(bench_scaling.as_model(CONFIG, "vanilla"))
     )
 
 

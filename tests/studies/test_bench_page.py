@@ -55,9 +55,9 @@ def generation_row(model: str, library: str, times: dict, speed: float) -> dict:
 FOUND = {
     "train": {
         "rows": [
-            {"model": "vanilla", **SAME, "temporary_bytes": 146_000_000},
-            {"model": "diffeqformer", **SLOW, "temporary_bytes": 320_000_000},
-            {"model": "torch", **SLOW, "temporary_bytes": None},
+            {"model": "vanilla", **SAME, "temporary_bytes": 146_000_000, "least_seconds": 0.3},
+            {"model": "diffeqformer", **SLOW, "temporary_bytes": 320_000_000, "least_seconds": 0.4},
+            {"model": "torch", **SLOW, "temporary_bytes": None, "least_seconds": 0.3},
         ]
     },
     "finetune": {"rows": [{"way": "vanilla, full", **SAME, "optimizer_bytes": 10_000, "temporary_bytes": 2_000_000}]},
@@ -157,7 +157,19 @@ def test_make_runs_every_benchmark():
                 "3",
             ),
         ),
-        ("train", ("diffeqformer", "600 ms", "600 ms to 600 ms", "1.500", "1.500 (1.500 to 1.500)", "320.0\u00a0MB")),
+        (
+            "train",
+            (
+                "diffeqformer",
+                "600 ms",
+                "600 ms to 600 ms",
+                "1.500",
+                "1.500 (1.500 to 1.500)",
+                "320.0\u00a0MB",
+                "400 ms",
+                "67 %",
+            ),
+        ),
         ("memory", ("reversible", "96", "1.0", "50.0", "0.0", "52.0", "224.0")),
         ("text", ("packing", "3.00", "1,000,000", "100.0", "100.0 (100.0 to 100.0)")),
         ("spectra", ("1.26 s (1.20 s to 1.40 s)", "504 s", "400 (360 to 420)", "5.7e-13")),
@@ -236,7 +248,9 @@ def test_documents_that_are_none_are_refused(documents, tmp_path):
 
 def test_the_command_writes_its_document_and_the_page(documents, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_train, "compare_updates", lambda config, rounds, progress: documents["train"]["rows"])
+    rows = [row | {"operations": 1e9, "parameters": 1000} for row in documents["train"]["rows"]]
+    monkeypatch.setattr(bench_train, "compare_updates", lambda config, rounds, progress: rows)
+    monkeypatch.setattr(bench_train, "roofline", lambda: {"operations_per_second": 1e9, "bytes_per_second": 1e9})
     assert main(["bench", "train", "--rounds", "8", "--to", "in/train.json"]) == 0
     shown = capsys.readouterr().out
     assert "Training update: width 256" in shown and "1.500 (1.500 to 1.500)" in shown

@@ -117,6 +117,16 @@ def test_the_update_beside_the_vanilla_ones(monkeypatch):
     found = bench_train.compare_updates(dataclasses.replace(CONFIG, model=TINY), 7, Silent())
     assert [row["model"] for row in found] == ["vanilla", "diffeqformer", "knots"] and found[0]["ratio_of_medians"] == 1
     assert found[1]["temporary_bytes"] > found[0]["temporary_bytes"] > 0
+    assert found[1]["operations"] > found[0]["operations"] == found[2]["operations"]
+    assert found[1]["parameters"] > found[0]["parameters"] == found[2]["parameters"]
+
+
+def test_the_roofline_is_products_then_passes_over_the_parameters(monkeypatch):
+    found = bench_train.roofline(64, 7)
+    assert min(found.values()) > 0
+    row = {"operations": 6e9, "parameters": 1_000_000}
+    least = bench_train.least_seconds(row, {"operations_per_second": 2e9, "bytes_per_second": 64e6})
+    assert least == 3 + 0.5
 
 
 @pytest.mark.slow

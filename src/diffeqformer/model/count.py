@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import equinox as eqx
@@ -63,6 +64,13 @@ def flops(config: ModelConfig) -> Flops:
         entries = count(eqx.filter_eval_shape(lambda m: m.populate(), model).weights)
         generated = 3 * 2 * config.weights.d_emb * entries
     return Flops(inference, 3 * inference, generated)
+
+
+@lru_cache
+def update_operations(config: ModelConfig, sequences: int) -> float:
+    """Floating-point operations of an update on that many sequences; weights are generated once in it."""
+    found = flops(config)
+    return sequences * config.context * found.training_per_token + found.generating_weights
 
 
 def _matrices(shapes: PyTree) -> int:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import jax
 
-from diffeqformer.config import Config, ModelConfig, OptimizerConfig
+from diffeqformer.config import Config, OptimizerConfig
 from diffeqformer.devices import device_of
-from diffeqformer.model.count import flops
+from diffeqformer.model.count import update_operations
 
 WARM_UP = 3
 """Updates of a process before the traced ones: compilation, and what follows it."""
@@ -31,15 +30,8 @@ def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: floa
     devices = 1 if mesh.empty else mesh.size
     model = config.model
     at = lambda depth: replace(model, steps=depth, horizon=model.horizon_at(depth))
-    operations = sum(_operations(at(depth), sequences) for depth, sequences in depths)
+    operations = sum(update_operations(at(depth), sequences) for depth, sequences in depths)
     return operations / (seconds * devices * device.peak)
-
-
-@lru_cache
-def _operations(model: ModelConfig, sequences: int) -> float:
-    """Of one update."""
-    found = flops(model)
-    return sequences * model.context * found.training_per_token + found.generating_weights
 
 
 class Trace:

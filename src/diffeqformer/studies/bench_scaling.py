@@ -69,7 +69,7 @@ def compare_scaling(
     vanilla model's of that size, which for `d_emb` is always the same), `flops` of an update and stored `parameters`;
     and of time, operations and parameters the `exponents`, each with its standard error.
     """
-    from diffeqformer.model.count import parameters
+    from diffeqformer.model.count import parameters, update_operations
 
     configs = {
         (axis, model): {size: as_model(_grown(config, axis, size), model) for size in all_sizes}
@@ -85,7 +85,7 @@ def compare_scaling(
         own, others = configs[axis, model], configs[axis, VANILLA]
         seconds = [b.summary(timed[names[own[size]]], timed[names[others[size]]]) for size in own]
         counted = {
-            "flops": [_operations(one) for one in own.values()],
+            "flops": [update_operations(one.model, one.trainer.batch_size) for one in own.values()],
             "parameters": [parameters(one.model).stored for one in own.values()],
         }
         measured = {"time": [one["median_seconds"] for one in seconds], **counted}
@@ -116,14 +116,6 @@ def as_model(config: Config, model: str) -> Config:
     from diffeqformer.model.count import vanilla_twin
 
     return dataclasses.replace(config, model=vanilla_twin(config.model)) if model == VANILLA else config
-
-
-def _operations(config: Config) -> float:
-    """Of an update; weights are generated once in it."""
-    from diffeqformer.model.count import flops
-
-    counted = flops(config.model)
-    return config.trainer.batch_size * config.model.context * counted.training_per_token + counted.generating_weights
 
 
 def tables(document: b.Document) -> tuple[Table, ...]:

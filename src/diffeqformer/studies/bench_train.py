@@ -2,12 +2,14 @@
 
 import dataclasses
 import shutil
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
 from diffeqformer.config import Config, KnotsConfig, ModelConfig, TimeConfig, TrainerConfig
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import percent
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
 
@@ -18,6 +20,9 @@ STANDARD = Config(
     trainer=TrainerConfig(batch_size=4, updates=1000),
 )
 """The size at which the ratios of `docs/performance.md` are stated."""
+PASSES = 8
+"""Of an update over its parameters at least: AdamW reads and writes them and both moments, the forward and the backward
+pass read them."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,34 @@ class Arguments(b.Timed):
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time the update of `STANDARD` and of those it is compared with."""
-    rows = compare_updates(STANDARD, arguments.rounds, progress)
-    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
+    rows, machine = compare_updates(STANDARD, arguments.rounds, progress), roofline()
+    rows = [row | {"least_seconds": least_seconds(row, machine)} for row in rows]
+    return BENCHMARK.measured(
+        arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, roofline=machine, rows=rows
+    )  # fmt: skip
+
+
+def roofline(size: int = 2048, rounds: int = 7) -> Document:
+    """What this machine does at most: operations per second of one float32 product of matrices, and bytes per second of
+    adding one to 16 `size`^2 numbers, medians."""
+    import jax
+    import jax.numpy as jnp
+
+    def median(function: b.Once) -> float:
+        return statistics.median(b.timed(function)[0] for _ in range(rounds + b.WARM_UP))
+
+    square, many = jnp.ones((size, size)), jnp.ones(16 * size**2)
+    product, passed = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
+    return {
+        "operations_per_second": 2 * size**3 / median(lambda: product(square, square)),
+        "bytes_per_second": 2 * many.nbytes / median(lambda: passed(many)),
+    }
+
+
+def least_seconds(row: Document, machine: Document) -> float:
+    """What an update needs on such a machine at least: its products, then `PASSES` over its parameters."""
+    traffic = PASSES * 4 * row["parameters"]
+    return row["operations"] / machine["operations_per_second"] + traffic / machine["bytes_per_second"]
 
 
 def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Document]:
@@ -40,10 +71,11 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Doc
     The twin of knots has as many as steps, each step taking their mean. GPT-2 is Hugging Face's, run eagerly and, if
     there is a C++ compiler, by `torch.compile`.
 
-    **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla one's), and the compiled temporary
-    memory in bytes (`None` for torch).
+    **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla one's), the compiled temporary
+    memory in bytes (`None` for torch), stored parameters, and operations as they are counted, without any that are
+    repeated to save memory.
     """
-    from diffeqformer.model.count import vanilla_twin
+    from diffeqformer.model.count import parameters, update_operations, vanilla_twin
     from diffeqformer.runs.footprint import update_footprint
 
     twin = dataclasses.replace(config, model=vanilla_twin(config.model))
@@ -56,10 +88,15 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Doc
         updates |= {name: _torch_update(twin, compiled=compiled) for name, compiled in ways.items()}
         memory |= dict.fromkeys(ways)
     seconds = b.take_turns(updates, rounds, progress)
+    models = {name: ours.get(name, twin).model for name in updates}
     return [
-        {"model": name, **b.summary(times, seconds["vanilla"]), "temporary_bytes": memory[name]}
+        {
+            "model": name, **b.summary(times, seconds["vanilla"]), "temporary_bytes": memory[name],
+            "parameters": parameters(models[name]).stored,
+            "operations": update_operations(models[name], config.trainer.batch_size),
+        }
         for name, times in seconds.items()
-    ]
+    ]  # fmt: skip
 
 
 def _torch_update(config: Config, *, compiled: bool = False) -> b.Once:
@@ -111,12 +148,18 @@ BENCHMARK = b.Benchmark(
     "Training update",
     "One update (loss, gradient, clipped AdamW) of DiffEqFormer, of knots in its place and, where PyTorch is "
     "installed, of Hugging Face's GPT-2, against that of the vanilla transformer of the same size. The release of the "
-    "paper's authors, in its own stack on a CPU at this size, takes 6.8 to 8.5 times its vanilla model's time.",
+    "paper's authors, in its own stack on a CPU at this size, takes 6.8 to 8.5 times its vanilla model's time. The "
+    "roofline is what an update needs at least: its operations at the speed of one large product of matrices, then "
+    f"{PASSES} passes over its parameters at the bandwidth of one large sum, both measured in this run.",
     b.times_over("vanilla", b.entry("model")),
     b.timed_table(
         "Training update: {sizes}",
         {"model": b.entry("model")},
-        {"temporary memory": b.memory_cell("temporary_bytes")},
+        {
+            "temporary memory": b.memory_cell("temporary_bytes"),
+            "roofline": lambda row: b.seconds(row["least_seconds"]),
+            "roofline / median": lambda row: percent(row["least_seconds"] / row["median_seconds"]),
+        },
     ),
     marks,
 )
