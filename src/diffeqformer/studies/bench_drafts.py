@@ -56,10 +56,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     run = load_run(arguments.run, progress=progress)
     text = evaluation_text(run, (), progress)[0]
     rows = compare_drafts(run.model, text, steps, depths, lengths, arguments.rounds, progress)
-    sizes = b.sizes_of_model(run.model.config)
-    return BENCHMARK.measured(
-        arguments, sizes=sizes, run=arguments.run, steps=steps, rounds=arguments.rounds, rows=rows
-    )
+    known = {"sizes": b.sizes_of_model(run.model.config), "run": arguments.run, "steps": steps}
+    return BENCHMARK.measured(arguments, **known, rounds=arguments.rounds, rows=rows)
 
 
 def compare_drafts(

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,22 +72,22 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
         looks(now, now.grid.steps, TOKENS - 1)
         eigenvalues(now, now.grid.steps)
 
-    parts = [(number, part) for number in steps for part in (prediction, grid)]
-    used: dict[str, list[float]] = {}
+    ways = {f"{number} {part.__name__}": (number, part) for number in steps for part in (prediction, grid)}
+    used: dict[str, list[float]] = {name: [] for name in ways}
 
-    def once(number: int, part: Callable[[int], None]) -> None:
+    def once(name: str) -> None:
+        number, part = ways[name]
         began = time.process_time()
         part(number)
-        used.setdefault(f"{number} {part.__name__}", []).append(time.process_time() - began)
+        used[name].append(time.process_time() - began)
 
-    seconds = b.take_turns({f"{n} {part.__name__}": partial(once, n, part) for n, part in parts}, rounds, progress)
+    seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress)
     rows = [
         {
-            "steps": number, "part": part.__name__,
-            **b.summary(seconds[f"{number} {part.__name__}"], seconds[f"{steps[0]} prediction"]),
-            "processor_seconds": statistics.median(used[f"{number} {part.__name__}"][b.WARM_UP :]),
+            "steps": number, "part": part.__name__, **b.summary(seconds[name], seconds[f"{steps[0]} prediction"]),
+            "processor_seconds": statistics.median(used[name][b.WARM_UP :]),
         }
-        for number, part in parts
+        for name, (number, part) in ways.items()
     ]  # fmt: skip
     return {"sizes": b.sizes_of_model(model), "tokens": TOKENS, "rows": rows}
 

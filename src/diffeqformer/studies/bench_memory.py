@@ -54,17 +54,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for steps that are none.
     """
     steps = sorted(set(whole_numbers(arguments.steps, "--steps")))
-    model = model_with(arguments.weights)
+    model = dataclasses.replace(STANDARD, weights=arguments.weights) if arguments.weights != "time" else STANDARD
     sizes = {name: size for name, size in b.sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH}
     return BENCHMARK.measured(
         arguments, sizes=sizes, weights=model.weights.kind, scheme=f"reversible over {BASE}",
         checkpoints=RecursiveConfig().checkpoints, rows=gradient_memory(model, BATCH, steps, progress),
     )  # fmt: skip
-
-
-def model_with(weights: Weights) -> ModelConfig:
-    """`STANDARD` with other weights."""
-    return STANDARD if weights == "time" else dataclasses.replace(STANDARD, weights=weights)  # pyright: ignore
 
 
 def gradient_memory(
@@ -146,10 +141,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
-    """Temporary memory of a gradient in MiB against the number of steps, one curve per method, both axes logarithmic.
-
-    **Arguments:** `rows`, of `gradient_memory`; `width` in inches.
-    """
+    """Temporary memory of a gradient in MiB against the number of steps, a curve per method, both axes logarithmic."""
     from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import drawing, legend, log_axis, look
@@ -162,8 +154,7 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
             handles += axis.plot(*zip(*own, strict=True), **look(index))
         log_axis(axis, "x", sorted({row["steps"] for row in rows}), base=2)
         log_axis(axis, "y", LogLocator(subs=(1, 2, 5)))
-        axis.set_xlabel("steps (depth)")
-        axis.set_ylabel("temporary memory (MiB)")
+        axis.set(xlabel="steps (depth)", ylabel="temporary memory (MiB)")
         legend(figure, handles, methods, width)
     return figure
 

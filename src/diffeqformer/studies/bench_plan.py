@@ -185,11 +185,6 @@ def traffic(config: Config, tokens: int) -> int:
     return 3 * tokens * numbers * jax.numpy.dtype(config.model.compute_dtype).itemsize
 
 
-def updates_of(row: b.Row) -> float:
-    """How many updates `TOKENS` per parameter of the populated model are."""
-    return TOKENS * row["parameters"]["effective"] / row["tokens"]
-
-
 def bound(row: b.Row) -> str:
     """Which of the three is the largest."""
     return max(("compute", "memory", "links"), key=lambda name: row[name])
@@ -205,7 +200,7 @@ def tables(document: b.Document) -> tuple[Table, ...]:
             continue
         times = [b.seconds(row[name]) for name in ("compute", "memory", "links")]
         seconds = seconds_of(row)
-        spent = updates_of(row) * seconds
+        spent = TOKENS * row["parameters"]["effective"] / row["tokens"] * seconds
         fits = size(row["bytes"]) + ("" if row["bytes"] <= usable else " (too much)")
         rows.append((
             *named, f"{row['data']} x {row['fsdp']}", *times, bound(row), f"{row['tokens'] / seconds:,.0f}", fits,

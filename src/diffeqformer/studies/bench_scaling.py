@@ -155,10 +155,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawing":
-    """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it.
-
-    **Arguments:** `rows`, of `compare_scaling`; `width` in inches.
-    """
+    """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
     from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import INK, WIDE, color, drawing, key, legend, log_axis, look

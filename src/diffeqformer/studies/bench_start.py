@@ -50,9 +50,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         text = Path(folder) / "text.txt"
         text.write_text(SHORT_TEXT, encoding="utf-8")
         commands = {**COMMANDS, **(commands_of(arguments.run, text) if arguments.run else {})}
-        return BENCHMARK.measured(
-            arguments, rounds=arguments.rounds, rows=compare_start(arguments.rounds, progress, commands)
-        )
+        rows = compare_start(arguments.rounds, progress, commands)
+    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=rows)
 
 
 def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
