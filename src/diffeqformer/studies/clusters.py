@@ -80,13 +80,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def _check(arguments: Arguments) -> None:
     require_bounds(arguments, "--")
-    for name in ("variants", "orders"):
-        if not getattr(arguments, name):
+    for name, given in (("variants", arguments.variants), ("orders", arguments.orders)):
+        if not given:
             raise BadInput(f"--{name} is empty, but must name at least one.")
-    if len({*arguments.variants}) < len(arguments.variants):
-        raise BadInput(f"--variants are {' '.join(arguments.variants)}, but each must be named once.")
-    if len({*arguments.orders}) < len(arguments.orders):
-        raise BadInput(f"--orders are {' '.join(map(str, arguments.orders))}, but each must be named once.")
+        if len({*given}) < len(given):
+            raise BadInput(f"--{name} are {' '.join(map(str, given))}, but each must be named once.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but there is no --run whose model could read it.")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, join, percent
+from diffeqformer.report.text import MISSING, join, number, percent
 from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_record import Record, of_claim
@@ -171,10 +171,7 @@ def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
     t, model = one.config.trainer, one.config.model
     seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
     used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
-    return (
-        MISSING if used is None else percent(used, 1),
-        MISSING if memory is None else f"{memory / 1e9:.1f}",
-    )
+    return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 
 def markdown(result: Result) -> str:
@@ -208,7 +205,5 @@ def _nats(claim: Claim) -> str:
 def _shown(verdict: Verdict) -> str:
     if not verdict.seeds:
         return MISSING
-    number = lambda value: f"{value:+.3f}".replace("-", "−")
-    if math.isnan(verdict.low):
-        return number(verdict.mean)
-    return f"{number(verdict.mean)} [{number(verdict.low)}, {number(verdict.high)}]"
+    mean, low, high = (f"{value:+.3f}".replace("-", "−") for value in (verdict.mean, verdict.low, verdict.high))
+    return mean if math.isnan(verdict.low) else f"{mean} [{low}, {high}]"

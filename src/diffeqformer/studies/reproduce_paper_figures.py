@@ -25,10 +25,7 @@ COLOURS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "u
 
 
 def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
-    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero.
-
-    **Arguments:** `rows`, item, claim and verdict.
-    """
+    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
     with drawing(width, 0.5 * len(rows) + 0.9) as (figure, grid):
         axes = grid[0, 0]
         for place, (_, _, verdict) in enumerate(rows):
@@ -43,8 +40,7 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
             range(len(rows)), [fill(f"{item}: {claim} ({verdict.word})", line) for item, claim, verdict in rows]
         )
         axes.tick_params(axis="y", labelsize=7)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel("effect, in the claim's unit")
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="effect, in the claim's unit")
     return figure
 
 
@@ -97,10 +93,7 @@ def against(
     label: str, places: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], *,
     width: float = WIDE,
 ) -> Drawing:  # fmt: skip
-    """Panels of numbers against a size, on a logarithmic axis: lines through the means of seeds.
-
-    **Arguments:** `panels`, by their label, of each line by its name the numbers of every place.
-    """
+    """Panels against a size, on a logarithmic axis: of each line by name the numbers of all seeds at every place."""
     across = 1 if width < WIDE else 2
     down = -(-len(panels) // across)
     with drawing(width, 2.4 * down, down, across) as (figure, grid):
@@ -113,8 +106,7 @@ def against(
             axes.set_xscale("log")
             axes.set_xticks(places, [f"{place:g}" for place in places])
             axes.minorticks_off()
-            axes.set_xlabel(label)
-            axes.set_ylabel(quantity)
+            axes.set(xlabel=label, ylabel=quantity)
             if len(lines) > 1:
                 axes.legend()
     return figure
