@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.inputs import evaluation_text, whole_numbers
@@ -68,7 +67,7 @@ def compare_drafts(
     draft_lengths: Sequence[int],
     rounds: int,
     progress: Progress,
-) -> list[Document]:
+) -> list[b.Document]:
     """Time greedy text at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
 
     The weights of all depths are populated before.

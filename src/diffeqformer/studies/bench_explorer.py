@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from diffeqformer.config import ModelConfig, SchemeConfig, TimeConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -43,7 +42,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, rounds=arguments.rounds, **turns(GPT_SMALL, arguments.rounds, progress))
 
 
-def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> Document:
+def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> b.Document:
     """Time what a turn asks for in its two parts: the weights, all steps and the prediction at the end (`prediction`);
     then the predictions after every step, and one cell (`grid`).
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.config import ModelConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import number
 from diffeqformer.studies import benchmark as b
@@ -38,7 +37,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, **compare_lyapunov(progress))
 
 
-def compare_lyapunov(progress: Progress) -> Document:
+def compare_lyapunov(progress: Progress) -> b.Document:
     """Time the leading exponent of all inputs for the last output of `TOKENS` random tokens, both ways.
 
     The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian

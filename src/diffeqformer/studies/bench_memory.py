@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -64,7 +63,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def gradient_memory(
     config: ModelConfig, batch: int, steps: Sequence[int], progress: Progress, methods: Sequence[str] = METHODS
-) -> list[Document]:
+) -> list[b.Document]:
     """Compile loss and gradient of `config` by each method and number of steps for this machine; nothing is run.
 
     **Arguments:** `config`, with `vocabulary` set; `batch`, sequences per batch; `steps`, numbers of them.
@@ -82,7 +81,7 @@ def gradient_memory(
     return rows
 
 
-def _row(config: ModelConfig, batch: int) -> Document:
+def _row(config: ModelConfig, batch: int) -> b.Document:
     import equinox as eqx
     import jax
     import numpy as np

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.text import number
 from diffeqformer.studies import benchmark as b
@@ -38,7 +37,7 @@ def compare_spectra(
     rounds: int = 5,
     dense: int | None = 4,
     progress: Progress = Silent(),
-) -> Document:
+) -> b.Document:
     """Time the QK and OV eigenvalues of all heads of all steps of a random model, and compare with dense ones.
 
     Matrices are normal, of standard deviation 0.02, float32 as in a model; both ways compute in float64 and start from

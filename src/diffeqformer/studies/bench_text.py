@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config import Config, read_yaml, shipped_configs
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
@@ -43,7 +42,7 @@ def quickstart() -> Config:
     return dataclasses.replace(config, model=model)
 
 
-def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[Document]:
+def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:
     """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
 
     **Arguments:** `config`, its `data` the text; `characters`, how much of it.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -33,7 +32,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
 
 
-def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Document]:
+def compare_updates(config: Config, rounds: int, progress: Progress) -> list[b.Document]:
     """Time one update of `config`'s model, of its vanilla twin and, if torch is there, of Hugging Face's GPT-2.
 
     **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla one's), and the compiled temporary
