@@ -228,8 +228,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         f"mean length there, in the directions in which they then vary most ({100 * found.explained[:3].sum():.0f} % "
         "of the variance). Orange: the first tokens of the text; blue: the last."
     )
-    medians = f": medians over {count} texts, bands from the first to the third quartile"
-    of_what = medians if count > 1 else ""
+    of_what = f": medians over {count} texts, bands from the first to the third quartile" if count > 1 else ""
     gathered = f"How gathered the tokens are{of_what}. Dotted: the energy if all states had one direction."
     spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
     cloud = Cloud("", found.projection, tuple(spread[place * len(spread) // tokens] for place in range(tokens)))

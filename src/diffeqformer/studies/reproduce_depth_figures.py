@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.evaluation.accuracy import reach
 from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
@@ -67,8 +68,6 @@ def puzzle(records: Sequence[Record]) -> bool:
 
 def reach_of(record: Record) -> float:
     """The largest difficulty up to which at least `RIGHT` of the answers are right."""
-    from diffeqformer.evaluation.accuracy import reach
-
     return float(reach(record["accuracy"], RIGHT))
 
 

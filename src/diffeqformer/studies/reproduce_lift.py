@@ -257,7 +257,7 @@ def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
 def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
     """Perplexities by depth, and marks that were written before the runs; `about`, what else is to be told."""
     depths = sorted({row["steps"] for row in rows})
-    losses = {kind: means(rows, kind) for kind in NAMES if means(rows, kind)}
+    losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
     cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
     table = Table(
         "Perplexity of the validation split, by number of steps",

@@ -40,10 +40,9 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
             axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
             image: Any = None
-            for head, axis in enumerate(axes.flat):
-                if head >= values.shape[1]:
-                    axis.set_visible(False)
-                    continue
+            for axis in axes.flat[values.shape[1] :]:
+                axis.set_visible(False)
+            for head, axis in enumerate(axes.flat[: values.shape[1]]):
                 image = axis.pcolormesh(
                     _edges(found, pair), np.arange(values.shape[-1] + 1) + 0.5, real[:, head].T,
                     cmap=SIGNED, norm=CenteredNorm(0.0, end), rasterized=True,
@@ -118,10 +117,9 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     height = 0.9 + min(width / max(columns, 1), 4.4) * rows * 0.95
     with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, axes):
         drawn: Any = None
-        for head, axis in enumerate(axes.flat):
-            if head >= heads:
-                axis.set_visible(False)
-                continue
+        for axis in axes.flat[heads:]:
+            axis.set_visible(False)
+        for head, axis in enumerate(axes.flat[:heads]):
             axis.axhline(0, color=INK, linewidth=0.5, alpha=0.4)
             axis.axvline(0, color=INK, linewidth=0.5, alpha=0.4)
             if found.continuous:
