@@ -6,20 +6,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
+import jax
 import numpy as np
 
-from diffeqformer.config import Config, DataConfig
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
+from diffeqformer.analysis.induction import Induction, measure_induction
+from diffeqformer.analysis.spectra import Spectra, spectra
+from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
+from diffeqformer.data.cache import tokens_of
+from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.errors import BadInput
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.interop.comparing import compare_runs
+from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks
+from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document
-from diffeqformer.progress import Progress
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import CHECKPOINTS, RESULTS
+from diffeqformer.runs.footprint import update_footprint
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import read_results
 from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
-
-if TYPE_CHECKING:
-    from diffeqformer.analysis.induction import Induction
-    from diffeqformer.analysis.spectra import Spectra
-    from diffeqformer.interop.tasks import Tasks
+from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
+from diffeqformer.training.update import initial_state
 
 P = ParamSpec("P")
 NATS = "nats per token"
@@ -68,11 +82,6 @@ def elsewhere(found: Trained, better: str, worse: str) -> float | None:
 
 
 def _bits(result: Finished, files: tuple[str, ...]) -> float:
-    from diffeqformer.data.cache import tokens_of
-    from diffeqformer.data.loader import evaluation_batches
-    from diffeqformer.evaluation.perplexity import evaluate
-    from diffeqformer.progress import Silent
-
     opened = result.open()
     config = opened.config
     tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
@@ -84,8 +93,6 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
 @measured
 def growth(found: Trained, name: str, pair: str) -> float:
     """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
-    from diffeqformer.analysis.spectra import spectra
-
     seen = spectra(found.models[name].open().model, times=24)
     radius = seen.pairs[pair].radius
     over_depth = radius.reshape(len(radius), -1).mean(1)
@@ -93,15 +100,8 @@ def growth(found: Trained, name: str, pair: str) -> float:
     return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
 
 
-def spectra_of(one: Finished) -> "dict[int, Spectra]":
+def spectra_of(one: Finished) -> dict[int, Spectra]:
     """The spectra of a model by update: at the start, at the checkpoints that are kept, and at the end."""
-    import jax
-
-    from diffeqformer.analysis.spectra import spectra
-    from diffeqformer.runs.checkpoint import Checkpoints
-    from diffeqformer.runs.folder import CHECKPOINTS
-    from diffeqformer.training.update import initial_state
-
     opened = one.open()
     kept = Checkpoints(opened.folder / CHECKPOINTS)
     like = {"model": jax.eval_shape(lambda: opened.model)}
@@ -112,11 +112,8 @@ def spectra_of(one: Finished) -> "dict[int, Spectra]":
     return {step: spectra(model, times=24) for step, model in models.items()}
 
 
-def heads_of(one: Finished, seed: int) -> "Induction":
+def heads_of(one: Finished, seed: int) -> Induction:
     """What a model's heads do on sequences of random tokens that are repeated four times."""
-    from diffeqformer.analysis.induction import measure_induction
-    from diffeqformer.data.tokenizer import ordinary
-
     opened = one.open()
     return measure_induction(
         opened.model, candidates=ordinary(opened.tokens.tokenizer), sequences=16,
@@ -144,8 +141,6 @@ def more_clusters(found: Trained, *, level: bool) -> float:
 
     At the same `level` growing weights have the integral of shared ones.
     """
-    from diffeqformer.analysis.clusters import simulate
-
     ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
     shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
     return math.log(growing / shared)
@@ -154,9 +149,6 @@ def more_clusters(found: Trained, *, level: bool) -> float:
 @measured
 def faithful(found: Trained, name: str, *, other: bool = False) -> float | None:
     """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
-    from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
-    from diffeqformer.data.cache import tokens_of
-
     if other and not found.other:
         return None
     result = found.models[name].open()
@@ -171,9 +163,6 @@ def faithful(found: Trained, name: str, *, other: bool = False) -> float | None:
 
 def counts(found: Trained) -> float:
     """Half a per cent less the largest relative error of the vanilla presets' parameters."""
-    from diffeqformer.config import read_yaml, shipped_configs
-    from diffeqformer.model.count import parameters
-
     published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
     stored: Document = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
     return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
@@ -190,8 +179,6 @@ def cheaper_memory(found: Trained) -> float:
 @cache
 def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
     """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
-    from diffeqformer.runs.footprint import update_footprint
-
     trainer = replace(config.trainer, batch_size=batch_size or config.trainer.batch_size)
     return update_footprint(replace(config, trainer=trainer)).total
 
@@ -201,8 +188,6 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
     """By how much DiffEqFormer is ahead of GPT on a task: the difference of accuracies, or for `perplexity` GPT's
     over its own as a logarithm.
     """
-    from diffeqformer.interop.comparing import compare_runs
-
     if found.train:
         for one in (OURS, "gpt"):
             _evaluate(found, one, name, shots)
@@ -224,9 +209,6 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
     """Evaluate a task, unless the run has been already, or the task cannot be had."""
-    from diffeqformer.interop.tasks import FOLDER, evaluate_tasks
-    from diffeqformer.runs.opening import load_run
-
     run = Path(found.models[model].config.run)
     if any((run / FOLDER).glob(f"{name}-*-{shots}-shot*.json")):
         return
@@ -235,13 +217,11 @@ def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
 
 
 @cache
-def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> "Tasks | None":
+def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
     """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find.
 
     The harness writes `shots` into a task, where it stays: each has its own.
     """
-    from diffeqformer.interop.tasks import Tasks
-
     try:
         return Tasks([name], folders)
     except BadInput as error:
@@ -250,17 +230,12 @@ def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) 
 
 def adapted_runs(folder: Path, seed: int) -> Document | None:
     """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
-
     return read_results(folder / f"adapt/seed-{seed}" / RESULTS)
 
 
 @measured
 def adapted(found: Trained, steps: int) -> float | None:
     """GPT's perplexity after LoRA over DiffEqFormer's at so many steps, as a logarithm, over both directions."""
-    from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
-
     words = Arguments(texts=("own", "other"))
     document = adapted_runs(found.folder, found.seed)
     if document is None and found.other and found.train:

@@ -11,12 +11,22 @@ from textwrap import fill
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.errors import BadInput
+from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import COLORS, MARKERS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
+from diffeqformer.studies import reproduce_adapt_figures as adapt
+from diffeqformer.studies.clusters_figures import cloud_of, trajectories
+from diffeqformer.studies.compare import accuracies
+from diffeqformer.studies.compare_figures import task_figure
+from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper import Finished, Verdict
-from diffeqformer.studies.paper_measures import planned_memory, spectra_of
+from diffeqformer.studies.paper_measures import adapted_runs, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper_runs import Runs
+from diffeqformer.studies.reproduce_adapt import records
+from diffeqformer.studies.spectra_figures import real_parts
 
 Names = tuple[str, ...]
 
@@ -70,18 +80,16 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
     if len(there) < 2:
         return []
     d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
-    several = [[runs.trained(name, seed) for seed in runs.arguments.seeds] for name in there]
-    losses = [[one.entry["validation"]["loss"] for one in seeds if one is not None] for seeds in several]
-    speeds = [[one.entry["tokens_per_second"] for one in seeds if one is not None] for seeds in several]
-    stored = [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]
-    memory = {
-        size: [[(planned_memory(one.config, size) or math.nan) / 1e6] for one in there.values()] for size in BATCH_SIZES
-    }
+    several = [[one for seed in runs.arguments.seeds if (one := runs.trained(name, seed))] for name in there]
+    planned = lambda one, size: (planned_memory(one.config, size) or math.nan) / 1e6
     panels = {
-        "loss (nats per token)": {"": losses}, "tokens per second": {"": speeds},
-        "parameters stored (millions)": {"": stored},
-        "memory of an update (MB)": {f"{size} sequences": values for size, values in memory.items()},
-    }  # fmt: skip
+        "loss (nats per token)": {"": [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]},
+        "tokens per second": {"": [[one.entry["tokens_per_second"] for one in seeds] for seeds in several]},
+        "parameters stored (millions)": {"": [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]},
+        "memory of an update (MB)": {
+            f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
+        },
+    }
     said = (
         "Against d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
         "memory of an update as compiled. Points: seeds."
@@ -114,8 +122,6 @@ def against(
 
 def spectra(runs: Runs, names: Names) -> list[Figure]:
     """A model's eigenvalues at the start, in the middle and at the end of training."""
-    from diffeqformer.studies.spectra_figures import real_parts
-
     figures = []
     for name, one in _there(runs, names).items():
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
@@ -127,9 +133,6 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
 
 def induction(runs: Runs, names: Names) -> list[Figure]:
     """What heads do on repeated sequences, and what their spectra say."""
-    from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
-    from diffeqformer.studies.paper_measures import heads_of
-
     figures = []
     for name, one in _there(runs, names).items():
         found = heads_of(one, runs.arguments.seeds[0])
@@ -142,20 +145,13 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
 
 def particles(runs: Runs, names: Names) -> list[Figure]:
     """Where particles go if weights are shared, and if they grow with depth."""
-    from diffeqformer.analysis.clusters import simulate
-    from diffeqformer.studies.clusters_figures import cloud_of, trajectories
-
     clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
     return [both_widths("particles", "Paths of 40 particles, by how weights grow.", trajectories, clouds)]
 
 
 def adaptation(runs: Runs, names: Names) -> list[Figure]:
     """Fine-tuning at other depths, of all seeds that are finished."""
-    from diffeqformer.studies import reproduce_adapt_figures as adapt
-    from diffeqformer.studies.paper_measures import adapted_runs
-    from diffeqformer.studies.reproduce_adapt import records
-
-    found = [adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds]
+    found = (adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds)
     rows = records([one for one in found if one is not None])
     return [
         both_widths(f"adaptation-{number}", f"Fine-tuning, {direction}.", adapt.adaptation, rows, direction,
@@ -166,11 +162,6 @@ def adaptation(runs: Runs, names: Names) -> list[Figure]:
 
 def tasks(runs: Runs, names: Names) -> list[Figure]:
     """Accuracies on tasks that both models were evaluated on."""
-    from diffeqformer.errors import BadInput
-    from diffeqformer.interop.comparing import compare_runs
-    from diffeqformer.studies.compare import accuracies
-    from diffeqformer.studies.compare_figures import task_figure
-
     there = _there(runs, names)
     if len(there) < 2:
         return []
