@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diffeqformer.studies.compression import WAYS, result
-from diffeqformer.studies.compression_figures import loss_against_size
+from diffeqformer.studies.compression import WAYS, loss_against_size, result
 from tests.studies.pictures import WIDTHS, legend, points
 
 FOUND = [

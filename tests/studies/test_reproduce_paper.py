@@ -18,7 +18,7 @@ from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
-from diffeqformer.studies import paper_controls, paper_page, paper_record, paper_runs, reproduce_paper
+from diffeqformer.studies import paper_controls, paper_items, paper_page, paper_record, paper_runs, reproduce_paper
 from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, search
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
@@ -145,8 +145,8 @@ def trained(tmp_path_factory):
         markdown=str(folder / "paper.md"), cache=str(folder / "cache"),
     )  # fmt: skip
     patch = pytest.MonkeyPatch()
-    patch.setattr(reproduce_paper, "MODELS", models)
-    for module in (paper_page, reproduce_paper):
+    patch.setattr(paper_items, "MODELS", models)
+    for module in (paper_page, paper_items):
         patch.setattr(module, "ITEMS", items)
     patch.setattr(paper_runs, "search", partial(search, most=3))
     yield study(arguments, Silent()), arguments, folder
@@ -195,7 +195,7 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
 
 def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
     _, arguments, _ = trained
-    runs = Runs(arguments, reproduce_paper.MODELS, Silent())
+    runs = Runs(arguments, paper_items.MODELS, Silent())
     one = runs.trained("wide", 0)
     assert one is not None
     seen = spectra_of(one)
@@ -209,7 +209,7 @@ def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
 
 def test_batches_of_repeated_tokens(trained):
     _, arguments, _ = trained
-    wide = Runs(arguments, reproduce_paper.MODELS, Silent()).trained("wide", 0)
+    wide = Runs(arguments, paper_items.MODELS, Silent()).trained("wide", 0)
     assert wide is not None
     batches = paper_controls.RepeatedTokens(wide.config, wide.open().tokens)
     batch = batches[3]
@@ -229,7 +229,7 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
     none = study(replace(arguments, finished=True, to=str(folder / "none")), Silent())
     assert none.findings[0] == "Of 3 claims 3 are untested."
     assert not (folder / "none").exists()
-    wide = Runs(arguments, reproduce_paper.MODELS, Silent()).trained("wide", 0)
+    wide = Runs(arguments, paper_items.MODELS, Silent()).trained("wide", 0)
     assert wide is not None
     tuned = Trained({OURS: wide}, 0, folder / "none", Silent(), ("other.txt",), train=False)
     assert adapted(3)(tuned) is None
@@ -245,11 +245,11 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
     cost = lambda result: result.findings[0].partition("; about ")[2]
     assert "by finished runs" in cost(found)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce_paper, "ITEMS", {name: reproduce_paper.ITEMS["norm"] for name in ("norm", "again")})
+        patch.setattr(paper_items, "ITEMS", {name: paper_items.ITEMS["norm"] for name in ("norm", "again")})
         both = study(replace(asked, items=("norm", "again")), Silent())
         assert cost(both) == cost(found)  # what items share is counted once
         patch.setattr(paper_runs, "matrix_speed", lambda: 2e6)
-        runs = Runs(replace(asked, to=str(folder / "none")), reproduce_paper.MODELS, Silent())
+        runs = Runs(replace(asked, to=str(folder / "none")), paper_items.MODELS, Silent())
         assert runs.pace == 1e6  # before anything has run
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
@@ -261,7 +261,7 @@ def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
     measured = []
     claim = Claim("Slow, truly", "nats", ("wide",), lambda found: measured.append(found.seed) or 0.5, slow=True)
     again = replace(arguments, to=str(folder / "runs"))
-    effect = lambda a: reproduce_paper._effect(claim, Runs(a, reproduce_paper.MODELS, Silent()), 0)
+    effect = lambda a: reproduce_paper._effect(claim, Runs(a, paper_items.MODELS, Silent()), 0)
     assert [effect(again), effect(again), effect(replace(again, finished=True))] == [0.5] * 3
     assert measured == [0]
     assert effect(replace(again, other=("b.txt",))) == 0.5
@@ -338,7 +338,7 @@ def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     assert not (folder / "gone").exists()
     assert again.document == result.document
     assert [table.rows for table in again.tables] == [table.rows for table in result.tables]
-    runs = Runs(gone, reproduce_paper.MODELS, Silent(), paper_record.read(path, gone.of).rates)
+    runs = Runs(gone, paper_items.MODELS, Silent(), paper_record.read(path, gone.of).rates)
     assert runs.searches("wide") == 0
     assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train
     kept = path.read_bytes()

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.participation import Participation
-from diffeqformer.studies.steps import by_matrix, by_step, by_token, headline, result
-from diffeqformer.studies.steps_figures import loss_by_step, movement_by_step
+from diffeqformer.studies.steps import by_matrix, by_step, by_token, headline, loss_by_step, movement_by_step, result
 from tests.studies.pictures import WIDTHS, hexed, legend, points
 
 FLAT = Participation(

@@ -1,6 +1,6 @@
 """Two runs side by side: what their folders say about training, and item by item about tasks evaluated in both."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +95,7 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     if one.folder.resolve() == other.folder.resolve():
         raise BadInput(f"run folder {str(one.folder)!r} is given twice, but two different runs must be compared.")
     if one.name == other.name:
-        one, other = (_renamed(side) for side in (one, other))
+        one, other = (replace(side, name=f"{side.name} ({side.folder.name})") for side in (one, other))
     rows, unlike = [], []
     for key in one.tasks:
         if key in other.tasks:
@@ -111,11 +111,8 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     tested = [row for row in rows if row.difference is not None]
     corrected = dict(zip(map(id, tested), holm([row.difference.p for row in tested if row.difference]), strict=True))
     rows = [row._replace(holm=corrected.get(id(row))) for row in rows]
-    missing = tuple(
-        tuple(_title(key) for key in theirs.tasks if key not in ours.tasks)
-        for ours, theirs in ((one, other), (other, one))
-    )
-    return Comparison((one, other), tuple(rows), (missing[0], missing[1]), tuple(unlike))
+    only = lambda theirs, ours: tuple(_title(key) for key in theirs.tasks if key not in ours.tasks)
+    return Comparison((one, other), tuple(rows), (only(other, one), only(one, other)), tuple(unlike))
 
 
 def _open(folder: str | Path) -> Side:
@@ -123,11 +120,6 @@ def _open(folder: str | Path) -> Side:
     config, results = open_config(folder), read_results(folder / RESULTS)
     entry = results["models"][0] if results else None
     return Side(folder, name_of_run(config)[1], config, entry, text_of(folder), _tasks(folder, config))
-
-
-def _renamed(side: Side) -> Side:
-    """With its folder in its name, where both are the same kind of model."""
-    return Side(side.folder, f"{side.name} ({side.folder.name})", side.config, side.entry, side.text, side.tasks)
 
 
 def _tasks(folder: Path, config: Config) -> dict[Key, Document]:

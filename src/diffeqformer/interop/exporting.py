@@ -14,7 +14,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from diffeqformer.config.sections import KnotsConfig
 from diffeqformer.data.tokenizer import end_of_text
@@ -87,8 +86,10 @@ def export(
     if steps is not None or not is_continuous(model.config):
         model = model.populate(steps)
     settings, tensors = to_huggingface(model)
-    special = _special_tokens(run.tokenizer)
-    ids = {f"{name}_id": run.tokenizer.token_to_id(token) for name, token in special.items()}
+    # The end-of-text token also stands before a text's first token, and padding is made of it.
+    end, names = end_of_text(run.tokenizer), ("bos_token", "eos_token", "pad_token")
+    special = dict.fromkeys(names, run.tokenizer.id_to_token(end))
+    ids = {f"{name}_id": end for name in names}
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
     if own_code:
         settings["auto_map"] = AUTO
@@ -102,7 +103,10 @@ def export(
         new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
         _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids})
         write_whole(aside / TOKENIZER, run.tokenizer.to_str(pretty=True))
-        _write_json(aside / "tokenizer_config.json", _tokenizer_settings(special, model.config.context))
+        reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
+        padding = {"padding_side": "left"}  # for generation
+        tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", **special, **padding, **reading}
+        _write_json(aside / "tokenizer_config.json", tokenizer)
         if own_code:
             for name in (f"{module}_diffeqformer.py" for module in MODULES):
                 with as_file(files("diffeqformer.interop") / "torch" / name) as source:
@@ -112,23 +116,6 @@ def export(
         write_whole(aside / "README.md", model_card(run, made, adapter))
         write_sums(aside)
     return made
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """The end-of-text token, which also stands before a text's first token, and which padding is made of."""
-    token = tokenizer.id_to_token(end_of_text(tokenizer))
-    assert token is not None
-    return dict.fromkeys(("bos_token", "eos_token", "pad_token"), token)
-
-
-def _tokenizer_settings(special: dict[str, str], context: int) -> Document:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **special,
-        "padding_side": "left",  # for generation
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
-    }
 
 
 def _write_json(path: Path, values: Document) -> None:

@@ -65,7 +65,8 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
     if source in GENERATED:  # as here, but with all axes turned round: (d_emb, outputs, inputs)
         return [Place(f"{source}.{name}", (), shape[::-1], True)]
     names = family.inside[name]
-    ends = np.cumsum(_widths(config) if len(names) > 1 else shape[-1:])
+    query, key = config.head_width * config.heads, config.head_width * config.kv_heads
+    ends = np.cumsum((query, key, key) if len(names) > 1 else shape[-1:])
     parts = [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     transposed = family.outputs_first and path.endswith(".weight")
     by_head = family.heads_first and ".query_key_value." in path
@@ -77,12 +78,6 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
             stored = size[::-1] if transposed else size
             found.append(Place((family.block + name).format(layer), (layer, ..., part), stored, transposed, order))
     return found
-
-
-def _widths(config: ModelConfig) -> tuple[int, int, int]:
-    """Outputs of query, key and value."""
-    kv_width = config.head_width * config.kv_heads
-    return config.head_width * config.heads, kv_width, kv_width
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ with the same A and own columns of B each. Theirs, whose A differ, come in side 
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -57,9 +58,9 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
             continue
         a, b = np.asarray(linear.adapter.a, np.float32), np.asarray(linear.adapter.b, np.float32)
         for part in modules_of[f"{TABLE}{name}.weight"]:
-            module = OUTER + family.prefix + part.theirs.removesuffix(".weight")
-            tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(a[part.at[0]].T)
-            tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b[part.at][..., part.order].T)
+            name_a, name_b = _names(family, part)
+            tensors[name_a] = np.ascontiguousarray(a[part.at[0]].T)
+            tensors[name_b] = np.ascontiguousarray(b[part.at][..., part.order].T)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -123,10 +124,8 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     if not (folder / WEIGHTS).is_file():
         raise BadInput(f"adapter folder {str(folder)!r} has no {WEIGHTS}; other formats than PEFT's are not read.")
     family = FAMILIES[kind_of(model.config)]
-    modules = {
-        name.removeprefix(TABLE).removesuffix(".weight"): at for name, at in places(family, model.config).items()
-    }
-    modules = {name: modules[name] for name in linear_maps(model.weights.layers)}
+    theirs = places(family, model.config)
+    modules = {name: theirs[f"{TABLE}{name}.weight"] for name in linear_maps(model.weights.layers)}
     stored = tensors_in(folder / WEIGHTS)
     _require_places(stored, family, modules, folder)
     found = {}
@@ -136,7 +135,9 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
             found[name] = halves
     if not found:
         raise BadInput(f"adapter folder {str(folder)!r} has no adapter of this model's linear maps.")
-    rank = max(_rank(halves, settings.r) for halves in found.values())
+    # Modules in one matrix that have one A need their own rank, else that of each.
+    each = [modules for halves in found.values() for modules in _layers(halves).values()]
+    rank = max(settings.r if _shared(modules) else settings.r * len(modules) for modules in each)
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
     weights = model.weights.adapted(lora, jax.random.key(0))
@@ -209,21 +210,16 @@ def _halves(
 
 def _layers(halves: Halves) -> dict[int, list[tuple[Place, tuple[np.ndarray, np.ndarray]]]]:
     """The modules that have an adapter, by layer."""
-    layers: dict[int, list[tuple[Place, tuple[np.ndarray, np.ndarray]]]] = {}
+    layers = defaultdict(list)
     for part, half in halves:
         if half is not None:
-            layers.setdefault(part.at[0], []).append((part, half))
+            layers[part.at[0]].append((part, half))
     return layers
 
 
 def _shared(modules: Sequence[tuple[Place, tuple[np.ndarray, np.ndarray]]]) -> bool:
     """Whether the modules of one matrix have one A."""
     return all(np.array_equal(half[0], modules[0][1][0]) for _, half in modules)
-
-
-def _rank(halves: Halves, r: int) -> int:
-    """What our matrix needs: the modules' own rank if they have one A, else that of each."""
-    return max(r if _shared(modules) else r * len(modules) for modules in _layers(halves).values())
 
 
 def _side_by_side(halves: Halves, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +68,8 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     if not (folder / INDEX).is_file():
         raise BadInput(_no_tensors(folder))
     places = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(_is_name(name) for name in places.values()):
+    is_name = lambda value: isinstance(value, str) and Path(value).name == value
+    if not isinstance(places, dict) or not all(map(is_name, places.values())):
         raise BadInput(f"file {str(folder / INDEX)!r} has no 'weight_map' that gives each tensor a file of its folder.")
     found: dict[str, Stored] = {}
     for name in sorted(set(places.values())):
@@ -160,10 +160,6 @@ def read_json(path: Path) -> Document:
     if not isinstance(values, dict):
         raise BadInput(f"file {str(path)!r} is no table of settings, but must be a JSON object.")
     return values
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).name == value
 
 
 def _no_tensors(folder: Path) -> str:

@@ -7,7 +7,7 @@ changes, the state of a caller's own plots.
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -19,7 +19,6 @@ from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, Locator, LogLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.plain import clean
@@ -157,12 +156,6 @@ def band(axis: Axes, x: np.ndarray, values: np.ndarray, shade: str, **look: Any)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
     axis.plot(x, middle, color=shade, **look)
     axis.fill_between(x, low, high, color=shade, alpha=0.13, linewidth=0)
-
-
-def plain_labels(labels: Iterable[Text]) -> None:
-    """Labels of ticks as they are written: a pair of dollars is no formula there."""
-    for label in labels:
-        label.set_parse_math(False)
 
 
 def perplexity_scale(axis: Axes, values: Sequence[float]) -> None:

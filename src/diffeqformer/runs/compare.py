@@ -265,7 +265,8 @@ def _trained_for(config: Config, updates: int) -> Config:
 def _train(config: Config, title: str, readings: Readings, progress: Progress) -> Entry:
     """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
     result = train(config, progress)
-    entry = {**result.entry, "sample": _sample(result, readings.prompt)}
+    (text,) = continue_text(result.model, result.tokens.tokenizer, readings.prompt, **SAMPLING)
+    entry = {**result.entry, "sample": {"prompt": readings.prompt, "text": text, "settings": SAMPLING}}
     if config.model.continuous and not config.model.tolerance:
         entry["depth"] = at_depths_of(result, readings.depths, progress, readings.part)
         entry["participation"] = _participation(result, progress)
@@ -323,8 +324,3 @@ def _participation(result: TrainResult, progress: Progress) -> Document:
     count = min(PARTICIPATION, len(windows))
     texts = np.stack([windows[k * len(windows) // count] for k in range(count)])
     return participation(result.model, texts, progress=progress).document()
-
-
-def _sample(result: TrainResult, prompt: str) -> Document:
-    (text,) = continue_text(result.model, result.tokens.tokenizer, prompt, **SAMPLING)
-    return {"prompt": prompt, "text": text, "settings": SAMPLING}

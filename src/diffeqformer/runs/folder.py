@@ -37,18 +37,12 @@ CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json"
 CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
 Origin = Literal["trained", "fine-tuned", "imported", "lifted"]
 
-MAY_CHANGE = frozenset(
-    ["run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor"]
-    + ["model.gradient", "model.gradient.kind", "model.gradient.checkpoints"]
-    + [
-        f"trainer.{name}"
-        for name in ("log_every", "evaluate_every", "evaluate_batches", "keep_last", "keep_best", "samples")
-    ]
-    + [
-        f"trainer.{name}"
-        for name in ("checkpoint_every", "checkpoint_minutes", "trackers", "tracker_project", "profile")
-    ]
-)
+MAY_CHANGE = frozenset((
+    "run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor", "model.gradient", "model.gradient.kind",
+    "model.gradient.checkpoints", "trainer.log_every", "trainer.evaluate_every", "trainer.evaluate_batches",
+    "trainer.keep_last", "trainer.keep_best", "trainer.samples", "trainer.checkpoint_every",
+    "trainer.checkpoint_minutes", "trainer.trackers", "trainer.tracker_project", "trainer.profile",
+))  # fmt: skip
 """Settings that a run may be continued with other values of, because no update's numbers depend on them but for
 rounding."""
 

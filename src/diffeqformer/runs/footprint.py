@@ -72,19 +72,16 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
         raise BadInput(f"mesh.{AXES[sizes.index(-1)]} is -1, but what is not here cannot be counted; give a number.")
     require_divisible(config, sizes)
     mesh, state = AbstractMesh(sizes, AXES), jax.eval_shape(lambda: initial_state(config))
+    devices, temporary = math.prod(sizes), None
+    if compiled:
+        temporary, _ = _compile(config) if devices <= len(jax.devices()) else _on_virtual_devices(config, devices)
     return Footprint(
         weights=bytes_on_each(state.model, mesh),
         optimizer=bytes_on_each(state.optimizer, mesh),
-        temporary=_temporary(config) if compiled else None,
+        temporary=temporary,
         gradients=bytes_on_each(jax.eval_shape(partial(_gradients, config), state.model), mesh),
         generated=bytes_on_each(_generated(config), mesh),
     )
-
-
-def _temporary(config: Config) -> int | None:
-    """Temporaries of the compiled update; `None` if the compiler does not tell."""
-    devices = math.prod(dataclasses.astuple(config.mesh))
-    return _compile(config)[0] if devices <= len(jax.devices()) else _on_virtual_devices(config, devices)[0]
 
 
 def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.inputs import evaluation_text, whole_numbers
@@ -56,10 +55,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     run = load_run(arguments.run, progress=progress)
     text = evaluation_text(run, (), progress)[0]
     rows = compare_drafts(run.model, text, steps, depths, lengths, arguments.rounds, progress)
-    sizes = b.sizes_of_model(run.model.config)
-    return BENCHMARK.measured(
-        arguments, sizes=sizes, run=arguments.run, steps=steps, rounds=arguments.rounds, rows=rows
-    )
+    known = {"sizes": b.sizes_of_model(run.model.config), "run": arguments.run, "steps": steps}
+    return BENCHMARK.measured(arguments, **known, rounds=arguments.rounds, rows=rows)
 
 
 def compare_drafts(
@@ -70,7 +67,7 @@ def compare_drafts(
     draft_lengths: Sequence[int],
     rounds: int,
     progress: Progress,
-) -> list[Document]:
+) -> list[b.Document]:
     """Time greedy text at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
 
     The weights of all depths are populated before.

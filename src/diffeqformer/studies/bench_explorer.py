@@ -3,14 +3,13 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from diffeqformer.config import ModelConfig, SchemeConfig, TimeConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -43,7 +42,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, rounds=arguments.rounds, **turns(GPT_SMALL, arguments.rounds, progress))
 
 
-def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> Document:
+def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> b.Document:
     """Time what a turn asks for in its two parts: the weights, all steps and the prediction at the end (`prediction`);
     then the predictions after every step, and one cell (`grid`).
 
@@ -72,22 +71,22 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
         looks(now, now.grid.steps, TOKENS - 1)
         eigenvalues(now, now.grid.steps)
 
-    parts = [(number, part) for number in steps for part in (prediction, grid)]
-    used: dict[str, list[float]] = {}
+    ways = {f"{number} {part.__name__}": (number, part) for number in steps for part in (prediction, grid)}
+    used: dict[str, list[float]] = {name: [] for name in ways}
 
-    def once(number: int, part: Callable[[int], None]) -> None:
+    def once(name: str) -> None:
+        number, part = ways[name]
         began = time.process_time()
         part(number)
-        used.setdefault(f"{number} {part.__name__}", []).append(time.process_time() - began)
+        used[name].append(time.process_time() - began)
 
-    seconds = b.take_turns({f"{n} {part.__name__}": partial(once, n, part) for n, part in parts}, rounds, progress)
+    seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress)
     rows = [
         {
-            "steps": number, "part": part.__name__,
-            **b.summary(seconds[f"{number} {part.__name__}"], seconds[f"{steps[0]} prediction"]),
-            "processor_seconds": statistics.median(used[f"{number} {part.__name__}"][b.WARM_UP :]),
+            "steps": number, "part": part.__name__, **b.summary(seconds[name], seconds[f"{steps[0]} prediction"]),
+            "processor_seconds": statistics.median(used[name][b.WARM_UP :]),
         }
-        for number, part in parts
+        for name, (number, part) in ways.items()
     ]  # fmt: skip
     return {"sizes": b.sizes_of_model(model), "tokens": TOKENS, "rows": rows}
 

@@ -4,7 +4,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from diffeqformer.config import Config, LoRAConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.bench_train import STANDARD
@@ -27,7 +26,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
 
 
-def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[Document]:
+def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[b.Document]:
     """Time one update of each way to fine-tune the model of `config`, and one of the vanilla transformer of its size.
 
     **Returns:** one row per way: the numbers of `summary` (ratios to the vanilla one's), and bytes of the optimiser's

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.config import Config, ModelConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.bench_train import STANDARD
@@ -41,7 +40,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def compare_generation(
     config: ModelConfig, rounds: int, progress: Progress, *, batches: tuple[int, ...] = BATCHES, new_tokens: int = NEW
-) -> list[Document]:
+) -> list[b.Document]:
     """Time greedy generation with a key-value cache, by this library and, if torch is there, by Transformers.
 
     **Arguments:** `config`, of a continuous model; its vanilla twin runs beside it, both with random weights;
@@ -56,11 +55,8 @@ def compare_generation(
     from diffeqformer.model.build import build
     from diffeqformer.model.count import vanilla_twin
     from diffeqformer.model.generate import generate
-    from diffeqformer.model.transformer import Transformer
 
-    def ours(model: Transformer, ids: jax.Array) -> jax.Array:
-        return generate(model, ids, new_tokens, key=jax.random.key(0), temperature=0.0)
-
+    ours = partial(generate, new_tokens=new_tokens, key=jax.random.key(0), temperature=0.0)
     models = {
         "diffeqformer": build(config, jax.random.key(0)).populate(),
         "vanilla": build(vanilla_twin(config), jax.random.key(0)),

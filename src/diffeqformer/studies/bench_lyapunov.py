@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffeqformer.config import ModelConfig
-from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document
-from diffeqformer.progress import Progress, Silent
+from diffeqformer.progress import Progress
 from diffeqformer.report.text import number
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -21,7 +19,9 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
 
 GPT_SMALL = ModelConfig(width=768, steps=12, heads=12, context=1024, vocabulary=50257)
-"""Of the size of GPT-2 small; Euler steps."""
+"""Of the size of GPT-2 small; Euler steps, for which alone the dense way is written."""
+TOKENS, REPEATS, BATCH = 128, 5, 64
+"""Inputs; how often the fast way is timed; rows of a Jacobian at a time."""
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,20 @@ class Arguments(b.Kept):
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time both ways at GPT-2 small's size."""
-    return BENCHMARK.measured(arguments, **compare_lyapunov(progress=progress))
+    return BENCHMARK.measured(arguments, **compare_lyapunov(progress))
 
 
-def compare_lyapunov(
-    config: ModelConfig = GPT_SMALL,
-    *,
-    tokens: int = 128,
-    repeats: int = 5,
-    batch: int = 64,
-    seed: int = 0,
-    progress: Progress = Silent(),
-) -> Document:
-    """Time the leading exponent of all inputs for the last output of `tokens` random tokens, both ways.
+def compare_lyapunov(progress: Progress) -> b.Document:
+    """Time the leading exponent of all inputs for the last output of `TOKENS` random tokens, both ways.
 
     The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian
     product for each of its `width` rows, at every step, multiplies `I + dt J_ji` with the tangents and orthonormalises.
     It is given every advantage that keeps it dense and in reverse mode: M is differentiated at token j alone, rows are
-    taken `batch` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
-    forward pass, and are timed without compiling.
-
-    **Arguments:** `config`, an Euler scheme's; its weights are populated first, and their generation is not timed;
-    `repeats` of the fast way, of which the median counts; the dense way is run once after compiling; `progress`.
+    taken `BATCH` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
+    forward pass, and are timed without compiling; the dense way once. Making the weights is not timed.
 
     **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
-    memory planned by the compiler at `tokens` and at twice as many.
-
-    **Raises:** `BadInput` for another scheme than Euler's, or twice as many tokens as the context holds.
+    memory planned by the compiler at `TOKENS` and at twice as many.
     """
     import jax
     import jax.numpy as jnp
@@ -69,29 +56,24 @@ def compare_lyapunov(
     from diffeqformer.analysis.lyapunov import populated
     from diffeqformer.model.build import build
 
-    if config.scheme.kind != "euler":
-        raise BadInput(f"model.scheme is {config.scheme.kind!r}, but the dense way is written for 'euler'.")
-    if not 1 <= tokens <= config.context // 2:
-        raise BadInput(f"tokens is {tokens}, but must be from 1 to half of the context, {config.context // 2}.")
-    config = dataclasses.replace(config, weights="layer")
-    model = populated(build(config, jax.random.key(seed)))
-    draw = np.random.default_rng(seed)
-    ids = jnp.asarray(draw.integers(0, config.vocabulary or 0, tokens), jnp.int32)
-    first = first_tangents(config.width, 1, jax.random.key(seed), jnp.float32)
+    config = dataclasses.replace(GPT_SMALL, weights="layer")
+    model = populated(build(config, jax.random.key(0)))
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary or 0, TOKENS), jnp.int32)
+    first = first_tangents(config.width, 1, jax.random.key(0), jnp.float32)
     fast = _compiled(model, ids, first)
-    arguments = model, ids, jnp.asarray(tokens - 1), jnp.arange(tokens), first
-    with progress.stage("Pairwise exponents, both ways", repeats + 2) as stage:
+    arguments = model, ids, jnp.asarray(TOKENS - 1), jnp.arange(TOKENS), first
+    with progress.stage("Pairwise exponents, both ways", REPEATS + 2) as stage:
         times, found = [], None
-        for _ in range(repeats + 1):  # the first is a warm-up
+        for _ in range(REPEATS + 1):  # the first is a warm-up
             taken, found = b.timed(partial(fast, *arguments))
             times.append(taken)
             stage.advance(1, f"{taken:.3f} s")
-        dense = jax.jit(_dense, static_argnames="batch").lower(model, ids, first, batch).compile()
+        dense = jax.jit(_dense).lower(model, ids, first).compile()
         dense_seconds, wanted = b.timed(partial(dense, model, ids, first))
         stage.advance(1, f"dense {dense_seconds:.1f} s")
     twice = _compiled(model, jnp.concatenate([ids, ids]), first)
     return {
-        "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": tokens,
+        "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": TOKENS,
         **b.beside_dense(times[1:], dense_seconds),
         "largest_difference": float(np.abs(np.asarray(found).sum(0) - np.asarray(wanted)).max()),
         "temporary_bytes": temporary_bytes(fast), "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
@@ -111,7 +93,7 @@ def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:
     return pairwise_growth.lower(model, ids, jnp.asarray(ids.size - 1), jnp.arange(ids.size), first).compile()
 
 
-def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "Array":
+def _dense(model: "Transformer", ids: "Array", first: "Array") -> "Array":
     """The paper's formula with whole Jacobians of the last output; Euler's method, one tangent or more."""
     import jax
     import jax.numpy as jnp
@@ -130,7 +112,7 @@ def _dense(model: "Transformer", ids: "Array", first: "Array", batch: int) -> "A
     def body(carry: tuple, weights: BlockWeights) -> tuple[tuple, None]:
         x, q, sums = carry
         _, pull = jax.vjp(partial(at_output, weights), x)
-        rows = jax.lax.map(lambda row: pull(row)[0], jnp.eye(config.width, dtype=x.dtype), batch_size=batch)
+        rows = jax.lax.map(lambda row: pull(row)[0], jnp.eye(config.width, dtype=x.dtype), batch_size=BATCH)
         q = q + dt * jnp.einsum("oiw,iwt->iot", rows, q)
         q, r = jnp.linalg.qr(q)
         sums = sums + jnp.log(jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1)))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -54,7 +53,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for steps that are none.
     """
     steps = sorted(set(whole_numbers(arguments.steps, "--steps")))
-    model = model_with(arguments.weights)
+    model = dataclasses.replace(STANDARD, weights=arguments.weights) if arguments.weights != "time" else STANDARD
     sizes = {name: size for name, size in b.sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH}
     return BENCHMARK.measured(
         arguments, sizes=sizes, weights=model.weights.kind, scheme=f"reversible over {BASE}",
@@ -62,14 +61,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )  # fmt: skip
 
 
-def model_with(weights: Weights) -> ModelConfig:
-    """`STANDARD` with other weights."""
-    return STANDARD if weights == "time" else dataclasses.replace(STANDARD, weights=weights)  # pyright: ignore
-
-
 def gradient_memory(
     config: ModelConfig, batch: int, steps: Sequence[int], progress: Progress, methods: Sequence[str] = METHODS
-) -> list[Document]:
+) -> list[b.Document]:
     """Compile loss and gradient of `config` by each method and number of steps for this machine; nothing is run.
 
     **Arguments:** `config`, with `vocabulary` set; `batch`, sequences per batch; `steps`, numbers of them.
@@ -87,7 +81,7 @@ def gradient_memory(
     return rows
 
 
-def _row(config: ModelConfig, batch: int) -> Document:
+def _row(config: ModelConfig, batch: int) -> b.Document:
     import equinox as eqx
     import jax
     import numpy as np
@@ -146,10 +140,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
-    """Temporary memory of a gradient in MiB against the number of steps, one curve per method, both axes logarithmic.
-
-    **Arguments:** `rows`, of `gradient_memory`; `width` in inches.
-    """
+    """Temporary memory of a gradient in MiB against the number of steps, a curve per method, both axes logarithmic."""
     from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import drawing, legend, log_axis, look
@@ -162,8 +153,7 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
             handles += axis.plot(*zip(*own, strict=True), **look(index))
         log_axis(axis, "x", sorted({row["steps"] for row in rows}), base=2)
         log_axis(axis, "y", LogLocator(subs=(1, 2, 5)))
-        axis.set_xlabel("steps (depth)")
-        axis.set_ylabel("temporary memory (MiB)")
+        axis.set(xlabel="steps (depth)", ylabel="temporary memory (MiB)")
         legend(figure, handles, methods, width)
     return figure
 

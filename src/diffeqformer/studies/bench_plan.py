@@ -10,7 +10,7 @@ from diffeqformer.config import Config, read_yaml, shipped_configs, validate, wi
 from diffeqformer.config.bounds import setting
 from diffeqformer.devices import DEVICES, USABLE, Device
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, percent, size
@@ -82,7 +82,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return BENCHMARK.measured(arguments, card=arguments.card, price=arguments.price, rows=rows)
 
 
-def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: Progress) -> list[Document]:
+def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: Progress) -> list[b.Document]:
     """Each model with each kind of weights on each number of devices.
 
     **Returns:** one row each: `model`, `weights`, `devices`, `data` and `fsdp` of the mesh (`None` if nothing fits),
@@ -130,13 +130,13 @@ def mesh_for(config: Config, devices: int, device: Device) -> tuple[int, int] | 
     return None
 
 
-def _meshed(config: Config, mesh: tuple[int, int]) -> Document:
+def _meshed(config: Config, mesh: tuple[int, int]) -> b.Document:
     data, fsdp = mesh
     batch = data * fsdp * config.trainer.batch_size
     return {"mesh.data": data, "mesh.fsdp": fsdp, "trainer.batch_size": batch}
 
 
-def on_paper(config: Config, device: Device) -> Document:
+def on_paper(config: Config, device: Device) -> b.Document:
     """What an update takes: each of three bounds by itself, in seconds.
 
     **Returns:** `tokens` of all devices; `compute`, the operations of `model.count.flops` at the card's peak; `memory`,
@@ -185,11 +185,6 @@ def traffic(config: Config, tokens: int) -> int:
     return 3 * tokens * numbers * jax.numpy.dtype(config.model.compute_dtype).itemsize
 
 
-def updates_of(row: b.Row) -> float:
-    """How many updates `TOKENS` per parameter of the populated model are."""
-    return TOKENS * row["parameters"]["effective"] / row["tokens"]
-
-
 def bound(row: b.Row) -> str:
     """Which of the three is the largest."""
     return max(("compute", "memory", "links"), key=lambda name: row[name])
@@ -205,7 +200,7 @@ def tables(document: b.Document) -> tuple[Table, ...]:
             continue
         times = [b.seconds(row[name]) for name in ("compute", "memory", "links")]
         seconds = seconds_of(row)
-        spent = updates_of(row) * seconds
+        spent = TOKENS * row["parameters"]["effective"] / row["tokens"] * seconds
         fits = size(row["bytes"]) + ("" if row["bytes"] <= usable else " (too much)")
         rows.append((
             *named, f"{row['data']} x {row['fsdp']}", *times, bound(row), f"{row['tokens'] / seconds:,.0f}", fits,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -55,7 +54,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def compare_scaling(
     config: Config, rounds: int, progress: Progress, growth: Mapping[str, Sequence[int]] = GROWTH
-) -> list[Document]:
+) -> list[b.Document]:
     """Time an update of `config`'s model and of its vanilla twin as width, steps, context and d_emb grow one at a time.
 
     Along an axis `T = c s^p` is fitted: least squares of `log T` on `log s`, T median seconds. The same fit through the
@@ -81,7 +80,7 @@ def compare_scaling(
     }  # a config that stands on several axes is timed once
     timed = b.take_turns({name: b.repeated(one) for one, name in names.items()}, rounds, progress)
 
-    def row(axis: str, model: str) -> Document:
+    def row(axis: str, model: str) -> b.Document:
         own, others = configs[axis, model], configs[axis, VANILLA]
         seconds = [b.summary(timed[names[own[size]]], timed[names[others[size]]]) for size in own]
         counted = {
@@ -147,10 +146,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawing":
-    """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it.
-
-    **Arguments:** `rows`, of `compare_scaling`; `width` in inches.
-    """
+    """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
     from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import INK, WIDE, color, drawing, key, legend, log_axis, look

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from diffeqformer.config import Config, LayerConfig, ModelConfig, TrainerConfig
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.studies import benchmark as b
 from diffeqformer.studies.study import Result
@@ -49,7 +48,7 @@ def all_schemes() -> tuple[str, ...]:
     return (*(name for name in SCHEMES if ":" not in name), "diffrax:Bosh3", "diffrax:Tsit5")
 
 
-def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Sequence[str]) -> list[Document]:
+def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Sequence[str]) -> list[b.Document]:
     """Time one update by each scheme, and one of Euler's that is written by hand, in turns.
 
     An update is predicted to cost `T(euler) + (T(heun) - T(euler)) (F - F(euler)) / (F(heun) - F(euler))`, with T
@@ -73,7 +72,7 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     operations = {name: flops(one.model).inference_per_token for name, one in configs.items()}
 
-    def row(name: str) -> Document:
+    def row(name: str) -> b.Document:
         more = (operations[name] - operations["euler"]) / (operations["heun"] - operations["euler"])
         predicted = 1 + (medians["heun"] / medians["euler"] - 1) * more
         found = b.summary(seconds[name], seconds["euler"])

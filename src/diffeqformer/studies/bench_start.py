@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import benchmark as b
@@ -50,9 +49,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         text = Path(folder) / "text.txt"
         text.write_text(SHORT_TEXT, encoding="utf-8")
         commands = {**COMMANDS, **(commands_of(arguments.run, text) if arguments.run else {})}
-        return BENCHMARK.measured(
-            arguments, rounds=arguments.rounds, rows=compare_start(arguments.rounds, progress, commands)
-        )
+        rows = compare_start(arguments.rounds, progress, commands)
+    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=rows)
 
 
 def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
@@ -70,7 +68,9 @@ def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
     return {f"diffeqformer {name} RUN, again": ("-m", "diffeqformer", *rest) for name, rest in words.items()}
 
 
-def compare_start(rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS) -> list[Document]:
+def compare_start(
+    rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS
+) -> list[b.Document]:
     """Time each command from start to end as a process of its own, in turns; files are in the system's cache by then.
 
     **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.

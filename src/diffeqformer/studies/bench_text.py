@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config import Config, read_yaml, shipped_configs
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
@@ -43,7 +42,7 @@ def quickstart() -> Config:
     return dataclasses.replace(config, model=model)
 
 
-def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[Document]:
+def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:
     """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
 
     **Arguments:** `config`, its `data` the text; `characters`, how much of it.
@@ -115,16 +114,14 @@ def tables(document: b.Document) -> tuple[Table, ...]:
         megabytes = "" if row["bytes"] is None else number(speed * row["bytes"] / row["tokens"] / 1e6, 2)
         rows.append((row["what"], megabytes, number(speed), number(ratio, 1), f"{number(rounds, 1)} ({low} to {high})"))
     read = size(max(row["bytes"] or 0 for row in document["rows"]))
-    caption = (
-        f"From text to updates: {read} of data.source {document['source']}; the update: {b.stated_sizes(document)}"
-    )
+    update = b.stated_sizes(document)
+    caption = f"From text to updates: {read} of data.source {document['source']}; the update: {update}"
     return (Table(caption, ("", "MB/s", "tokens/s", "times the update's", "the same by rounds"), tuple(rows)),)
 
 
 def _headline(document: b.Document) -> str:
-    faster = [
-        f"{row['what']} {number(1 / row['ratio_of_medians'])}" for row in document["rows"] if row["what"] != UPDATE
-    ]
+    others = [row for row in document["rows"] if row["what"] != UPDATE]
+    faster = [f"{row['what']} {number(1 / row['ratio_of_medians'])}" for row in others]
     return f"Tokens per second over those of an update: {join(faster)}."
 
 

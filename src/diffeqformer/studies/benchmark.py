@@ -245,15 +245,13 @@ def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell
     **Arguments:** `caption`, with entries of the document in braces; `names` and `more`, the columns before and after
     those of `TIMES` and `RATIOS`.
     """
-    before, after = names.values(), (more or {}).values()
+    after = more or {}
 
     def tables(document: Document) -> tuple[Table, ...]:
-        rows = tuple(
-            (*(cell(row) for cell in before), *times(row), *ratios(row), *(cell(row) for cell in after))
-            for row in document["rows"]
-        )
+        cells = lambda columns, row: (cell(row) for cell in columns.values())
+        rows = [(*cells(names, row), *times(row), *ratios(row), *cells(after, row)) for row in document["rows"]]
         sizes = {"sizes": stated_sizes(document)} if "sizes" in document else {}
-        return (Table(caption.format(**{**document, **sizes}), (*names, *TIMES, *RATIOS, *(more or {})), rows),)
+        return (Table(caption.format(**document | sizes), (*names, *TIMES, *RATIOS, *after), rows),)
 
     return tables
 

@@ -80,13 +80,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def _check(arguments: Arguments) -> None:
     require_bounds(arguments, "--")
-    for name in ("variants", "orders"):
-        if not getattr(arguments, name):
+    for name, given in (("variants", arguments.variants), ("orders", arguments.orders)):
+        if not given:
             raise BadInput(f"--{name} is empty, but must name at least one.")
-    if len({*arguments.variants}) < len(arguments.variants):
-        raise BadInput(f"--variants are {' '.join(arguments.variants)}, but each must be named once.")
-    if len({*arguments.orders}) < len(arguments.orders):
-        raise BadInput(f"--orders are {' '.join(map(str, arguments.orders))}, but each must be named once.")
+        if len({*given}) < len(given):
+            raise BadInput(f"--{name} are {' '.join(map(str, given))}, but each must be named once.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but there is no --run whose model could read it.")
 
@@ -230,8 +228,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         f"mean length there, in the directions in which they then vary most ({100 * found.explained[:3].sum():.0f} % "
         "of the variance). Orange: the first tokens of the text; blue: the last."
     )
-    medians = f": medians over {count} texts, bands from the first to the third quartile"
-    of_what = medians if count > 1 else ""
+    of_what = f": medians over {count} texts, bands from the first to the third quartile" if count > 1 else ""
     gathered = f"How gathered the tokens are{of_what}. Dotted: the energy if all states had one direction."
     spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
     cloud = Cloud("", found.projection, tuple(spread[place * len(spread) // tokens] for place in range(tokens)))

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,13 +54,13 @@ def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
 
 def measures(simulations: Sequence[Simulation], share: float, *, width: float = WIDE) -> Figure:
     """Clusters, distance and energy over time for each order of `f`: medians over systems, and quartiles as bands."""
-    with _four(width, len(simulations)) as (figure, axes):
+    with drawing(width, *_four(width, len(simulations))) as (figure, grid):
+        axes = list(grid.flat)
         for index, one in enumerate(simulations):
             for axis, (_, values) in zip(axes, _curves(one.measures, share), strict=True):
                 band(axis, one.times, values, color(index))
         for axis, (title, _) in zip(axes, _curves(simulations[0].measures, share), strict=True):
-            axis.set_title(title)
-            axis.set_xlabel("time")
+            axis.set(title=title, xlabel="time")
             axis.margins(x=0.02)
         for axis in axes[:2]:
             axis.set_ylim(0, 1.05 * simulations[0].states.shape[1])
@@ -87,7 +86,8 @@ def _curves(found: Measures, share: float) -> list[tuple[str, np.ndarray]]:
 def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float = WIDE) -> Figure:
     """The same for a model's hidden states over depth, the clusters at several shares of the present mean distance."""
     points = found.measures.heights.shape[-1] + 1
-    with _four(width, len(shares)) as (figure, axes):
+    with drawing(width, *_four(width, len(shares))) as (figure, grid):
+        axes = list(grid.flat)
         lines = [
             *((axes[0], i, found.measures.clusters(share, of="now") / points) for i, share in enumerate(shares)),
             (axes[1], 0, found.norm), (axes[2], 0, found.measures.distance), (axes[3], 0, found.measures.energy),
@@ -97,8 +97,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             band(axis, found.times, values, color(index), marker="o" if few else None, markersize=3)
         titles = ("clusters per token", "mean length of a state", "mean distance of two states", "interaction energy")
         for axis, title in zip(axes, titles, strict=True):
-            axis.set_title(title)
-            axis.set_xlabel("depth")
+            axis.set(title=title, xlabel="depth")
         axes[0].set_ylim(0, 1.05)
         axes[1].set_ylim(bottom=0)
         axes[2].set_ylim(bottom=0)
@@ -121,12 +120,9 @@ def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
     return figure
 
 
-@contextmanager
-def _four(width: float, names: int) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Four panels below a legend of so many names, stacked on a phone."""
-    size = (4 * 2.1 + 0.25 * names, 4, 1) if width < 5 else (5.6, 2, 2)
-    with drawing(width, *size) as (figure, axes):
-        yield figure, list(axes.flat)
+def _four(width: float, names: int) -> tuple[float, int, int]:
+    """Height and shape of four panels below a legend of so many names, stacked on a phone."""
+    return (4 * 2.1 + 0.25 * names, 4, 1) if width < 5 else (5.6, 2, 2)
 
 
 def _project(points: np.ndarray) -> np.ndarray:

@@ -52,10 +52,7 @@ class SideBySide(Result):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Compare two runs by their folders; no model is opened.
-
-    **Raises:** `BadInput` as `compare_runs`.
-    """
+    """Compare two runs by their folders; no model is opened."""
     from diffeqformer.interop.comparing import compare_runs
 
     found = compare_runs(arguments.first, arguments.second)
@@ -223,9 +220,7 @@ def compare_document(comparison: "Comparison") -> dict[str, object]:
 
 def p_value(p: float | None) -> str:
     """Two digits, or that it is below 0.001."""
-    if p is None:
-        return MISSING
-    return "0.001 or less" if p <= 0.001 else number(p, 3)
+    return "0.001 or less" if p is not None and p <= 0.001 else number(p, 3)
 
 
 def _ahead(row: "Row") -> int:

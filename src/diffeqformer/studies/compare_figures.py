@@ -33,7 +33,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
                 _draw_difference(axes[1], place, row)
         axes[1].set_xlabel("difference (points), 95 % interval")
         for axis in panels[:, 0]:  # a pair of dollars is no formula here
-            axis.set_yticks(places, [label(row).replace("$", r"\$") for row in rows])
+            axis.set_yticks(places, [label(row) for row in rows], parse_math=False)
         for axis in axes:
             axis.set_ylim(-0.6, len(rows) - 0.4)
         handles = [key(**look(i, linestyle="None")) for i in range(2)]

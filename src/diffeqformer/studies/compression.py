@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +12,12 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import perplexity
+from diffeqformer.report.text import finite, perplexity
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST = 8
 """Sizes at most, evenly spread."""
@@ -108,7 +112,6 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     what was evaluated on what.
     """
     from diffeqformer.report.page import both_widths
-    from diffeqformer.studies import compression_figures as draw
 
     caption = "Perplexity against the numbers that the blocks take, without training; the line is the whole model."
     names = ("size", "numbers", "loss")
@@ -125,7 +128,7 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
             "Weighted: the outputs on the text come nearest, not the matrices.",
         ),
         (table(found, known),),
-        (both_widths("compression-loss", caption, draw.loss_against_size, found, known),),
+        (both_widths("compression-loss", caption, loss_against_size, found, known),),
         arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
         document={**known, "smaller": list(found)},
         folder=folder,
@@ -151,3 +154,24 @@ def table(found: Sequence[Values], known: Values) -> Table:
     columns = ("way", *(f"{size}/{known['layers']}" for size in sizes))
     rows = tuple((name, *(at[way, size] for size in sizes)) for way, name in WAYS.items())
     return Table("Perplexity, by the share of the blocks' numbers", columns, rows)
+
+
+def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
+    """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
+    from diffeqformer.report.figures import INK, drawing, key, legend, look, perplexity_scale
+
+    looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
+    with drawing(width, 3.9 if width >= 5 else 4.6) as (figure, axes):
+        axis, seen = axes[0, 0], [float(np.exp(known["original"]))]
+        axis.axhline(seen[0], color=INK, linewidth=0.8, alpha=0.5)
+        for way, own in looks.items():
+            all_points = [(row["numbers"] / known["block_numbers"], float(np.exp(row["loss"])))
+                          for row in found if row["way"] == way]  # fmt: skip
+            points = [(share, y) for share, y in all_points if finite(y)]
+            if points:
+                axis.plot(*zip(*points, strict=True), **own)
+            seen += [y for _, y in points]
+        perplexity_scale(axis, seen)
+        axis.set(xlabel="numbers of the blocks, of the whole model's", ylabel="perplexity")
+        legend(figure, [key(**own) for own in looks.values()], list(WAYS.values()), width)
+    return figure

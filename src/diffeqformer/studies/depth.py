@@ -110,10 +110,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path()) -> Result:
-    """Sentences, figures and tables of a model at several depths.
-
-    **Arguments:** `text`, what all were evaluated on; `known`, more for the JSON document.
-    """
+    """Sentences, figures and tables of a model at several depths, of which all were evaluated on `text`."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
@@ -122,7 +119,7 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
         "Perplexity against what it costs: measured tokens per second, and evaluations of the vector field for the "
         "whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
     )
-    tables = {depths_table: True, exits_table: curve.exits, marks_table: curve.marks}
+    others = [table(curve) for table, there in ((exits_table, curve.exits), (marks_table, curve.marks)) if there]
     return Result(
         "depth",
         "Quality against depth and compute",
@@ -134,7 +131,7 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
             "added into their matrices first.",
             *((EARLY,) if curve.exits else ()),
         ),
-        tuple(table(curve) for table, there in tables.items() if there),
+        (depths_table(curve), *others),
         (
             both_widths("perplexity-steps", plain, draw.quality_over_depth, curve),
             both_widths("perplexity-compute", measured, draw.quality_over_compute, curve),

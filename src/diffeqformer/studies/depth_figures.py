@@ -37,7 +37,10 @@ def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     with drawing(width, 3.7 if width >= 5 else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
         axis = axes[0, 0]
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
-        drawn += _draw_exits(axis, curve, lambda steps, found: float(steps))
+        exits = sorted((curve.mean_steps(found), found.perplexity) for found in curve.exits.values())
+        if line := [point for point in exits if finite(point[1])]:
+            axis.plot(*zip(*line, strict=True), **_exit_look(curve))
+            drawn += line
         steps = {*curve.points, *(mark.steps for mark in curve.marks)}
         steps_axis(axis, steps, {curve.own}, width, own="own depth")
         axis.set_ylabel("perplexity")
@@ -69,15 +72,6 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             axis.set_ylabel("perplexity")
         _legend(figure, curve, width)
     return figure
-
-
-def _draw_exits(axis: Axes, curve: DepthCurve, place: Place) -> list[tuple[float, float]]:
-    """Draw the line of early exits; returns its points."""
-    line = [(place(curve.mean_steps(found), found), found.perplexity) for found in curve.exits.values()]
-    line = sorted(point for point in line if finite(point[1]))
-    if line:
-        axis.plot(*zip(*line, strict=True), **_exit_look(curve))
-    return line
 
 
 def _exit_look(curve: DepthCurve) -> dict[str, Any]:

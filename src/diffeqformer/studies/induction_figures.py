@@ -52,8 +52,7 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
             if behaviour == "prefix matching":
                 axis.axhline(found.chance, color=INK, linewidth=0.8, linestyle=":")
-            axis.set_title(f"ρ = {test.rho:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})")
-            axis.set_xlabel(summary)
+            axis.set(title=f"ρ = {test.rho:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})", xlabel=summary)
             axis.set_ylabel(behaviour)
         figure.colorbar(drawn, ax=list(axes.flat), pad=0.01).set_label("depth t")
     return figure

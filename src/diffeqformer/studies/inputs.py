@@ -67,9 +67,8 @@ def positive_numbers(text: str, name: str) -> tuple[float, ...]:
     except ValueError:
         parts = ()
     if not parts or not all(0 < part <= INT32 for part in parts):
-        raise BadInput(
-            f"{name} is {shown(text)}, but must be positive numbers, such as 0.1 or 0.05,0.1, of at most {INT32}."
-        )
+        must = "must be positive numbers, such as 0.1 or 0.05,0.1"
+        raise BadInput(f"{name} is {shown(text)}, but {must}, of at most {INT32}.")
     return parts
 
 
@@ -147,9 +146,8 @@ def evaluation_text(
     if data:
         return *tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress), None
     if run.origin == "imported":
-        raise BadInput(
-            f"run folder {str(run.folder)!r} holds an imported model, which has no text of its own; {advice}."
-        )
+        holds = "holds an imported model, which has no text of its own"
+        raise BadInput(f"run folder {str(run.folder)!r} {holds}; {advice}.")
     try:
         cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
     except Missing as error:
@@ -178,9 +176,8 @@ def validation_windows(run: "Run", count: int | None, length: int, progress: Pro
     most = len(tokens) // length
     count = max(min(usual, most), 1) if count is None else count
     if not 1 <= count <= most:
-        raise BadInput(
-            f"--texts is {count}, but must be from 1 to {most}: as many texts of {length} tokens as there are."
-        )
+        are = f"as many texts of {length} tokens as there are"
+        raise BadInput(f"--texts is {count}, but must be from 1 to {most}: {are}.")
     from diffeqformer.data.loader import spread_windows
 
     return spread_windows(tokens, count, length)
@@ -191,7 +188,7 @@ def finite_rows(values: Any) -> list[list[float | None]]:
     return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
 
 
-def highest(tokens: tuple[str, ...], scores: np.ndarray, count: int = 3) -> str:
-    """The inputs of highest scores in words: `33 “·in” (3.03), 30 “⏎” (1.56)`."""
-    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[: min(count, np.isfinite(scores).sum())]
+def highest(tokens: tuple[str, ...], scores: np.ndarray) -> str:
+    """The three inputs of highest scores in words: `33 “·in” (3.03), 30 “⏎” (1.56), ...`."""
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[: min(3, np.isfinite(scores).sum())]
     return ", ".join(f"{i} “{tokens[i]}” ({scores[i]:.3g})" for i in order)

@@ -84,10 +84,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["pairwise, leading"] = of_pairwise(found, grid)
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
-        over_depth = (
-            f"Pairwise exponents of output {last}, {tokens[last]}, up to each time: the inputs it is most sensitive to"
-        )
-        drawn = (both_widths("over_depth", over_depth, exponents_over_depth, times, pieces),)
+        what = f"Pairwise exponents of output {last}, {tokens[last]}, up to each time"
+        said = f"{what}: the inputs it is most sensitive to"
+        drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
@@ -163,10 +162,10 @@ def of_pairwise(found: "Pairwise", grid: str) -> Part:
     )
 
 
-def most_sensitive(found: "Pairwise", most: int = 5) -> list[int]:
-    """Inputs of the last output, of largest exponents first."""
+def most_sensitive(found: "Pairwise") -> list[int]:
+    """Five inputs of the last output, of largest exponents first."""
     seen = found.leading[-1, : found.outputs[-1] + 1]
-    return np.argsort(-np.nan_to_num(seen, nan=-np.inf, neginf=-np.inf), kind="stable")[:most].tolist()
+    return np.argsort(-np.nan_to_num(seen, nan=-np.inf, neginf=-np.inf), kind="stable")[:5].tolist()
 
 
 def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:

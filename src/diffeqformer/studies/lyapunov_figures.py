@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, plain_labels
+from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look
 
 MOST_LABELS = 48
 """Tokens whose pieces can be written under a figure."""
@@ -18,8 +18,7 @@ def token_exponents(
 ) -> Figure:
     """Scores of the inputs of one output, one panel per method.
 
-    **Arguments:** `tokens`, pieces of the inputs as a reader sees them; `panels`, the label of an axis to scores and
-    their standard errors, if any, of shape (input,); `width` in inches.
+    **Arguments:** `panels`, the label of an axis to scores and their standard errors, if any, of shape (input,).
     """
     few = len(tokens) <= MOST_LABELS and width >= 5
     with drawing(width, (0.9 if few else 0.4) + 2.0 * len(panels), len(panels), sharex=True) as (figure, column):
@@ -33,9 +32,8 @@ def token_exponents(
             axis.set_ylabel(label)
             axis.margins(x=0.02)
         if few:
-            axes[-1].xaxis.set_major_locator(FixedLocator(x.tolist()))
             pieces = [clean(token)[:14] for token in tokens]
-            plain_labels(axes[-1].set_xticklabels(pieces, rotation=60, ha="right", rotation_mode="anchor"))
+            axes[-1].set_xticks(x, pieces, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
         else:
             axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
             axes[-1].set_xlabel("position of the input token")
@@ -43,17 +41,12 @@ def token_exponents(
 
 
 def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, width: float = WIDE) -> Figure:
-    """What exponents have grown to at each time.
-
-    **Arguments:** `times`, 0 and the end of each step; `lines`, an input's name to its exponents after each step;
-    `width` in inches.
-    """
+    """What exponents of inputs, by name, have grown to at each of `times`: 0 and the end of each step."""
     with drawing(width, 3.0) as (figure, axes):
         axis = axes[0, 0]
         looks = [look(index) for index in range(len(lines))]
         for values, looks_like in zip(lines.values(), looks, strict=True):
             axis.plot(times, [0.0, *np.where(np.isfinite(values), values, np.nan)], **looks_like)
-        axis.set_xlabel("time (0: embedding, 1: last step)")
-        axis.set_ylabel("exponent so far (nats)")
+        axis.set(xlabel="time (0: embedding, 1: last step)", ylabel="exponent so far (nats)")
         legend(figure, [key(**looks_like) for looks_like in looks], list(lines), width)
     return figure

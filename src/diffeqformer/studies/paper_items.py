@@ -4,27 +4,9 @@ Sizes are the quickstart's: what holds or fails here is said of small models, on
 given. A new item is an entry of `ITEMS`; a model that it needs, one of `MODELS`.
 """
 
+from diffeqformer.studies import paper_measures as by
 from diffeqformer.studies.paper import Claim, Item, Model
-from diffeqformer.studies.paper_measures import (
-    MATCHING,
-    NATS,
-    OURS,
-    TASKS,
-    adapted,
-    best_head,
-    cheaper_memory,
-    comparable,
-    counts,
-    elsewhere,
-    faithful,
-    gain,
-    gap,
-    growth,
-    induction,
-    lower,
-    more_clusters,
-    task,
-)
+from diffeqformer.studies.paper_measures import MATCHING, NATS, OURS, TASKS, lower
 
 SMOOTH = 12.0
 """Radians per unit of depth of the fastest feature of the smooth band: twice the number of steps."""
@@ -108,13 +90,13 @@ ITEMS = {
             lower("gpt", "shared", "shared weights have a higher loss than GPT"),
             Claim(
                 "DiffEqFormer overfits less than GPT", f"{NATS}, GPT's gap from training to validation minus its own",
-                (OURS, "gpt"), lambda found: gap(found.models["gpt"]) - gap(found.models[OURS]),
+                (OURS, "gpt"), lambda found: by.gap(found.models["gpt"]) - by.gap(found.models[OURS]),
             ),
             lower(f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT"),
             Claim(
                 "the other text, read several times: DiffEqFormer overfits less than GPT",
                 f"{NATS}, GPT's gap from training to validation minus its own", (f"{OURS}-other", "gpt-other"),
-                lambda found: gap(found.models["gpt-other"]) - gap(found.models[f"{OURS}-other"]),
+                lambda found: by.gap(found.models["gpt-other"]) - by.gap(found.models[f"{OURS}-other"]),
             ),
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),
@@ -129,11 +111,11 @@ ITEMS = {
             Claim(
                 "it gains more on Llama than on GPT", f"{NATS}, gain on Llama minus gain on GPT",
                 ("diffeqformer-llama", "llama", OURS, "gpt"),
-                lambda found: gain(found, "diffeqformer-llama", "llama") - gain(found, OURS, "gpt"),
+                lambda found: by.gain(found, "diffeqformer-llama", "llama") - by.gain(found, OURS, "gpt"),
             ),
             Claim(
                 "DiffEqFormer is ahead of GPT on a text that neither was trained on",
-                "bits per byte, GPT's minus its own", (OURS, "gpt"), elsewhere(OURS, "gpt"),
+                "bits per byte, GPT's minus its own", (OURS, "gpt"), by.elsewhere(OURS, "gpt"),
             ),
         ),
         missing="The last claim needs another text: --other FILES.",
@@ -146,7 +128,7 @@ ITEMS = {
         (
             Claim(
                 "the presets have the sizes of the published GPT-2: 124.4 M, 354.8 M and 774.0 M (the paper has those "
-                "that OpenAI first gave)", "half a per cent minus the largest relative difference", (), counts, True,
+                "that OpenAI first gave)", "half a per cent minus the largest relative difference", (), by.counts, True,
             ),
         ),
     ),
@@ -157,15 +139,15 @@ ITEMS = {
         (
             *(
                 Claim(f"DiffEqFormer is ahead of GPT on {name}, {shots} examples", "accuracy, its own minus GPT's",
-                      (OURS, "gpt"), task(name, shots))
+                      (OURS, "gpt"), by.task(name, shots))
                 for name in ("lambada_openai", "lambada_standard") for shots in (0, 5)
             ),
             Claim("DiffEqFormer finds the last words of lambada_openai likelier", "nats per word, GPT's minus its own",
-                  (OURS, "gpt"), task("lambada_openai", 0, "perplexity")),
+                  (OURS, "gpt"), by.task("lambada_openai", 0, "perplexity")),
             *(
                 Claim(f"over the nine other tasks the two are within a point of each other, {shots} examples",
                       "a hundredth minus the distance of their mean accuracies", (OURS, "gpt"),
-                      comparable([name for name in TASKS if "lambada" not in name], shots))
+                      by.comparable([name for name in TASKS if "lambada" not in name], shots))
                 for shots in (0, 5)
             ),
         ),
@@ -181,7 +163,7 @@ ITEMS = {
         "The magnitudes of the eigenvalues of QK and OV grow with depth, with a peak near the last layers.",
         tuple(
             Claim(f"eigenvalues of {pair} grow with depth{said}", "log of the last third's radius over the first's",
-                  (name,), growth(name, pair))
+                  (name,), by.growth(name, pair))
             for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
             for pair in ("QK", "OV", "FF")
         ),
@@ -196,9 +178,9 @@ ITEMS = {
             for name, said in (("repeats-llama", "Llama"), ("repeats-diffeqformer-llama", "DiffEqFormer-Llama"))
             for claim in (
                 Claim(f"{said} gets an induction head from random sequences that are repeated",
-                      f"prefix matching of its best head minus {MATCHING}", (name,), best_head(name)),
+                      f"prefix matching of its best head minus {MATCHING}", (name,), by.best_head(name)),
                 Claim(f"the inference: heads of {said} with positive eigenvalues match prefixes",
-                      f"rank correlation, where a head matches prefixes by {MATCHING}", (name,), induction(name)),
+                      f"rank correlation, where a head matches prefixes by {MATCHING}", (name,), by.induction(name)),
             )
         ),
         layout="A remark on figure 2, without a measurement of its own.",
@@ -209,9 +191,9 @@ ITEMS = {
         "Particles gather in clusters if weights are shared, and do not if weights grow with depth.",
         (
             Claim("growing weights leave more clusters than shared ones", "log of the ratio", (),
-                  more_clusters(level=False)),
+                  by.more_clusters(level=False)),
             Claim("growing weights of the same integral leave more clusters, too", "log of the ratio", (),
-                  more_clusters(level=True)),
+                  by.more_clusters(level=True)),
         ),
         layout="Paths of particles: some clusters if weights are shared, points apart if they grow.",
         figures=(("particles", ()),),
@@ -221,7 +203,7 @@ ITEMS = {
         "Lyapunov exponents say which tokens a prediction is sensitive to, better than attention.",
         tuple(
             Claim(f"exponents rank tokens by their effect better than attention rollout{said}",
-                  "difference of rank correlations", (OURS,), faithful(OURS, other=other), slow=True)
+                  "difference of rank correlations", (OURS,), by.faithful(OURS, other=other), slow=True)
             for other, said in ((False, ""), (True, ", on the other text"))
         ),
         missing="The second claim needs another text: --other FILES.",
@@ -232,7 +214,7 @@ ITEMS = {
         "After LoRA on a new text DiffEqFormer of 18 steps is ahead of GPT of 24 layers at 9, 12, 18 and 24 steps.",
         tuple(
             Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), adapted(steps))
+                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps))
             for steps in (3, 4, 6, 8)
         ),
         missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too.",
@@ -260,7 +242,7 @@ ITEMS = {
             lower(OURS, "d_emb-8", "d_emb 48 is better than 8, from where on matrices of 6 steps can be anything"),
             lower("d_emb-144", OURS, "d_emb 144 is better than 48"),
             Claim("memory grows by less than parameters", "ratio of parameters minus ratio of planned memory",
-                  (OURS, "d_emb-144"), cheaper_memory, True),
+                  (OURS, "d_emb-144"), by.cheaper_memory, True),
         ),
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
         figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),),

@@ -2,25 +2,40 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Concatenate, ParamSpec
 
+import jax
 import numpy as np
 
-from diffeqformer.config import Config, DataConfig
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
+from diffeqformer.analysis.induction import Induction, measure_induction
+from diffeqformer.analysis.spectra import Spectra, spectra
+from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
+from diffeqformer.data.cache import tokens_of
+from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.errors import BadInput
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.interop.comparing import compare_runs
+from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks
+from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document
-from diffeqformer.progress import Progress
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import CHECKPOINTS, RESULTS
+from diffeqformer.runs.footprint import update_footprint
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import read_results
 from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
+from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
+from diffeqformer.training.update import initial_state
 
-if TYPE_CHECKING:
-    from diffeqformer.analysis.induction import Induction
-    from diffeqformer.analysis.spectra import Spectra
-    from diffeqformer.interop.tasks import Tasks
-
+P = ParamSpec("P")
 NATS = "nats per token"
 MATCHING = 0.5
 """Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
@@ -32,6 +47,11 @@ TASKS = (
 )  # fmt: skip
 """Of tables 4 and 5, as the harness names them."""
 OURS = "diffeqformer"
+
+
+def measured(effect: Callable[Concatenate[Trained, P], float | None]) -> Callable[P, Measure]:
+    """An effect that depends on more than what is trained: called with the rest, the function returns a measure."""
+    return lambda *given, **named: lambda found: effect(found, *given, **named)
 
 
 def gain(found: Trained, better: str, worse: str) -> float:
@@ -52,24 +72,16 @@ def gap(result: Finished) -> float:
     return result.entry["validation"]["loss"] - sum(last) / len(last)
 
 
-def elsewhere(better: str, worse: str) -> Measure:
+@measured
+def elsewhere(found: Trained, better: str, worse: str) -> float | None:
     """The difference of bits per byte on the other text, without training on it."""
-
-    def measure(found: Trained) -> float | None:
-        if not found.other:
-            return None
-        ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
-        return theirs - ours
-
-    return measure
+    if not found.other:
+        return None
+    ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
+    return theirs - ours
 
 
 def _bits(result: Finished, files: tuple[str, ...]) -> float:
-    from diffeqformer.data.cache import tokens_of
-    from diffeqformer.data.loader import evaluation_batches
-    from diffeqformer.evaluation.perplexity import evaluate
-    from diffeqformer.progress import Silent
-
     opened = result.open()
     config = opened.config
     tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
@@ -78,30 +90,18 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
     return math.nan if found is None else found
 
 
-def growth(name: str, pair: str) -> Measure:
+@measured
+def growth(found: Trained, name: str, pair: str) -> float:
     """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
-
-    def measure(found: Trained) -> float:
-        from diffeqformer.analysis.spectra import spectra
-
-        seen = spectra(found.models[name].open().model, times=24)
-        radius = seen.pairs[pair].radius
-        over_depth = radius.reshape(len(radius), -1).mean(1)
-        third = max(1, len(over_depth) // 3)
-        return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
-
-    return measure
+    seen = spectra(found.models[name].open().model, times=24)
+    radius = seen.pairs[pair].radius
+    over_depth = radius.reshape(len(radius), -1).mean(1)
+    third = max(1, len(over_depth) // 3)
+    return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
 
 
-def spectra_of(one: Finished) -> "dict[int, Spectra]":
+def spectra_of(one: Finished) -> dict[int, Spectra]:
     """The spectra of a model by update: at the start, at the checkpoints that are kept, and at the end."""
-    import jax
-
-    from diffeqformer.analysis.spectra import spectra
-    from diffeqformer.runs.checkpoint import Checkpoints
-    from diffeqformer.runs.folder import CHECKPOINTS
-    from diffeqformer.training.update import initial_state
-
     opened = one.open()
     kept = Checkpoints(opened.folder / CHECKPOINTS)
     like = {"model": jax.eval_shape(lambda: opened.model)}
@@ -112,11 +112,8 @@ def spectra_of(one: Finished) -> "dict[int, Spectra]":
     return {step: spectra(model, times=24) for step, model in models.items()}
 
 
-def heads_of(one: Finished, seed: int) -> "Induction":
+def heads_of(one: Finished, seed: int) -> Induction:
     """What a model's heads do on sequences of random tokens that are repeated four times."""
-    from diffeqformer.analysis.induction import measure_induction
-    from diffeqformer.data.tokenizer import ordinary
-
     opened = one.open()
     return measure_induction(
         opened.model, candidates=ordinary(opened.tokens.tokenizer), sequences=16,
@@ -124,67 +121,48 @@ def heads_of(one: Finished, seed: int) -> "Induction":
     )  # fmt: skip
 
 
-def best_head(name: str) -> Measure:
+@measured
+def best_head(found: Trained, name: str) -> float:
     """How much more than `MATCHING` the head that matches prefixes most does so."""
-    return lambda found: float(heads_of(found.models[name], found.seed).behaviours["prefix matching"].max()) - MATCHING
+    return float(heads_of(found.models[name], found.seed).behaviours["prefix matching"].max()) - MATCHING
 
 
-def induction(name: str) -> Measure:
+@measured
+def induction(found: Trained, name: str) -> float | None:
     """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
-
-    def measure(found: Trained) -> float | None:
-        seen = heads_of(found.models[name], found.seed)
-        there = seen.behaviours["prefix matching"].max() >= MATCHING
-        return seen.inference.rho if there else None
-
-    return measure
+    seen = heads_of(found.models[name], found.seed)
+    there = seen.behaviours["prefix matching"].max() >= MATCHING
+    return seen.inference.rho if there else None
 
 
-def more_clusters(*, level: bool) -> Measure:
+@measured
+def more_clusters(found: Trained, *, level: bool) -> float:
     """Clusters left where weights grow with the square of depth, over those where they are shared, as a logarithm.
 
-    **Arguments:** `level`, whether growing weights have the integral of shared ones.
+    At the same `level` growing weights have the integral of shared ones.
     """
-
-    def measure(found: Trained) -> float:
-        from diffeqformer.analysis.clusters import simulate
-
-        ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
-        shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
-        return math.log(growing / shared)
-
-    return measure
+    ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
+    shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
+    return math.log(growing / shared)
 
 
-def faithful(name: str, *, other: bool = False) -> Measure:
-    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation.
-
-    **Arguments:** `other`, whether contexts are drawn from the other text.
-    """
-
-    def measure(found: Trained) -> float | None:
-        from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
-        from diffeqformer.data.cache import tokens_of
-
-        if other and not found.other:
-            return None
-        result = found.models[name].open()
-        length = min(48, result.config.model.context)
-        tokens = result.tokens.validation
-        if other:
-            tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
-        seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
-        of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
-        return of(PAIRWISE) - of("attention rollout")
-
-    return measure
+@measured
+def faithful(found: Trained, name: str, *, other: bool = False) -> float | None:
+    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
+    if other and not found.other:
+        return None
+    result = found.models[name].open()
+    length = min(48, result.config.model.context)
+    tokens = result.tokens.validation
+    if other:
+        tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
+    seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
+    of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
+    return of(PAIRWISE) - of("attention rollout")
 
 
 def counts(found: Trained) -> float:
     """Half a per cent less the largest relative error of the vanilla presets' parameters."""
-    from diffeqformer.config import read_yaml, shipped_configs
-    from diffeqformer.model.count import parameters
-
     published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
     stored: Document = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
     return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
@@ -201,51 +179,36 @@ def cheaper_memory(found: Trained) -> float:
 @cache
 def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
     """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
-    from diffeqformer.runs.footprint import update_footprint
-
     trainer = replace(config.trainer, batch_size=batch_size or config.trainer.batch_size)
     return update_footprint(replace(config, trainer=trainer)).total
 
 
-def task(name: str, shots: int, metric: str = "acc") -> Measure:
+@measured
+def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | None:
     """By how much DiffEqFormer is ahead of GPT on a task: the difference of accuracies, or for `perplexity` GPT's
     over its own as a logarithm.
-
-    **Arguments:** `name` in the harness; `shots`, solved examples in front of every item.
     """
-
-    def measure(found: Trained) -> float | None:
-        from diffeqformer.interop.comparing import compare_runs
-
-        if found.train:
-            for one in (OURS, "gpt"):
-                _evaluate(found, one, name, shots)
-        compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
-        rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.metric) == (name, shots, metric)]
-        if not rows or None in rows[0]:
-            return None
-        ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
-        return ours - theirs if metric == "acc" else math.log(theirs / ours)
-
-    return measure
+    if found.train:
+        for one in (OURS, "gpt"):
+            _evaluate(found, one, name, shots)
+    compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
+    rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.metric) == (name, shots, metric)]
+    if not rows or None in rows[0]:
+        return None
+    ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
+    return ours - theirs if metric == "acc" else math.log(theirs / ours)
 
 
-def comparable(names: Sequence[str], shots: int) -> Measure:
+@measured
+def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None:
     """A hundredth minus the distance of the mean accuracies over tasks; `None` unless all are there."""
-
-    def measure(found: Trained) -> float | None:
-        ahead = [task(name, shots)(found) for name in names]
-        known = [one for one in ahead if one is not None]
-        return 0.01 - abs(sum(known) / len(known)) if len(known) == len(ahead) else None
-
-    return measure
+    ahead = [task(name, shots)(found) for name in names]
+    known = [one for one in ahead if one is not None]
+    return 0.01 - abs(sum(known) / len(known)) if len(known) == len(ahead) else None
 
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
     """Evaluate a task, unless the run has been already, or the task cannot be had."""
-    from diffeqformer.interop.tasks import FOLDER, evaluate_tasks
-    from diffeqformer.runs.opening import load_run
-
     run = Path(found.models[model].config.run)
     if any((run / FOLDER).glob(f"{name}-*-{shots}-shot*.json")):
         return
@@ -254,13 +217,11 @@ def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
 
 
 @cache
-def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> "Tasks | None":
+def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
     """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find.
 
     The harness writes `shots` into a task, where it stays: each has its own.
     """
-    from diffeqformer.interop.tasks import Tasks
-
     try:
         return Tasks([name], folders)
     except BadInput as error:
@@ -269,39 +230,23 @@ def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) 
 
 def adapted_runs(folder: Path, seed: int) -> Document | None:
     """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
-
-    return read_results(_adapt_folder(folder, seed) / RESULTS)
+    return read_results(folder / f"adapt/seed-{seed}" / RESULTS)
 
 
-def _adapt_folder(folder: Path, seed: int) -> Path:
-    return folder / f"adapt/seed-{seed}"
-
-
-def adapted(steps: int | None) -> Measure:
-    """GPT's perplexity after LoRA over DiffEqFormer's at so many steps (own ones if `None`), as a logarithm, over both
-    directions."""
-
-    def measure(found: Trained) -> float | None:
-        from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
-
-        words = Arguments(texts=("own", "other"))
-        document = adapted_runs(found.folder, found.seed)
-        if document is None and found.other and found.train:
-            own = found.models[OURS].config.data
-            texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
-            document = reproduce(words, texts, found.seed, _adapt_folder(found.folder, found.seed), found.progress)
-        if document is None:
-            return None
-        rows = records([document])
-        lora = [row for row in rows if row["method"] == "lora"]
-        depth = words.steps if steps is None else steps
-        pairs = [
-            (row["final"]["loss"], next(ours["final"]["loss"] for ours in lora if ours["direction"] == row["direction"]
-             and ours["system"].startswith("DiffEqFormer") and ours["steps"] == depth))
-            for row in lora if not row["system"].startswith("DiffEqFormer")
-        ]  # fmt: skip
-        return sum(theirs - ours for theirs, ours in pairs) / len(pairs)
-
-    return measure
+@measured
+def adapted(found: Trained, steps: int) -> float | None:
+    """GPT's perplexity after LoRA over DiffEqFormer's at so many steps, as a logarithm, over both directions."""
+    words = Arguments(texts=("own", "other"))
+    document = adapted_runs(found.folder, found.seed)
+    if document is None and found.other and found.train:
+        own = found.models[OURS].config.data
+        texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
+        folder = found.folder / f"adapt/seed-{found.seed}"
+        document = reproduce(words, texts, found.seed, folder, found.progress)
+    if document is None:
+        return None
+    lora = [row for row in records([document]) if row["method"] == "lora"]
+    is_ours = lambda row: row["system"].startswith("DiffEqFormer")
+    ours = {row["direction"]: row["final"]["loss"] for row in lora if is_ours(row) and row["steps"] == steps}
+    ahead = [row["final"]["loss"] - ours[row["direction"]] for row in lora if not is_ours(row)]
+    return sum(ahead) / len(ahead)

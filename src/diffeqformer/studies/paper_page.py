@@ -5,12 +5,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, join, percent
+from diffeqformer.report.text import MISSING, join, number, percent
 from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
+from diffeqformer.studies.paper_measures import planned_memory
 from diffeqformer.studies.paper_record import Record, of_claim
 from diffeqformer.studies.paper_runs import Runs
+from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 from diffeqformer.studies.study import Result
 
 Found = Mapping[str, Sequence[Verdict]]
@@ -35,9 +38,6 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
     **Arguments:** `measured`, by item the verdicts of its claims; `record`, whose verdicts and models stand where it
     knows of more seeds.
     """
-    from diffeqformer.report.page import both_widths
-    from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
-
     known = {name for name, _ in record.claims}
     found = {name: [record.verdict(name, claim, verdict) for claim, verdict in _with_verdicts(name, measured)]
              for name in ITEMS if name in measured or name in known}  # fmt: skip
@@ -168,15 +168,11 @@ def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
     if runs.arguments.scale != "gpu":
         return ()
     from diffeqformer.runs.utilization import utilization
-    from diffeqformer.studies.paper_measures import planned_memory
 
     t, model = one.config.trainer, one.config.model
     seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
     used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
-    return (
-        MISSING if used is None else percent(used, 1),
-        MISSING if memory is None else f"{memory / 1e9:.1f}",
-    )
+    return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 
 def markdown(result: Result) -> str:
@@ -210,7 +206,5 @@ def _nats(claim: Claim) -> str:
 def _shown(verdict: Verdict) -> str:
     if not verdict.seeds:
         return MISSING
-    number = lambda value: f"{value:+.3f}".replace("-", "−")
-    if math.isnan(verdict.low):
-        return number(verdict.mean)
-    return f"{number(verdict.mean)} [{number(verdict.low)}, {number(verdict.high)}]"
+    mean, low, high = (f"{value:+.3f}".replace("-", "−") for value in (verdict.mean, verdict.low, verdict.high))
+    return mean if math.isnan(verdict.low) else f"{mean} [{low}, {high}]"

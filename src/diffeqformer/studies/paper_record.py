@@ -51,9 +51,7 @@ class Record:
 def read(path: Path, of: Values) -> Record:
     """The record in a file, empty if there is none.
 
-    **Arguments:** `of`, what its numbers must be of.
-
-    **Raises:** `BadInput` if they are of something else; `Damaged` if it is not what was written.
+    **Raises:** `BadInput` if its numbers are not `of` what is asked; `Damaged` if it is not what was written.
     """
     if not path.is_file():
         return Record(of)
@@ -72,10 +70,7 @@ def read(path: Path, of: Values) -> Record:
 
 
 def write(path: Path, document: Values, of: Values) -> None:
-    """Keep what the page says, whole or not at all.
-
-    **Arguments:** `document`, the page's.
-    """
+    """Keep what the page's document says, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(path, {"of": dict(of), **document})
 

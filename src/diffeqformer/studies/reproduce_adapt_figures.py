@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import (
@@ -35,7 +35,6 @@ from diffeqformer.report.figures import (
     key,
     legend,
     perplexity_scale,
-    plain_labels,
     thin,
 )  # fmt: skip
 from diffeqformer.report.page import both_widths
@@ -59,8 +58,7 @@ COLUMNS = (
 def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path()) -> Result:
     """Sentences computed from the records, a figure and a table for each direction.
 
-    **Arguments:** `records`, in the order in which systems are to be listed; `about`, what else is to be told, such as
-    sizes and texts; `folder`, where the page goes.
+    **Arguments:** `records`, in the order in which systems are to be listed; `about`, what else is to be told.
     """
     directions, systems = list(dict.fromkeys(record["direction"] for record in records)), systems_of(records)
     caption = (
@@ -120,8 +118,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     Curves are means over seeds, dashed from scratch. Large points are means of the final perplexities, small ones
     seeds.
 
-    **Arguments:** `records`, of all directions; `direction`, the one to draw; `systems`, as `systems_of` all records,
-    so that a system has one colour everywhere; `width` in inches, panels are stacked below 5.
+    **Arguments:** `systems`, as `systems_of` the records of all directions: a system has one colour everywhere.
     """
     own = [record for record in records if record["direction"] == direction]
     methods = [m for m in METHODS if m != "scratch" and any(r["method"] == m for r in own)] or ["scratch"]
@@ -156,8 +153,7 @@ def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) ->
     if drawn and max(drawn) > most:
         axis.set_ylim(top=most)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axis.set_xlabel("updates")
-    axis.set_ylabel("validation perplexity")
+    axis.set(xlabel="updates", ylabel="validation perplexity")
 
 
 def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
@@ -179,9 +175,8 @@ def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *,
             )
         names.append(" ".join(clean(system_name(*one)).split()))
     axis.set_ylim(len(here) - 0.4, -0.6)
-    axis.yaxis.set_major_locator(FixedLocator(list(range(len(here)))))
     names = [name if len(name) <= 30 else f"{name[:29]}…" for name in names] if named else [""] * len(here)
-    plain_labels(axis.set_yticklabels(names))
+    axis.set_yticks(range(len(here)), names, parse_math=False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=4))
     if ends:
         room = (max(ends) - min(ends)) or 0.1 * max(ends)
@@ -272,12 +267,8 @@ def _arrays(records: Sequence[Record]) -> dict[str, np.ndarray]:
     own = ("direction", "method", "system", "steps", "seed")
     return {
         **{key: np.asarray([record[key] for record in records]) for key in own},
-        **{f"{k}_{n}": np.asarray([_number(of_seeds(record, k, n)) for record in records]) for k, n in names},
+        **{f"{k}_{n}": np.asarray([of_seeds(record, k, n) for record in records], float) for k, n in names},
         "curve_record": np.asarray([number for number, _, _ in points], int),
-        "curve_update": np.asarray([_number(update) for _, update, _ in points]),
-        "curve_nats": np.asarray([_number(nats) for _, _, nats in points]),
-    }
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+        "curve_update": np.asarray([update for _, update, _ in points], float),
+        "curve_nats": np.asarray([nats for _, _, nats in points], float),
+    }  # NaN for `None`

@@ -173,12 +173,10 @@ def records(found: Sequence[Values]) -> list[Document]:
     """
     rows = []
     for entry in (entry for one in found for entry in one["models"]):
-        shared = {"kind": entry["role"]["kind"], "compute": entry["role"]["compute"], "updates": entry["updates"]}
-        shared["seed"] = entry["config"]["trainer"]["seed"]
-        shared["energy"] = entry["energy"]
-        for point in entry["readings"]:
-            values = {name: point.get(name) for name in ("steps", "loss", "perplexity", "accuracy")}
-            rows.append({**shared, **values})
+        shared = {"kind": entry["role"]["kind"], "compute": entry["role"]["compute"], "updates": entry["updates"],
+                  "seed": entry["config"]["trainer"]["seed"], "energy": entry["energy"]}  # fmt: skip
+        read = ("steps", "loss", "perplexity", "accuracy")
+        rows += [shared | {name: point.get(name) for name in read} for point in entry["readings"]]
     return rows
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.evaluation.accuracy import reach
 from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
@@ -40,10 +41,7 @@ steps are added; and the share of the weights' energy that is change over depth.
 
 
 def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path()) -> Result:
-    """Figures, tables and sentences of the records of `reproduce_depth`.
-
-    **Arguments:** `about`, what else is to be told, such as sizes and texts; `folder`, where the page goes.
-    """
+    """Figures, tables and sentences of the records of `reproduce_depth`, and `about`, what else is to be told."""
     caption = (
         "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint. Hollow "
         "marks: a model of its own for each depth. Small dots are seeds."
@@ -70,8 +68,6 @@ def puzzle(records: Sequence[Record]) -> bool:
 
 def reach_of(record: Record) -> float:
     """The largest difficulty up to which at least `RIGHT` of the answers are right."""
-    from diffeqformer.evaluation.accuracy import reach
-
     return float(reach(record["accuracy"], RIGHT))
 
 
@@ -129,10 +125,8 @@ def _look(index: int, kind: str) -> dict[str, Any]:
 
 def judgement(records: Sequence[Record]) -> Table:
     """Each mark, what was found, and whether it holds."""
-    rows = [
-        row for row in (_deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records)) if row
-    ]
-    return Table("Marks", ("mark", "found", "verdict"), tuple(rows))
+    rows = (_deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records))
+    return Table("Marks", ("mark", "found", "verdict"), tuple(row for row in rows if row))
 
 
 def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
@@ -157,9 +151,8 @@ def _near(records: Sequence[Record]) -> tuple[str, str, str] | None:
         return None
     gaps = {steps: elastic[steps] - best[steps] for steps in best}
     found = join([f"{_percent(gap)} at {steps}" for steps, gap in gaps.items()])
-    return _row(
-        f"within {percent(NEAR)} of the best model of that depth", found, math.exp(max(gaps.values())) <= 1 + NEAR
-    )
+    mark = f"within {percent(NEAR)} of the best model of that depth"
+    return _row(mark, found, math.exp(max(gaps.values())) <= 1 + NEAR)
 
 
 def _rises(records: Sequence[Record]) -> tuple[str, str, str] | None:
@@ -177,10 +170,8 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
     energies = {r["seed"]: r["energy"] for r in records if r["kind"] == "elastic"}
     if not energies:
         return None
-    energy = statistics.fmean(energies.values())
-    return _row(
-        f"at least {percent(ENERGY)} of the weights' energy is change over depth", percent(energy), energy >= ENERGY
-    )
+    energy, mark = statistics.fmean(energies.values()), "of the weights' energy is change over depth"
+    return _row(f"at least {percent(ENERGY)} {mark}", percent(energy), energy >= ENERGY)
 
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -223,10 +214,7 @@ def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
 def exponent(records: Sequence[Record]) -> float | None:
     """The slope of the logarithm of the equivalent depth over that of the number of steps: 1 if a step is a layer."""
     found = equivalent_depths(records)
-    if len(found) < 2:
-        return None
-    slope, _ = np.polyfit(np.log(list(found)), np.log(list(found.values())), 1)
-    return float(slope)
+    return float(np.polyfit(np.log([*found]), np.log([*found.values()]), 1)[0]) if len(found) > 1 else None
 
 
 def _equivalent(records: Sequence[Record]) -> list[Table]:

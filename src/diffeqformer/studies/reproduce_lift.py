@@ -89,10 +89,7 @@ class Arguments:
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Train what is missing, and compare over all seeds.
-
-    **Raises:** whatever training raises.
-    """
+    """Train what is missing, and compare over all seeds."""
     folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
         return listed(arguments, folder)
@@ -101,10 +98,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
-    """As `train_all`, with readings at the depths of each model, and of the original as it is when it is lifted.
-
-    **Arguments:** `seed`, of all that is drawn.
-    """
+    """As `train_all`, with readings at the depths of each model, and of the original as it is when it is lifted."""
     import jax
 
     from diffeqformer.model.lift import aligned, lift
@@ -261,12 +255,9 @@ def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
 
 
 def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
-    """Perplexities by depth, and marks that were written before the runs.
-
-    **Arguments:** `rows`, of `records`; `layers`, L; `about`, what else is to be told; `folder`, where the page goes.
-    """
+    """Perplexities by depth, and marks that were written before the runs; `about`, what else is to be told."""
     depths = sorted({row["steps"] for row in rows})
-    losses = {kind: means(rows, kind) for kind in NAMES if means(rows, kind)}
+    losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
     cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
     table = Table(
         "Perplexity of the validation split, by number of steps",
@@ -280,10 +271,8 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
         name = "the original" if depth == layers else f"a model of {depth} layers"
         mark = f"at {depth} steps at most {100 * most:g} % above {name}"
         marks.append((mark, f"{100 * over:+.2f} %".replace("-", "−"), "holds" if over <= most else "fails"))
-    hold = sum(mark[-1] == "holds" for mark in marks)
-    headline = (
-        f"{hold} of {len(marks)} marks hold for a lifted model of {layers} layers, fine-tuned once at all depths."
-    )
+    hold, lifted = sum(mark[-1] == "holds" for mark in marks), f"a lifted model of {layers} layers"
+    headline = f"{hold} of {len(marks)} marks hold for {lifted}, fine-tuned once at all depths."
     judged = Table("Marks", ("mark", "found", "verdict"), tuple(marks))
     return Result("lift", "From lifted to elastic", (headline, *about), (judged, table), document=rows, folder=folder)
 

@@ -12,11 +12,10 @@ from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration
+from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import paper_record
 from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge
-from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
-from diffeqformer.studies.paper_page import contradictions, markdown, result_of
 from diffeqformer.studies.paper_record import Record
 from diffeqformer.studies.paper_runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
@@ -30,6 +29,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for an item that there is not, or a scale that this machine is not for; whatever training
     raises but `Diverged`: such a model has no effect; `Damaged` for a record that is.
     """
+    from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS
+    from diffeqformer.studies.paper_page import contradictions, result_of
+
     names = arguments.items or tuple(ITEMS)
     for name in names:
         if name not in ITEMS:
@@ -73,8 +75,6 @@ def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
 
 def _kept(claim: Claim, trained: Trained) -> float | None:
     """The effect that was measured on these runs and files before; measured and kept if there is none."""
-    from diffeqformer.store.files import read_sealed, write_sealed
-
     path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
     of: Document = {
         "claim": claim.sentence, "seed": trained.seed, "other": list(trained.other),
@@ -95,6 +95,8 @@ def _kept(claim: Claim, trained: Trained) -> float | None:
 
 def listed(names: Sequence[str], runs: Runs) -> Result:
     """Items, the runs that each needs and has, and how long the rest takes."""
+    from diffeqformer.studies.paper_items import ITEMS, OURS
+
     seeds, there = runs.arguments.seeds, {(name, seed) for name, _, seed in runs.ended}
     rows, needed, longest = [], {}, 0.0
     for name in names:
@@ -133,7 +135,7 @@ def write(result: Result, arguments: Arguments) -> dict[str, str]:
     """The page, and if asked for the same as Markdown and the record; a list leaves no files."""
     if arguments.list:
         return {}
-    from diffeqformer.store.files import write_output
+    from diffeqformer.studies.paper_page import markdown
 
     written = {"page": str(result.write())}
     if arguments.markdown:

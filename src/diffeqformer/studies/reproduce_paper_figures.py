@@ -11,12 +11,22 @@ from textwrap import fill
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.errors import BadInput
+from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import COLORS, MARKERS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
+from diffeqformer.studies import reproduce_adapt_figures as adapt
+from diffeqformer.studies.clusters_figures import cloud_of, trajectories
+from diffeqformer.studies.compare import accuracies
+from diffeqformer.studies.compare_figures import task_figure
+from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper import Finished, Verdict
-from diffeqformer.studies.paper_measures import planned_memory, spectra_of
+from diffeqformer.studies.paper_measures import adapted_runs, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper_runs import Runs
+from diffeqformer.studies.reproduce_adapt import records
+from diffeqformer.studies.spectra_figures import real_parts
 
 Names = tuple[str, ...]
 
@@ -25,10 +35,7 @@ COLOURS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "u
 
 
 def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
-    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero.
-
-    **Arguments:** `rows`, item, claim and verdict.
-    """
+    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
     with drawing(width, 0.5 * len(rows) + 0.9) as (figure, grid):
         axes = grid[0, 0]
         for place, (_, _, verdict) in enumerate(rows):
@@ -45,8 +52,7 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
             range(len(rows)), [fill(f"{item}: {claim} ({verdict.word})", line) for item, claim, verdict in rows]
         )
         axes.tick_params(axis="y", labelsize=7)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel("effect, in the claim's unit")
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="effect, in the claim's unit")
     return figure
 
 
@@ -76,18 +82,16 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
     if len(there) < 2:
         return []
     d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
-    several = [[runs.trained(name, seed) for seed in runs.arguments.seeds] for name in there]
-    losses = [[one.entry["validation"]["loss"] for one in seeds if one is not None] for seeds in several]
-    speeds = [[one.entry["tokens_per_second"] for one in seeds if one is not None] for seeds in several]
-    stored = [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]
-    memory = {
-        size: [[(planned_memory(one.config, size) or math.nan) / 1e6] for one in there.values()] for size in BATCH_SIZES
-    }
+    several = [[one for seed in runs.arguments.seeds if (one := runs.trained(name, seed))] for name in there]
+    planned = lambda one, size: (planned_memory(one.config, size) or math.nan) / 1e6
     panels = {
-        "loss (nats per token)": {"": losses}, "tokens per second": {"": speeds},
-        "parameters stored (millions)": {"": stored},
-        "memory of an update (MB)": {f"{size} sequences": values for size, values in memory.items()},
-    }  # fmt: skip
+        "loss (nats per token)": {"": [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]},
+        "tokens per second": {"": [[one.entry["tokens_per_second"] for one in seeds] for seeds in several]},
+        "parameters stored (millions)": {"": [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]},
+        "memory of an update (MB)": {
+            f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
+        },
+    }
     said = (
         "Against d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
         "memory of an update as compiled. Points: seeds."
@@ -99,10 +103,7 @@ def against(
     label: str, places: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], *,
     width: float = WIDE,
 ) -> Drawing:  # fmt: skip
-    """Panels of numbers against a size, on a logarithmic axis: lines through the means of seeds.
-
-    **Arguments:** `panels`, by their label, of each line by its name the numbers of every place.
-    """
+    """Panels against a size, on a logarithmic axis: of each line by name the numbers of all seeds at every place."""
     across = 1 if width < WIDE else 2
     down = -(-len(panels) // across)
     with drawing(width, 2.4 * down, down, across) as (figure, grid):
@@ -115,8 +116,7 @@ def against(
             axes.set_xscale("log")
             axes.set_xticks(places, [f"{place:g}" for place in places])
             axes.minorticks_off()
-            axes.set_xlabel(label)
-            axes.set_ylabel(quantity)
+            axes.set(xlabel=label, ylabel=quantity)
             if len(lines) > 1:
                 axes.legend()
     return figure
@@ -124,8 +124,6 @@ def against(
 
 def spectra(runs: Runs, names: Names) -> list[Figure]:
     """A model's eigenvalues at the start, in the middle and at the end of training."""
-    from diffeqformer.studies.spectra_figures import real_parts
-
     figures = []
     for name, one in _there(runs, names).items():
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
@@ -137,9 +135,6 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
 
 def induction(runs: Runs, names: Names) -> list[Figure]:
     """What heads do on repeated sequences, and what their spectra say."""
-    from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
-    from diffeqformer.studies.paper_measures import heads_of
-
     figures = []
     for name, one in _there(runs, names).items():
         found = heads_of(one, runs.arguments.seeds[0])
@@ -152,20 +147,13 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
 
 def particles(runs: Runs, names: Names) -> list[Figure]:
     """Where particles go if weights are shared, and if they grow with depth."""
-    from diffeqformer.analysis.clusters import simulate
-    from diffeqformer.studies.clusters_figures import cloud_of, trajectories
-
     clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
     return [both_widths("particles", "Paths of 40 particles, by how weights grow.", trajectories, clouds)]
 
 
 def adaptation(runs: Runs, names: Names) -> list[Figure]:
     """Fine-tuning at other depths, of all seeds that are finished."""
-    from diffeqformer.studies import reproduce_adapt_figures as adapt
-    from diffeqformer.studies.paper_measures import adapted_runs
-    from diffeqformer.studies.reproduce_adapt import records
-
-    found = [adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds]
+    found = (adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds)
     rows = records([one for one in found if one is not None])
     return [
         both_widths(f"adaptation-{number}", f"Fine-tuning, {direction}.", adapt.adaptation, rows, direction,
@@ -176,11 +164,6 @@ def adaptation(runs: Runs, names: Names) -> list[Figure]:
 
 def tasks(runs: Runs, names: Names) -> list[Figure]:
     """Accuracies on tasks that both models were evaluated on."""
-    from diffeqformer.errors import BadInput
-    from diffeqformer.interop.comparing import compare_runs
-    from diffeqformer.studies.compare import accuracies
-    from diffeqformer.studies.compare_figures import task_figure
-
     there = _there(runs, names)
     if len(there) < 2:
         return []

@@ -225,13 +225,11 @@ def _corpus(corpus: Document) -> tuple[str, Table]:
 def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tuple[str, str]]]]:
     """Texts of a model, those of training first: its place, a name, prompt and text, settings."""
     on_the_way = [(index, f"{model['name']}, update {s['step']}", s, []) for s in model.get("samples", ())]
-    last = model["sample"]
-    return [*on_the_way, *([(index, model["name"], last, _pairs(last))] if last else [])]
-
-
-def _pairs(sample: Document) -> list[tuple[str, str]]:
-    settings = sample.get("settings") or {}
-    return [(name.replace("_", " "), _setting(value)) for name, value in settings.items() if value is not None]
+    if not (last := model["sample"]):
+        return on_the_way
+    given = {name: value for name, value in (last.get("settings") or {}).items() if value is not None}
+    settings = [(name.replace("_", " "), _setting(value)) for name, value in given.items()]
+    return [*on_the_way, (index, model["name"], last, settings)]
 
 
 def _settings(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:

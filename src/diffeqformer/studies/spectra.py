@@ -125,12 +125,9 @@ def figures(models: Models) -> "tuple[Figure, ...]":
             models,
         )
     )
+    of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
     for number, (name, found) in enumerate(models):
-        kind = (
-            "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
-            if found.continuous
-            else "Dots are the eigenvalues of the layers"
-        )
+        kind = of_curves if found.continuous else "Dots are the eigenvalues of the layers"
         for pair in ("QK", "OV", "FF"):
             said = f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}."
             file = _file("flow", pair) + ("-against" if number else "")
@@ -185,10 +182,8 @@ def headline(found: "Spectra") -> str:
 
 
 def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool, seed: int) -> tuple[str, ...]:
-    """How shares and radii change, what the matrices are, and how far the curves can be trusted.
-
-    **Arguments:** `lengths` of every model's steps, if OV and FF are multiplied by them.
-    """
+    """How shares and radii change, what the matrices are (OV and FF may be multiplied by the `lengths` of every
+    model's steps), and how far the curves can be trusted."""
     from diffeqformer.analysis.spectra import RADIUS, SHARE
 
     said = [

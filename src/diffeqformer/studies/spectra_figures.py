@@ -31,20 +31,18 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     heights = [0.9 + 1.45 * max(n, 2) for n in rows]
     with style():
         figure = Figure(figsize=(width, sum(heights) if stacked else max(heights) + 0.1), layout="constrained")
-        if stacked:
-            parts: Any = figure.subfigures(len(models), 1, height_ratios=heights, squeeze=False)[:, 0]
-        else:
-            parts = figure.subfigures(1, len(models), width_ratios=columns, squeeze=False)[0]
-        for part, (name, found, values), across, down in zip(parts, spectra, columns, rows, strict=True):
+        beside: dict[str, Any] = {"nrows": len(models), "height_ratios": heights}
+        beside = beside if stacked else {"ncols": len(models), "width_ratios": columns}
+        parts: Any = figure.subfigures(**beside, squeeze=False)
+        for part, (name, found, values), across, down in zip(parts.flat, spectra, columns, rows, strict=True):
             _title(part, f"{name}: {pair}")
             real = np.sort(np.real(_shown(found, pair, values)), axis=-1)[..., ::-1]
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
             axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
             image: Any = None
-            for head, axis in enumerate(axes.flat):
-                if head >= values.shape[1]:
-                    axis.set_visible(False)
-                    continue
+            for axis in axes.flat[values.shape[1] :]:
+                axis.set_visible(False)
+            for head, axis in enumerate(axes.flat[: values.shape[1]]):
                 image = axis.pcolormesh(
                     _edges(found, pair), np.arange(values.shape[-1] + 1) + 0.5, real[:, head].T,
                     cmap=SIGNED, norm=CenteredNorm(0.0, end), rasterized=True,
@@ -66,13 +64,13 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     return figure
 
 
-def summaries(models: Models, pairs: Sequence[str] = ("QK", "OV", "FF"), *, width: float = WIDE) -> Figure:
+def summaries(models: Models, *, width: float = WIDE) -> Figure:
     """Summaries of the spectra over depth: a thin line for every head, a thick one for their mean.
 
     A pair a row; a pair a column if `width` is below 5.
     """
-    stacked = width < 5
-    names = list(models[0][1].pairs[pairs[0]].summaries())
+    stacked, pairs = width < 5, ("QK", "OV", "FF")
+    names = list(models[0][1].pairs["QK"].summaries())
     rows, columns = (len(names), len(pairs)) if stacked else (len(pairs), len(names))
     with drawing(width, 0.6 + 1.7 * rows, rows, columns, sharex=True) as (figure, grid):
         axes = grid.T if stacked else grid  # (pair, summary)
@@ -108,10 +106,9 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     Weights that are functions of time give curves, with dots at the times of the forward pass's steps; a table of
     layers gives the dots alone. The frame is that of the dots and of 99 % of the curves: what leaves it is cut off.
     """
-    values: Any
-    dots: Any
-    values, dots = found.pairs[pair].eigenvalues, found.pairs[pair].eigenvalues[found.steps(pair)]
-    times, moments = found.times, found.times[found.steps(pair)]
+    values: Any = found.pairs[pair].eigenvalues
+    times, steps = found.times, found.steps(pair)
+    dots, moments = values[steps], times[steps]
     heads = values.shape[1]
     columns = min(heads, 2 if width < 5 else 4)
     rows = -(-heads // columns)
@@ -120,10 +117,9 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     height = 0.9 + min(width / max(columns, 1), 4.4) * rows * 0.95
     with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, axes):
         drawn: Any = None
-        for head, axis in enumerate(axes.flat):
-            if head >= heads:
-                axis.set_visible(False)
-                continue
+        for axis in axes.flat[heads:]:
+            axis.set_visible(False)
+        for head, axis in enumerate(axes.flat[:heads]):
             axis.axhline(0, color=INK, linewidth=0.5, alpha=0.4)
             axis.axvline(0, color=INK, linewidth=0.5, alpha=0.4)
             if found.continuous:
@@ -138,9 +134,7 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
                 at.real.ravel(), at.imag.ravel(), c=np.repeat(moments, at.shape[-1]), cmap=DEPTH,
                 norm=Normalize(0.0, 1.0), s=5, linewidths=0, rasterized=True,
             )  # fmt: skip
-            axis.set_aspect("equal")
-            axis.set_xlim(-reach, reach)
-            axis.set_ylim(-reach, reach)
+            axis.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
             if heads > 1:
                 axis.set_title(f"head {head}", pad=2)
         figure.supxlabel("real part", fontsize=9)
@@ -165,9 +159,7 @@ def _edges(found: Spectra, pair: str) -> np.ndarray:
 
 
 def _title(figure: Any, text: str) -> None:
-    drawn = figure.suptitle("title", x=0.01, ha="left", fontsize=9)
-    drawn.set_parse_math(False)
-    drawn.set_text(clean(text))
+    figure.suptitle(clean(text), x=0.01, ha="left", fontsize=9, parse_math=False)
 
 
 def _key(figure: Figure, names: Sequence[str], *, stacked: bool) -> None:
@@ -176,6 +168,5 @@ def _key(figure: Figure, names: Sequence[str], *, stacked: bool) -> None:
     for index, name in enumerate(names):
         x, y = (0.01, -12.0 * index) if stacked else (0.01 + 0.5 * index, 0.0)
         place = offset_copy(figure.transFigure, figure, y=y - 1, units="points")
-        text = figure.text(x, 1, "name", color=color(index), va="top", fontsize=9, transform=place)
-        text.set_parse_math(False)
-        text.set_text(clean(name))
+        look: dict[str, Any] = {"color": color(index), "va": "top", "fontsize": 9, "parse_math": False}
+        figure.text(x, 1, clean(name), transform=place, **look)

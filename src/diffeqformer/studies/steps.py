@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -15,6 +16,8 @@ from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from diffeqformer.analysis.participation import Participation
 
 UPDATES = 100_000
@@ -95,13 +98,10 @@ def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], probability: n
 
 
 def result(
-    found: "Participation", about: str, document: dict, folder: object = None, tuned: Probes | None = None
+    found: "Participation", about: str, document: dict, folder: Path = Path(), tuned: Probes | None = None
 ) -> Result:
     """Sentences, tables and figures of what each step does; `about` says what was read, `tuned` is what probes read."""
-    from pathlib import Path
-
     from diffeqformer.report.page import both_widths
-    from diffeqformer.studies import steps_figures as draw
 
     arrays = found.arrays()
     caption = "The loss of the prediction after every step, and its KL divergence from the last one."
@@ -122,12 +122,12 @@ def result(
         ),
         (by_step(found, tuned=tuned), by_matrix(found)),
         (
-            both_widths("steps-loss", caption, draw.loss_by_step, found, tuned),
-            both_widths("steps-movement", moves, draw.movement_by_step, found),
+            both_widths("steps-loss", caption, loss_by_step, found, tuned),
+            both_widths("steps-movement", moves, movement_by_step, found),
         ),
         arrays=arrays,
         document={**document, **{name: value.tolist() for name, value in arrays.items()}, "settled": found.settled},
-        folder=Path() if folder is None else folder,  # pyright: ignore[reportArgumentType]
+        folder=folder,
     )
 
 
@@ -180,3 +180,37 @@ def by_matrix(found: "Participation") -> Table:
         for name in found.energy
     ]
     return Table("Weights over depth", ("matrix", "energy about the mean", "effective rank"), tuple(rows))
+
+
+def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: float) -> "Figure":
+    """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given."""
+    from diffeqformer.report.figures import drawing, legend, look
+
+    steps = np.arange(len(found.loss))
+    with drawing(width, *((6.4, 2, 1) if width < 5 else (3.4, 1, 2))) as (figure, axes):
+        names = ("loss (nats per token)", "KL to the last prediction (nats per token)")
+        lines = []
+        for index, (axis, values, name) in enumerate(zip(axes.flat, (found.loss, found.kl), names, strict=True)):
+            lines = axis.plot(steps, values, **look(0))
+            if tuned is not None:
+                lines += axis.plot(steps, tuned[index], **look(1))
+            axis.set(xlabel="steps taken", ylabel=name, ylim=(0, None))
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        if tuned is not None:
+            legend(figure, lines, ["logit lens", "tuned lens"], width)
+    return figure
+
+
+def movement_by_step(found: "Participation", *, width: float) -> "Figure":
+    """Root mean square of what each half adds in each step, beside the length of the state after it."""
+    from diffeqformer.report.figures import drawing, legend, look
+
+    steps = np.arange(1, len(found.loss))
+    parts = {"attention": found.attention, "feed-forward": found.feed_forward, "state": found.length[1:]}
+    with drawing(width, 3.7) as (figure, axes):
+        (axis,) = axes.flat
+        handles = [line for i, values in enumerate(parts.values()) for line in axis.plot(steps, values, **look(i))]
+        axis.set(xlabel="step", ylabel="root mean square", ylim=(0, None))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        legend(figure, handles, list(parts), width)
+    return figure

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,9 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_TRIALS = 10_000
 
@@ -62,8 +65,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     runs = [[config_of(trial, seed) for seed in arguments.seeds] for trial in trials]
     import numpy as np
 
+    from diffeqformer.report.page import both_widths
     from diffeqformer.runs.trainer import train
-    from diffeqformer.studies.sweep_figures import losses_by_setting
 
     rows = []
     for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
@@ -83,7 +86,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                      "tokens_per_second": sum(speeds) / len(speeds) if speeds else None})  # fmt: skip
     rows.sort(key=lambda row: row["loss"])
     names, losses = list(trials[0]), [[math.nan if one is None else one for one in row["losses"]] for row in rows]
-    figures = tuple(losses_by_setting(name, rows) for name in names) if math.isfinite(rows[0]["loss"]) else ()
+    figures = tuple(
+        both_widths(name.replace(".", "-"), f"Validation loss of every trial by {name}.", losses_by, name, rows)
+        for name in (names if math.isfinite(rows[0]["loss"]) else ())
+    )
     document = [{**row, "loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows]
     return Result(
         "sweep",
@@ -181,3 +187,22 @@ def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
         speed = "–" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
         cells.append((str(rank), *values, loss, spread, speed))
     return Table("Trials", ("rank", *names, "loss (nats)", "spread of seeds", "tokens/s"), cells)
+
+
+def losses_by(name: str, rows: Sequence[Values], *, width: float) -> "Figure":
+    """The loss of every trial over one of its settings."""
+    from diffeqformer.report.figures import color, drawing
+
+    known = [(row["settings"][name], row["loss"]) for row in rows if math.isfinite(row["loss"])]
+    numeric = all(type(value) in (int, float) for value, _ in known)
+    values = sorted({value for value, _ in known}) if numeric else list(dict.fromkeys(str(value) for value, _ in known))
+    with drawing(width, 3.2) as (figure, axes):
+        (axis,) = axes.flat
+        places = [value if numeric else values.index(str(value)) for value, _ in known]
+        axis.plot(places, [loss for _, loss in known], linestyle="", marker="o", color=color(0))
+        if numeric and min(places) > 0 and max(places) > 5 * min(places):
+            axis.set_xscale("log")
+        if not numeric:
+            axis.set_xticks(range(len(values)), values, parse_math=False)
+        axis.set(xlabel=name, ylabel="validation loss (nats per token)")
+    return figure
