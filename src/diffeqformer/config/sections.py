@@ -238,7 +238,7 @@ class OwnConfig(Section):
 
 @dataclass(frozen=True)
 class RecursiveConfig(Section):
-    """Gradients by recursive checkpointing (Griewank & Walther 2000)."""
+    """Gradients by recursive checkpointing (Griewank 1992)."""
 
     builder: ClassVar[str] = "diffeqformer.ode.adjoints:recursive_adjoint"
 

@@ -22,11 +22,15 @@ USUAL = "Tsit5"
 """Diffrax's solver for schemes that have no error estimate, after a first step that is `euler-middle`'s."""
 
 
+def has_error_estimate(scheme: Scheme) -> bool:
+    """Whether Diffrax has a solver of the scheme's tableau that estimates its error."""
+    return issubclass(getattr(diffrax, getattr(scheme, "solver", "") or "Euler"), diffrax.AbstractAdaptiveSolver)
+
+
 def can_adapt(scheme: Scheme) -> bool:
-    """Whether steps can be chosen for a scheme: Diffrax has a solver of its tableau with an error estimate, or it is
-    `euler-middle`, whose first step may have a length of its own before a solver that has one."""
-    solver = getattr(diffrax, getattr(scheme, "solver", "") or "Euler")
-    return scheme == EULER_MIDDLE or issubclass(solver, diffrax.AbstractAdaptiveSolver)
+    """Whether steps can be chosen for a scheme: it has an error estimate, or is `euler-middle`, whose first step may
+    have a length of its own before a solver that has one."""
+    return scheme == EULER_MIDDLE or has_error_estimate(scheme)
 
 
 def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.AbstractAdaptiveSolver:
@@ -38,7 +42,8 @@ def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.Abstr
         name = next((name for name, one in SCHEMES.items() if one == scheme), type(scheme).__name__)
         raise BadInput(
             f"model.tolerance.rtol is given, but model.scheme {name!r} has no error estimate to choose steps by; "
-            f"{', '.join(name for name, one in SCHEMES.items() if can_adapt(one))} have."
+            f"take one that has ({', '.join(name for name, one in SCHEMES.items() if has_error_estimate(one))}) or "
+            f"'euler-middle', whose steps {USUAL} then takes."
         )
     return getattr(diffrax, getattr(scheme, "solver", "") or USUAL)()
 
