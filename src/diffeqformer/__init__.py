@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.ode.grid import Grid
     from diffeqformer.ode.schemes import SCHEMES, OneStep, Scheme
     from diffeqformer.ode.solve import solve
-    from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
+    from diffeqformer.ode.solvers import SchemeSolver
     from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights, WeightSource
     from diffeqformer.progress import Silent, Terminal
     from diffeqformer.runs.finetune import finetune_config
@@ -87,7 +87,7 @@ _MODULES = {
     "diffeqformer.ode.grid": "Grid",
     "diffeqformer.ode.schemes": "SCHEMES OneStep Scheme",
     "diffeqformer.ode.solve": "solve",
-    "diffeqformer.ode.solvers": "LieTrotter SchemeSolver Strang",
+    "diffeqformer.ode.solvers": "SchemeSolver",
     "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights WeightSource",
     "diffeqformer.progress": "Silent Terminal",
     "diffeqformer.runs.finetune": "finetune_config",
@@ -103,9 +103,9 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
     "DropoutConfig", "EarlyExit", "Evaluation", "Field", "GPTConfig", "GradientConfig", "Grid", "LayerConfig",
-    "LayerWeights", "LieTrotter", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep",
+    "LayerWeights", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep",
     "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig",
-    "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Strang", "Terminal", "TimeConfig", "TimeWeights",
+    "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Terminal", "TimeConfig", "TimeWeights",
     "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract",
     "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export",
     "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",

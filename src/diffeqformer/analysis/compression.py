@@ -22,7 +22,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.solve import Step
-from diffeqformer.ode.weights.lifting import fit_knots, is_unit, ridged
+from diffeqformer.ode.weights.lifting import fit_knots, is_linear_or_norm, ridged
 from diffeqformer.progress import Progress, Silent
 
 Moments = list[Float[Array, "layer _ _"]]
@@ -83,7 +83,7 @@ class _Inputs:
             (self._field.feed_forward, step.feed_forward),
         ):
             for at in evaluations:
-                units, structure = jax.tree.flatten(at.weights, is_leaf=is_unit)
+                units, structure = jax.tree.flatten(at.weights, is_leaf=is_linear_or_norm)
                 noted = [
                     _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
@@ -143,7 +143,7 @@ def low_rank(
     nearest, not the matrices.
     """
     layers, left = _layers(rows), iter(moments or ())
-    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
+    units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
 
     def split(unit: Linear) -> tuple[np.ndarray, ...]:
         weight = np.asarray(unit.weight)

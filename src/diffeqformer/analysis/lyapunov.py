@@ -184,7 +184,7 @@ def flow_and_transpose(
 
     def flow(first: Array) -> Array:
         found = _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first, keep=False))
-        return model.scheme.state(found.observer).swapaxes(-1, -2)
+        return model.scheme.state(found.carried).swapaxes(-1, -2)
 
     images, transpose = jax.vjp(flow, first)
     return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)

@@ -325,7 +325,7 @@ def spectra(
             values, singular = (np.concatenate(each) for each in zip(*chunks, strict=True))
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
-    edges = np.asarray(model.grid(steps).edges)
+    edges = np.asarray(grid.edges)
     return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
 
 

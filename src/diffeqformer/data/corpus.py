@@ -19,8 +19,8 @@ from diffeqformer.config import DataConfig, to_dict
 from diffeqformer.data.files import (
     NEEDS_EXTRA,
     OF_DOCUMENTS,
-    Document,
     Reader,
+    TextDocument,
     TextFile,
     find_files,
     require_field,
@@ -156,7 +156,7 @@ def _split_files(
     masked = config.targets == "completions"
     reader = Reader(config.text_field, config.strict, progress.say, masked)
 
-    def documents(files: list[TextFile]) -> Callable[[], Iterator[Document]]:
+    def documents(files: list[TextFile]) -> Callable[[], Iterator[TextDocument]]:
         return lambda: chain.from_iterable(map(reader.documents, files))
 
     total = sum(file.size for file in train + validation)
@@ -273,7 +273,7 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
     return _streamed(name, [Source(f"dataset {name!r}", shards(train))], given, config, listed)
 
 
-def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[Document]:
+def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[TextDocument]:
     """The documents of some rows, without empty ones.
 
     **Raises:** `RunFailed` if they cannot be read to their end.
@@ -330,7 +330,7 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     if not len(rows):
         raise BadInput(f"dataset {name!r} has an empty split, but needs rows for training and for validation.")
 
-    def read() -> Iterator[Document]:
+    def read() -> Iterator[TextDocument]:
         number = 0
         for batch in rows.select_columns([config.text_field]).iter(batch_size=256):
             for value in batch[config.text_field]:

@@ -43,7 +43,7 @@ def build(
     own = {"weights": weights, "field": field, "scheme": scheme}
     own_field: Field = field or config.field.build(config)
     own_scheme: Scheme = scheme or config.scheme.build()
-    grid = Grid.of(config.edges or config.steps, config.first_step)
+    grid = Grid.of_config(config)
     source = weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key)
     if config.modulation:
         source = config.modulation.build(source, own_field.shapes(), grid.steps)

@@ -20,7 +20,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-from diffeqformer.config import MOST_STEPS
+from diffeqformer.config import MOST_STEPS, ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 
@@ -85,6 +85,11 @@ class Grid:
         if first_step is None or asked == 1:
             return Grid(int(asked))
         return Grid(int(asked), (0.0, *np.linspace(first_step, 1.0, asked).tolist()))
+
+    @staticmethod
+    def of_config(config: ModelConfig) -> "Grid":
+        """The grid that a model is trained on."""
+        return Grid.of(config.edges or config.steps, config.first_step)
 
     @staticmethod
     def _between(edges: Any) -> "Grid":

@@ -29,7 +29,7 @@ class Solution(NamedTuple):
     """Evaluations of the vector field that it took."""
     kept: PyTree = None
     """What an observer kept of each step, stacked."""
-    observer: PyTree = None
+    carried: PyTree = None
     """What an observer carried to the end."""
     cache: KeyValueCache | None = None
     """Keys and values, stacked over steps and the attention evaluations of each, if a cache was given."""
@@ -121,11 +121,11 @@ def solve(
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     given = keys, lengths
+    flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
     way: Adjoint = adjoint or Plain()
     solution = lambda carry, *others: Solution(scheme.state(carry).astype(x.dtype), evaluations, *others, carry=carry)
 
     if until is not None:
-        flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         end = jax.lax.while_loop(
             lambda now: (now[0] < steps) & ~until(now[1]),
             lambda now: (now[0] + 1, flow.step_of(now[0], now[1])),
@@ -133,7 +133,6 @@ def solve(
         )
         return solution(end[1])
     if isinstance(way, OwnBackwardPass) and observer is None and cache is None:
-        flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         return solution(way.integrate(flow, carry))
 
     def body(now: PyTree, each: tuple) -> tuple[PyTree, PyTree]:

@@ -23,7 +23,7 @@ from diffeqformer.config import Config
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.weights import LayerWeights, TimeWeights
-from diffeqformer.ode.weights.time import is_unit
+from diffeqformer.ode.weights.time import is_time_unit
 from diffeqformer.ode.weights.time_networks import TimeLinear
 
 
@@ -105,7 +105,7 @@ def vjp(
     def to_trained(gradients: Transformer) -> tuple[Transformer]:
         (own,) = to_others(gradients)
         assert isinstance(gradients.weights, LayerWeights)
-        networks = jax.tree.map(unit, own.weights.networks, gradients.weights.layers, codes, is_leaf=is_unit)
+        networks = jax.tree.map(unit, own.weights.networks, gradients.weights.layers, codes, is_leaf=is_time_unit)
         return (eqx.tree_at(lambda model: model.weights.networks, own, networks),)
 
     return populated, to_trained
