@@ -206,13 +206,13 @@ def pairwise_growth(
 ) -> Float[Array, "step input tangent"]:
     """How much tangents of some inputs grow in each step for one output, in the decomposition's order; see `pairwise`.
 
-    Those of inputs behind the output do not: nothing moves them.
+    Those of inputs after the output do not: nothing moves them.
     """
     return _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first)).kept
 
 
 def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents") -> Solution:
-    """The forward pass of one text, looked on by `observer`."""
+    """The forward pass of one text, observed by `observer`."""
     return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
 
 
@@ -276,7 +276,7 @@ def _attention_in_blocks(
     """`A(x)` as decoding computes it: block after block of queries against a cache of the keys and values so far."""
     positions = x.shape[1]
     blocks = -(-positions // QUERIES)
-    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # behind the text: no token sees them
+    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
     kv_heads, head_width = field.key_value_heads
     zeros = jnp.zeros((1, kv_heads, padded.shape[1], head_width), x.dtype)
 

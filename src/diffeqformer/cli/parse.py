@@ -35,7 +35,7 @@ from diffeqformer.store.paths import path_of, require_writable
 T = TypeVar("T")
 ABOUT = {
     "train": "Train the model of a config; the same command again continues a run that was stopped.",
-    "info": "Parameters, operations a token and memory of a config or a run, beside its vanilla twin.",
+    "info": "Parameters, operations per token and memory of a config or a run, beside its vanilla twin.",
 }
 NOT_A_NUMBER = (
     r"Error parsing (\S+): (?:.* does not match choices \((.*?),?\))?"

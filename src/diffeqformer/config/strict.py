@@ -157,7 +157,7 @@ def _words(kinds: Iterable[str]) -> str:
 
 
 def kinds_of(section: Any) -> tuple[str, ...]:
-    """The kinds that a section class stands for; none if it has no kind, or if any word may be one."""
+    """The kinds that a section class stands for; empty if it has no kind, or if any word may be one."""
     return get_args(hints_of(section).get("kind"))
 
 

@@ -135,7 +135,7 @@ def _streamed(name: str, sources: list[Source], given: Part | None, config: Data
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
-    """Of a text: neither its size nor its time tells whether it was replaced."""
+    """The SHA-256 of a file of text: neither its size nor its time tells whether it was replaced."""
     try:
         found = file_digest(file.path)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Integrating the state over depth on a fixed grid: the one loop, whose body is one step of a scheme.
 
-Whatever else happens in depth looks on from here: a forward pass that keeps its states, an analysis that measures
+Whatever else happens in depth observes this loop: a forward pass that keeps its states, an analysis that measures
 attention or carries tangents along is an `Observer`; decoding hands a key-value cache through; early exit is a scheme
 with an end of its own; and how the loop is differentiated is an adjoint's business (`adjoints.py`).
 """
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Observer(Protocol):
-    """Looks on at every step of a forward pass; it is traced into the loop's body once."""
+    """Observes every step of a forward pass; it is traced into the loop's body once."""
 
     def start(self, x: Array) -> PyTree:
         """What it carries into the first step; `x` is the state at depth 0."""
@@ -104,9 +104,9 @@ def solve(
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
     same weights serve all; `x`, the state at depth 0; `adjoint`, what the backward pass keeps (all activations if not
-    given); `observer`, which looks on; `until`, from what the scheme carries to whether to end before the last step
-    (such a solve has no gradient and no observer); `key` for dropout, `None` outside training: one mask for each node
-    of each step; `cache` and `window` for incremental decoding, cache leaves of shape (step, evaluation, ...).
+    given); `observer` of every step; `until`, from what the scheme carries to whether to end before the last step (such
+    a solve has no gradient and no observer); `key` for dropout, `None` outside training: one mask for each node of each
+    step; `cache` and `window` for incremental decoding, cache leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
     """

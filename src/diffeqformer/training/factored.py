@@ -73,9 +73,9 @@ def on_one_grid(config: Config) -> bool:
 def stays_factored(config: Config, model: Transformer, steps: Steps | None = None) -> bool:
     """Whether the gradients of all P are left as factors in an update of `config`.
 
-    Not where the weights come from elsewhere, are not trained, or are read at other times by turns; nor where the rule
-    needs whole matrices (Muon, Adafactor); nor where the rank is above d_emb / 2: there forming the terms takes as long
-    as the traffic that it saves.
+    Not where the weights come from no time networks, are not trained, or are read at different times in one update; nor
+    where the rule needs whole matrices (Muon, Adafactor); nor where the rank is above d_emb / 2: there forming the
+    terms takes as long as the traffic that it saves.
     """
     weights, nodes, own = model.weights, model.scheme.nodes, config.optimizer
     if not isinstance(weights, TimeWeights) or "time" not in own.train_roles or not on_one_grid(config):

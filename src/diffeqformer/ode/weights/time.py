@@ -79,7 +79,7 @@ def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, 
 
 @jax.jit
 def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
-    """The weights that networks generate, compiled also where the rest is not: for other times nothing is anew."""
+    """The weights that networks generate, compiled even where the rest is not: other times need no new program."""
     of = lambda unit, h: unit.of(h)
     return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_time_unit))
 
