@@ -133,7 +133,7 @@ def is_divided() -> bool:
 
 
 def constrain(x: Array, *axes: Axis) -> Array:
-    """`x`, its first axes sharded over these axes of the mesh in force; the others, and one that cannot be divided, whole.
+    """`x`, its first axes sharded over these axes of the mesh in force; others, and what cannot be divided, are whole.
 
     **Arguments:** `x`; `axes`, names, tuples of names, or `None`.
     """

@@ -7,20 +7,20 @@ arXiv:2403.07378).
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int, Key, PyTree
 
 from diffeqformer.config import KnotsConfig
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import Linear
-from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.solve import Step
 from diffeqformer.ode.weights.lifting import fit_knots, is_linear_or_norm, ridged
 from diffeqformer.progress import Progress, Silent
@@ -45,7 +45,7 @@ def second_moments(
 
     **Returns:** for each linear map an array (layer, inputs + 1, inputs + 1).
     """
-    total: Any = None
+    total: Moments | None = None
     with (progress or Silent()).stage("Reading activations", len(texts)) as stage:
         for start in range(0, len(texts), batch):
             ids = texts[start : start + batch]
@@ -63,7 +63,7 @@ def _moments(model: Transformer, ids: Int[Array, "batch position"]) -> Moments:
 class _Inputs:
     """The observer that sums `x x^T` over what each linear map of a step is given."""
 
-    def __init__(self, field: Any) -> None:
+    def __init__(self, field: Field) -> None:
         self._field = field
 
     def start(self, x: Array) -> None:
@@ -98,7 +98,7 @@ class _Noted:
     def __init__(self, linear: Linear, note: Callable[[Array], None]) -> None:
         self._linear, self._note = linear, note
 
-    def __call__(self, x: Array, *, key: Any = None) -> Array:
+    def __call__(self, x: Array, *, key: Key[Array, ""] | None = None) -> Array:
         self._note(x)
         return self._linear(x)
 

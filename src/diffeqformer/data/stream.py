@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.data.encode import encoded
 from diffeqformer.data.files import Given, TextDocument
+from diffeqformer.data.loader import HostBatch
 from diffeqformer.data.split import Part, hold_out
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
@@ -151,7 +152,7 @@ class Stream:
         if len(places) == len(self.sources) and min(batch, *chain(*places)) >= 0:
             self._known[batch] = places
 
-    def __getitem__(self, k: int) -> Any:
+    def __getitem__(self, k: int) -> HostBatch:
         """Ids `(batch, context + 1)` of batch `k`; with masks, the pair of these and of which targets count.
 
         **Raises:** `IndexError` for a negative `k`.

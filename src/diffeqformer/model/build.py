@@ -1,6 +1,7 @@
 """From a model config, or a user's own parts, to a model."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import equinox as eqx
@@ -17,6 +18,9 @@ from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.weights import WeightSource
+
+Build = Callable[[ModelConfig, Array], Transformer]
+"""What makes a new model of a config and a key."""
 
 
 def build(
@@ -82,6 +86,6 @@ def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
     )
 
 
-def abstract(config: ModelConfig, build: Any = build) -> Transformer:
+def abstract(config: ModelConfig, build: Build = build) -> Transformer:
     """The model's shapes and types without its numbers, for counting and for restoring into."""
     return eqx.filter_eval_shape(build, config, jax.random.key(0))

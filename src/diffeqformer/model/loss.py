@@ -5,7 +5,7 @@ made; neither is a one-hot target.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -165,9 +165,11 @@ def loss_of_rows(
     *,
     depths: Sequence[Steps | EarlyExit | None],
     rows: Sequence[int],
+    distill: float = 0.0,
+    teacher: Transformer | None = None,
     key: Key[Array, ""] | None = None,
+    block: int = 4096,
     count: Array | None = None,
-    **settings: Any,
 ) -> Float[Array, ""]:
     """The mean loss of a batch, in nats, of which every depth reads its own rows.
 
@@ -178,6 +180,8 @@ def loss_of_rows(
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
-        loss_of_depths(model, *part, depths=(steps,), key=key, count=count, **settings)
+        loss_of_depths(
+            model, *part, depths=(steps,), distill=distill, teacher=teacher, key=key, block=block, count=count
+        )
         for part, steps, key in zip(parts, depths, keys, strict=True)
     ]).sum()  # fmt: skip

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key
 
 from diffeqformer.config import LayerConfig, ModelConfig, with_steps
@@ -181,7 +182,7 @@ class Transformer(eqx.Module):
         return KeyValueCache(zeros, zeros)
 
     @property
-    def _compute_dtype(self) -> Any:
+    def _compute_dtype(self) -> DTypeLike:
         """Of activations inside the field and the head, and of the weights that they meet."""
         return jnp.bfloat16 if self.config.compute_dtype == "bfloat16" else self.embedding.tokens.dtype
 

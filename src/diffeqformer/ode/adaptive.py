@@ -1,11 +1,10 @@
 """Adaptive steps: Diffrax's solvers and controller on a model's vector field."""
 
-from typing import Any
-
 import diffrax
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from diffeqformer.config import ToleranceConfig
@@ -58,7 +57,7 @@ def solve_adaptively(
     grid: Grid,
     horizon: float,
     adjoint: Adjoint,
-    precision: Any = None,
+    precision: DTypeLike | None = None,
     first_step: float | None = None,
     key: Key[Array, ""] | None = None,
     keep_states: bool = False,
@@ -115,7 +114,7 @@ def _adjoint(adjoint: Adjoint) -> diffrax.AbstractAdjoint:
     return diffrax.RecursiveCheckpointAdjoint(adjoint.checkpoints if isinstance(adjoint, Recursive) else None)
 
 
-def evaluations_of(solver: Any, steps: Array) -> Evaluations:
+def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
     """Evaluations of the field in `steps` steps, rejected ones included.
 
     A first stage that is the last one of the step before is not evaluated again, except, by Diffrax, after a rejection
@@ -123,6 +122,7 @@ def evaluations_of(solver: Any, steps: Array) -> Evaluations:
     """
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
+    assert isinstance(solver, diffrax.AbstractERK)
     kept = int(solver.tableau.fsal)
     number = steps * (solver.tableau.num_stages - kept) + kept
     return Evaluations(number, number)
