@@ -206,19 +206,6 @@ class EvaluationBatches:
         return (self[k] for k in range(len(self)))
 
 
-def evaluation_batches(
-    tokens: Integer[np.ndarray, " tokens"],
-    context: int,
-    batch_size: int,
-    mask: Bool[np.ndarray, " tokens"] | None = None,
-) -> EvaluationBatches:
-    """The batches of a whole evaluation, in order; see `EvaluationBatches`.
-
-    **Raises:** `BadInput` for fewer than two tokens.
-    """
-    return EvaluationBatches(tokens, context, batch_size, mask)
-
-
 def spread_windows(
     tokens: Integer[np.ndarray, " tokens"], count: int, length: int
 ) -> Int32[np.ndarray, "count length"]:

@@ -66,14 +66,14 @@ def elsewhere(better: str, worse: str) -> Measure:
 
 def _bits(result: Finished, files: tuple[str, ...]) -> float:
     from diffeqformer.data.cache import tokens_of
-    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.perplexity import evaluate
     from diffeqformer.progress import Silent
 
     opened = result.open()
     config = opened.config
     tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
-    batches = evaluation_batches(tokens, config.model.context, config.trainer.batch_size)
+    batches = EvaluationBatches(tokens, config.model.context, config.trainer.batch_size)
     found = evaluate(opened.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
     return math.nan if found is None else found
 
