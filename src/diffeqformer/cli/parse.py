@@ -293,7 +293,7 @@ def _sentence(box: str, prog: str) -> str:
 
 def positional_first(words: Sequence[str], options: Hints) -> list[str]:
     """The words with the first one in front that is neither an option nor an option's value."""
-    before: Any = bool
+    before: object = bool
     for at, word in enumerate(words):
         if not word.startswith("-") and before is bool:
             return [word, *words[:at], *words[at + 1 :]]

@@ -320,7 +320,7 @@ def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
     return loaded["train"], loaded.get("validation", loaded.get("test"))
 
 
-def _rows_digest(rows: Any) -> Any:
+def _rows_digest(rows: Any) -> list[object]:
     """The content of the files that a dataset's rows lie in; its own fingerprint stays as it was if they change."""
     files = [(Path(file["filename"]).name, file_digest(Path(file["filename"]))) for file in rows.cache_files]
     return [rows._fingerprint, files]
@@ -342,7 +342,7 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     return Part(len(rows), None, read)
 
 
-def _settings(config: DataConfig) -> list[Any]:
+def _settings(config: DataConfig) -> list[str | float | bool]:
     """The settings that decide which text is read and how it is split."""
     return [
         config.source, config.dataset, config.dataset_name, config.text_field, config.validation_fraction,

@@ -122,7 +122,7 @@ def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
     """
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
-    assert isinstance(solver, diffrax.AbstractERK)
+    assert isinstance(solver, diffrax.AbstractERK) and isinstance(solver.tableau, diffrax.ButcherTableau)
     kept = int(solver.tableau.fsal)
     number = steps * (solver.tableau.num_stages - kept) + kept
     return Evaluations(number, number)
