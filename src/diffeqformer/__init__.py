@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.config import RecursiveConfig, ReversibleConfig, SchemeConfig, SharedConfig, TimeConfig
     from diffeqformer.config import ToleranceConfig, TrainerConfig, read_yaml, validate
     from diffeqformer.data.cache import TokenCache, prepare
-    from diffeqformer.data.loader import Loader, evaluation_batches
+    from diffeqformer.data.loader import EvaluationBatches, Loader
     from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed
     from diffeqformer.evaluation.depth import at_depths
     from diffeqformer.evaluation.perplexity import Evaluation, evaluate
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.ode.grid import Grid
     from diffeqformer.ode.schemes import SCHEMES, OneStep, Scheme
     from diffeqformer.ode.solve import solve
-    from diffeqformer.ode.solvers import LieTrotter, SchemeSolver, Strang
+    from diffeqformer.ode.solvers import SchemeSolver
     from diffeqformer.ode.weights import LayerWeights, SharedWeights, TimeWeights, WeightSource
     from diffeqformer.progress import Silent, Terminal
     from diffeqformer.runs.finetune import finetune_config
@@ -66,7 +66,7 @@ _MODULES = {
     "LayerConfig LlamaConfig LoRAConfig ModelConfig OptimizerConfig RecursiveConfig ReversibleConfig "
     "SchemeConfig SharedConfig TimeConfig ToleranceConfig TrainerConfig read_yaml validate",
     "diffeqformer.data.cache": "TokenCache prepare",
-    "diffeqformer.data.loader": "Loader evaluation_batches",
+    "diffeqformer.data.loader": "EvaluationBatches Loader",
     "diffeqformer.errors": "BadInput DiffEqFormerError RunFailed",
     "diffeqformer.evaluation.depth": "at_depths",
     "diffeqformer.evaluation.perplexity": "Evaluation evaluate",
@@ -87,7 +87,7 @@ _MODULES = {
     "diffeqformer.ode.grid": "Grid",
     "diffeqformer.ode.schemes": "SCHEMES OneStep Scheme",
     "diffeqformer.ode.solve": "solve",
-    "diffeqformer.ode.solvers": "LieTrotter SchemeSolver Strang",
+    "diffeqformer.ode.solvers": "SchemeSolver",
     "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights WeightSource",
     "diffeqformer.progress": "Silent Terminal",
     "diffeqformer.runs.finetune": "finetune_config",
@@ -102,17 +102,15 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
-    "DropoutConfig", "EarlyExit", "Evaluation", "Field", "GPTConfig", "GradientConfig", "Grid", "LayerConfig",
-    "LayerWeights", "LieTrotter", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep",
-    "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig",
-    "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Strang", "Terminal", "TimeConfig", "TimeWeights",
-    "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract",
-    "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "evaluation_batches", "export",
-    "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
-    "import_huggingface", "lift", "lift_run", "load_adapter", "load_run", "measure_induction", "next_token_loss",
-    "pairwise",
-    "parameters", "prepare", "read_yaml", "simulate", "solve", "spectra", "speculate", "train", "validate",
-    "vanilla_twin", "with_scheme", "write_report",
+    "DropoutConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig", "GradientConfig", "Grid",
+    "LayerConfig", "LayerWeights", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep", "OptimizerConfig",
+    "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig", "SchemeSolver",
+    "SharedConfig", "SharedWeights", "Silent", "Terminal", "TimeConfig", "TimeWeights", "TokenCache", "ToleranceConfig",
+    "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract", "at_depths", "attribute", "build",
+    "continue_text", "end_to_end", "evaluate", "export", "faithfulness", "finetune_config", "flops", "flow_exponents",
+    "from_huggingface", "generate", "import_huggingface", "lift", "lift_run", "load_adapter", "load_run",
+    "measure_induction", "next_token_loss", "pairwise", "parameters", "prepare", "read_yaml", "simulate", "solve",
+    "spectra", "speculate", "train", "validate", "vanilla_twin", "with_scheme", "write_report",
 ]  # fmt: skip
 
 

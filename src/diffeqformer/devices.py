@@ -20,13 +20,13 @@ class Device(NamedTuple):
     kind: str
     """What its name in JAX (`device_kind`) matches, without regard to case."""
     peak: float
-    """Floating-point operations a second."""
+    """Floating-point operations per second."""
     memory: float
     """Bytes."""
     bandwidth: float | None = None
-    """Of its memory, bytes a second."""
+    """Of its memory, bytes per second."""
     link: float | None = None
-    """To the other devices of its machine, bytes a second in each direction."""
+    """To the other devices of its machine, bytes per second in each direction."""
 
 
 DEVICES = {
@@ -54,5 +54,5 @@ DEVICES = {
 
 
 def device_of(kind: str) -> Device | None:
-    """The device that JAX calls `kind`; none if it is not in the table."""
+    """The device that JAX calls `kind`; `None` if it is not in the table."""
     return next((device for device in DEVICES.values() if re.search(device.kind, kind, re.IGNORECASE)), None)

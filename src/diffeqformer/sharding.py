@@ -1,11 +1,12 @@
 """How a model is laid out over several devices: the mesh, and one table of rules.
 
-JAX compiles one program for all devices and inserts what they have to tell each other. It is told here which axis of an
-array is cut over which axis of the mesh:
+JAX compiles one program for all devices and inserts what they have to exchange. It is told here which axis of an array
+is sharded over which axis of the mesh:
 
 - `data`: each part has other sequences of the batch, and all weights;
-- `fsdp`: the same, but weights, their gradients and the optimiser's moments are cut too, and put together when used;
-- `tensor`: heads, hidden units and vocabulary are cut, and with them what is computed.
+- `fsdp`: the same, but weights, their gradients and the optimiser's moments are sharded too; weights are all-gathered
+  when they are used;
+- `tensor`: heads, hidden units and vocabulary are sharded, and with them what is computed.
 
 Without a mesh in force (one device) every function here returns what it is given.
 """
@@ -35,16 +36,16 @@ BATCH = ("data", "fsdp")
 """Axes that sequences are divided over."""
 
 RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
-    # The end of a weight's path, and how its last axes are cut: the first layout whose axes can be divided.
+    # The end of a weight's path, and how its last axes are sharded: the first layout whose axes can be divided.
     # Adafactor's second moments: a vector for each matrix, whole on every device.
     (r"v_(row|col)\..*", (P(),)),
     # vocabulary, width
     (r"embedding\.tokens|head", (P("tensor", "fsdp"), P(None, ("fsdp", "tensor")))),
     # position, width
     (r"embedding\.positions", (P(None, "fsdp"),)),
-    # Heads and hidden units are outputs of the first maps of a block and inputs of the last. Time networks are cut as
-    # the matrices that they generate: P (inputs, outputs, d_emb) along its output, C (inputs, outputs), B (outputs,
-    # d_emb). The left factor of P's gradient is that of the matrices.
+    # Heads and hidden units are outputs of the first maps of a block and inputs of the last. Time networks are
+    # sharded as the matrices that they generate: P (inputs, outputs, d_emb) along its output, C (inputs, outputs), B
+    # (outputs, d_emb). The left factor of P's gradient is that of the matrices.
     (r"(query_key_value|up|gate)(\.base)?\.(weight|constant|projection\.left)", (P("fsdp", "tensor"),)),
     (r"(query_key_value|up|gate)\.projection", (P("fsdp", "tensor", None),)),
     (r"(query_key_value|up|gate)(\.base)?\.bias", (P("tensor"),)),
@@ -57,11 +58,11 @@ RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
     # Norms, other biases, and the small networks h(t): whole on every device.
     (r".*", (P(),)),
 )
-"""Which axes of which weights are cut. Optimiser moments and generated weights have the paths of their parameters."""
+"""How weights are sharded. Optimiser moments and generated weights have the paths of their parameters."""
 
 
 def mesh_of(config: Config) -> Mesh | None:
-    """The mesh that a config asks for, over the devices of all processes; none for one device.
+    """The mesh that a config asks for, over the devices of all processes; `None` for one device.
 
     **Raises:** `BadInput` if there are not so many devices, or the batch or the model cannot be divided so.
     """
@@ -93,7 +94,7 @@ def _sizes(config: Config) -> tuple[int, ...]:
 
 
 def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
-    """Check that batch and model can be cut into equal parts.
+    """Check that batch and model can be sharded in equal parts.
 
     **Raises:** `BadInput` naming the first size that cannot.
     """
@@ -118,7 +119,7 @@ def _words(sizes: tuple[int, ...]) -> str:
 
 @contextmanager
 def laid_out(mesh: Mesh | None) -> Iterator[None]:
-    """Inside the `with` block, models are laid out over `mesh`; as without the block if it is none."""
+    """Inside the `with` block, models are laid out over `mesh`; as without the block if it is `None`."""
     if mesh is None:
         yield
     else:
@@ -132,9 +133,9 @@ def is_divided() -> bool:
 
 
 def constrain(x: Array, *axes: Axis) -> Array:
-    """`x`, its first axes cut over these axes of the mesh in force, the others whole; one that cannot be divided too.
+    """`x`, its first axes sharded over these axes of the mesh in force; others, and what cannot be divided, are whole.
 
-    **Arguments:** `x`; `axes`, names, tuples of names, or none.
+    **Arguments:** `x`; `axes`, names, tuples of names, or `None`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -144,12 +145,12 @@ def constrain(x: Array, *axes: Axis) -> Array:
 
 
 def constrain_weights(tree: PyTree) -> PyTree:
-    """A tree of weights, or of what has their paths, cut as the table says; for use inside compiled functions."""
+    """A tree of weights, or of what has their paths, sharded as the table says; for use inside compiled functions."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
-    cut = lambda path, x: jax.lax.with_sharding_constraint(x, layout(path, x.shape, mesh))
-    return jax.tree_util.tree_map_with_path(cut, tree)
+    shard = lambda path, x: jax.lax.with_sharding_constraint(x, layout(path, x.shape, mesh))
+    return jax.tree_util.tree_map_with_path(shard, tree)
 
 
 def placed(tree: PyTree) -> PyTree:
@@ -184,7 +185,7 @@ def bytes_on_each(tree: PyTree, mesh: AnyMesh) -> int:
     """What one device of a mesh holds of a tree of weights, or of what has their paths; shapes are enough."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     parts = (math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh)) for path, x in leaves)
-    return sum(x.size * x.dtype.itemsize // cut for (_, x), cut in zip(leaves, parts, strict=True))
+    return sum(x.size * x.dtype.itemsize // number for (_, x), number in zip(leaves, parts, strict=True))
 
 
 def batch_parts() -> int:
@@ -221,7 +222,7 @@ def divided_batch(read: Callable[[int, int], np.ndarray], shape: tuple[int, int,
 
 
 def _mesh() -> Mesh | None:
-    """The mesh in force; none inside compiled functions, which know its shape alone."""
+    """The mesh in force; `None` inside compiled functions, which know its shape alone."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
@@ -249,6 +250,6 @@ def _shortest(axes: Iterable[Axis], mesh: AnyMesh) -> P:
 
 
 def _parts(axis: Axis, mesh: AnyMesh) -> int:
-    """Into how many parts an axis of an array is cut."""
+    """Into how many parts an axis of an array is sharded."""
     names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     return math.prod(mesh.shape[name] for name in names)

@@ -1,6 +1,7 @@
 """Particles that attend to each other, against known answers and plain loops; measures against SciPy."""
 
 from itertools import pairwise
+from typing import get_args
 
 import equinox as eqx
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import expm
 from scipy.spatial.distance import pdist
 
-from diffeqformer.analysis.clusters import VARIANTS, Weights, draw, move, simulate
+from diffeqformer.analysis.clusters import Variant, Weights, draw, move, simulate
 from diffeqformer.analysis.gathering import directions, interaction_energy, measure, members, watch_states
 from diffeqformer.errors import BadInput, RunFailed
 from tests.models import KINDS, model_of, tokens
@@ -34,7 +35,7 @@ def one_by_one(x, a, v, variant, grown):
     return np.array(speeds)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 @pytest.mark.parametrize("order", [0, 2])
 def test_a_step_is_the_equation(variant, order):
     x, a, v = (each[0] for each in draw(1, points=7, seed=3))
@@ -85,7 +86,7 @@ def test_the_unnormed_motion_is_the_gradient_of_the_energy():
     np.testing.assert_allclose(speed, len(x) * slope, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_shared_weights_are_a_constant_f(variant):
     x, a, v = draw(2, points=9)
     shared = list(move(x, Weights(a, v), variant, steps=20, dt=0.1))

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
+from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import ToleranceConfig, dump_yaml, read_yaml, validate
 from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
@@ -96,12 +97,13 @@ def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
 @pytest.mark.parametrize(("word", "tied"), [("true", True), ("False", False), ("null", None), ("None", None)])
 def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
     for words in (["--model.tied", word], [f"--model.tied={word}"]):
-        assert parse.config_from(["quickstart-llama", *words], "train").model.tied is tied
+        assert arguments_from(["quickstart-llama", *words], "train", ConfigArguments).settings.model.tied is tied
 
 
 def test_a_horizon_is_a_word_or_a_number():
     for word, horizon in {"unit": "unit", "steps": "steps", "6": 6.0, "2.5": 2.5}.items():
-        assert parse.config_from(["quickstart-gpt", "--model.horizon", word], "train").model.horizon == horizon
+        words = ["quickstart-gpt", "--model.horizon", word]
+        assert arguments_from(words, "train", ConfigArguments).settings.model.horizon == horizon
 
 
 def test_options_may_stand_before_the_config(call, place, tmp_path):

@@ -81,7 +81,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tolerance": {"rtol": 1e-3, "max_steps": 0}}, "model.tolerance.max_steps is 0, but must be at least 1."),
     (
         {"tolerance": {"rtol": 1e-3}},
-        "model.tolerance.rtol is given, but model.scheme 'euler' has no error estimate to choose steps by; euler-",
+        "model.tolerance.rtol is given, but model.scheme 'euler' has no error estimate to choose steps by; take "
+        "one that has (midpoint, heun, diffrax:Bosh3, ",
     ),
     (
         {"tolerance": {"rtol": 1e-3}, "scheme": "heun", "first_step": 0.5},

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches, Loader
 from diffeqformer.errors import BadInput
 
 
@@ -82,7 +82,7 @@ def test_batches_before_the_first_do_not_exist():
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 28, 29, 30, 57, 1000])
 def test_evaluation_predicts_every_token_but_the_first_once(count):
     tokens = tokens_of(count)
-    batches = evaluation_batches(tokens, 7, 4)
+    batches = EvaluationBatches(tokens, 7, 4)
     targets = []
     for ids, mask in batches:
         assert ids.shape == (4, 8) and ids.dtype == np.int32
@@ -96,7 +96,7 @@ def test_evaluation_predicts_every_token_but_the_first_once(count):
 
 
 def test_evaluation_batches_have_numbers():
-    batches = evaluation_batches(tokens_of(100), 7, 4)
+    batches = EvaluationBatches(tokens_of(100), 7, 4)
     assert [np.array_equal(batches[k][0], ids) for k, (ids, _) in enumerate(batches)] == [True] * len(batches)
     for k in (-1, len(batches)):
         with pytest.raises(IndexError, match=f"batch {k} was asked for, but there are 4"):
@@ -106,11 +106,11 @@ def test_evaluation_batches_have_numbers():
 @pytest.mark.parametrize("count", [0, 1])
 def test_nothing_to_predict_is_refused(count):
     with pytest.raises(BadInput, match=f"^the text to evaluate has {count} tokens, but at least 2 are needed.$"):
-        evaluation_batches(tokens_of(count), 7, 4)
+        EvaluationBatches(tokens_of(count), 7, 4)
 
 
 def test_a_spread_of_batches_covers_the_text_from_its_beginning_without_repeats():
-    batches = evaluation_batches(np.arange(101), context=5, batch_size=2)
+    batches = EvaluationBatches(np.arange(101), context=5, batch_size=2)
     assert len(batches) == 10
     assert [int(ids[0, 0]) for ids, _ in batches.spread(4)] == [0, 20, 50, 70]
     for count in (0, 10, 99):

@@ -10,7 +10,7 @@ from diffeqformer.config import Config, DataConfig, HopsConfig, ModelConfig, Per
 from diffeqformer.data import cache as module
 from diffeqformer.data import puzzles
 from diffeqformer.data.cache import prepare
-from diffeqformer.data.loader import Loader, evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches, Loader
 from diffeqformer.data.tokenizer import END_OF_TEXT
 from diffeqformer.errors import BadInput
 
@@ -145,7 +145,7 @@ def test_windows_are_problems_and_masks_lie_over_their_answers(config):
         for row, counts in zip(*loader[k], strict=True):
             (number,) = np.nonzero((ids == row[:-1]).all(axis=1))[0]
             assert counts.dtype == bool and counts.tolist() == [*(difficulty[number, 1:] > 0), False]
-    batches = list(evaluation_batches(tokens, context, 4, mask))
+    batches = list(EvaluationBatches(tokens, context, 4, mask))
     assert np.array_equal(np.concatenate([rows[:, :-1] for rows, _ in batches])[:9], ids)
     counts = np.concatenate([counts for _, counts in batches])
     assert np.array_equal(counts[:9, :-1], difficulty[:, 1:] > 0) and not counts[:, -1].any() and not counts[9:].any()

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.depth import DepthCurve, Mark, at_depths, usual_depths
 from diffeqformer.evaluation.perplexity import evaluate_in_turns
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import LOSS
 
-BATCHES = list(evaluation_batches(np.asarray(tokens(1, 80)[0]), TINY.context, 3))
+BATCHES = list(EvaluationBatches(np.asarray(tokens(1, 80)[0]), TINY.context, 3))
 
 
 def by_hand(model, steps: int) -> float:

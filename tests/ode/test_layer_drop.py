@@ -9,6 +9,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.weights import LayerWeights
+from diffeqformer.ode.weights.layer_drop import LayerDropWeights
 from tests.models import logits, model_of
 
 CONFIG = ModelConfig(weights="layerdrop", scheme="residual", steps=8, width=16, heads=2, context=8, vocabulary=11)
@@ -31,6 +32,14 @@ def test_fewer_steps_are_the_transformer_of_the_layers_that_are_left(model, step
     )
     assert np.array_equal(logits(model, IDS, steps), logits(vanilla, IDS))
     jax.tree.map(np.testing.assert_array_equal, model.populate(steps).weights, vanilla.weights)
+
+
+@pytest.mark.parametrize("layers", range(1, 65))
+def test_the_layer_of_a_middle_is_that_of_whole_numbers(model, layers):
+    source = LayerDropWeights(jax.tree.map(lambda leaf: np.arange(layers)[:, None], model.weights.layers))
+    for steps in range(1, layers + 1):
+        rows = source.at(Grid(steps).times((0.5,))).attention.norm.scale[:, 0]
+        assert rows.tolist() == [(2 * step + 1) * layers // (2 * steps) for step in range(steps)]
 
 
 def test_unequal_steps_take_other_layers_and_the_same_ones_inside_a_program(model):

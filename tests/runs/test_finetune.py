@@ -19,7 +19,7 @@ from diffeqformer.config import (
     TimeConfig,
     TrainerConfig,
 )
-from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.count import count
@@ -123,7 +123,7 @@ def test_adapters_beside_the_knots_of_a_lifted_model(bases, tmp_path, other_text
 
 
 def evaluate_on(result, model):
-    tokens = evaluation_batches(result.tokens.validation, result.config.model.context, 4)
+    tokens = EvaluationBatches(result.tokens.validation, result.config.model.context, 4)
     return evaluate(model, tokens, block=4096).loss
 
 

@@ -135,7 +135,7 @@ def test_sentences_are_those_of_the_numbers():
 def test_what_steps_of_other_lengths_add_is_comparable():
     """Halves of depth in steps of 3 and 1 of the state's clock; QK, behind a softmax, is not multiplied."""
     found, lengths = dataclasses.replace(model(), edges=np.array([0.0, 0.75, 1.0])), np.array([3.0, 1.0])
-    scaled = found.times_steps(lengths)
+    scaled = found.scaled_by_step(lengths)
     by = np.where(found.times <= 0.75, 3.0, 1.0)[:, None]
     np.testing.assert_allclose(scaled.pairs["OV"].radius, by * found.pairs["OV"].radius)
     np.testing.assert_allclose(scaled.pairs["FF"].singular_values, by[..., None] * found.pairs["FF"].singular_values)

@@ -13,6 +13,7 @@ import released_llama as r
 from diffeqformer.config import LlamaConfig, ModelConfig, TimeConfig
 from diffeqformer.model.build import build
 from diffeqformer.nn.linear import Linear, Norm
+from diffeqformer.ode.weights.time import is_time_unit
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
 from tests.models import TINY, tokens
 from tests.models import logits as tiny_logits
@@ -56,8 +57,7 @@ def model_of(arrays, config=CONFIG):
             return TimeNorm(network, p[f"{name}.G"], p[f"{name}.S"] if config.field.norm_shift else None)
         return TimeLinear(network, p[f"{name}.P"], p[f"{name}.C"], None)
 
-    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm)
-    networks = jax.tree_util.tree_map_with_path(unit, ours.weights.networks, is_leaf=is_unit)
+    networks = jax.tree_util.tree_map_with_path(unit, ours.weights.networks, is_leaf=is_time_unit)
     model = eqx.tree_at(
         lambda m: (m.embedding.tokens, m.final_norm, m.head, m.weights.networks),
         ours,

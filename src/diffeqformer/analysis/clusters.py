@@ -18,7 +18,7 @@ Everything is NumPy in float64: these systems are small, and chaotic enough that
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from scipy.linalg import expm
@@ -29,7 +29,6 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LARGEST = 1e250
 """Scores are cut here: the softmax of anything so large is one at its maximum already."""
 

@@ -7,22 +7,22 @@ arXiv:2403.07378).
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, Int, Key, PyTree
 
 from diffeqformer.config import KnotsConfig
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import Linear
-from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.solve import Step
-from diffeqformer.ode.weights.lifting import fit_knots, is_unit, ridged
+from diffeqformer.ode.weights.lifting import fit_knots, is_linear_or_norm, ridged
 from diffeqformer.progress import Progress, Silent
 
 Moments = list[Float[Array, "layer _ _"]]
@@ -45,7 +45,7 @@ def second_moments(
 
     **Returns:** for each linear map an array (layer, inputs + 1, inputs + 1).
     """
-    total: Any = None
+    total: Moments | None = None
     with (progress or Silent()).stage("Reading activations", len(texts)) as stage:
         for start in range(0, len(texts), batch):
             ids = texts[start : start + batch]
@@ -63,7 +63,7 @@ def _moments(model: Transformer, ids: Int[Array, "batch position"]) -> Moments:
 class _Inputs:
     """The observer that sums `x x^T` over what each linear map of a step is given."""
 
-    def __init__(self, field: Any) -> None:
+    def __init__(self, field: Field) -> None:
         self._field = field
 
     def start(self, x: Array) -> None:
@@ -83,7 +83,7 @@ class _Inputs:
             (self._field.feed_forward, step.feed_forward),
         ):
             for at in evaluations:
-                units, structure = jax.tree.flatten(at.weights, is_leaf=is_unit)
+                units, structure = jax.tree.flatten(at.weights, is_leaf=is_linear_or_norm)
                 noted = [
                     _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
@@ -98,7 +98,7 @@ class _Noted:
     def __init__(self, linear: Linear, note: Callable[[Array], None]) -> None:
         self._linear, self._note = linear, note
 
-    def __call__(self, x: Array, *, key: Any = None) -> Array:
+    def __call__(self, x: Array, *, key: Key[Array, ""] | None = None) -> Array:
         self._note(x)
         return self._linear(x)
 
@@ -143,7 +143,7 @@ def low_rank(
     nearest, not the matrices.
     """
     layers, left = _layers(rows), iter(moments or ())
-    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
+    units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
 
     def split(unit: Linear) -> tuple[np.ndarray, ...]:
         weight = np.asarray(unit.weight)

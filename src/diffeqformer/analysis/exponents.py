@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jaxtyping import Float, Key
 
 from diffeqformer.errors import BadInput
 
-VectorField = Callable[[Any, Array], Array]
+VectorField = Callable[[float | Array, Array], Array]
 """`F(t, x)`, of the shape of `x`."""
 
 

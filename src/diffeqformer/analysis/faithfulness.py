@@ -7,7 +7,6 @@ the log-probability of the token that the model itself predicts after the last p
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,10 +153,10 @@ def explain(
     `random` scores, drawn from `seed`, are among them: what ranking by chance would give.
     """
     width = model.config.width
-    common: dict[str, Any] = {"steps": steps, "progress": progress}
-    both = pairwise(model, ids, outputs, tangents=min(tangents, width), iterations=0, seed=seed, **common)
-    far = end_to_end(model, ids, outputs, probes=min(probes, width), seed=seed, **common)
-    found = attribute(model, ids, outputs, points=points, **common)
+    few = min(tangents, width)
+    both = pairwise(model, ids, outputs, tangents=few, iterations=0, steps=steps, seed=seed, progress=progress)
+    far = end_to_end(model, ids, outputs, probes=min(probes, width), steps=steps, seed=seed, progress=progress)
+    found = attribute(model, ids, outputs, points=points, steps=steps, progress=progress)
     chance = np.where(np.isnan(both.leading), np.nan, np.random.default_rng(seed).random(both.leading.shape))
     return replace(found, scores={PAIRWISE: both.leading, END_TO_END: far.growth, **found.scores, RANDOM: chance})
 

@@ -23,7 +23,6 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
-from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
@@ -183,8 +182,8 @@ def flow_and_transpose(
     """Tangents at the end of depth, and the transpose of what took them there."""
 
     def flow(first: Array) -> Array:
-        found = _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first, keep=False))
-        return model.scheme.state(found.observer).swapaxes(-1, -2)
+        found = _flow(model, ids, _Tangents(model, output, inputs, first, keep=False))
+        return model.scheme.state(found.carried).swapaxes(-1, -2)
 
     images, transpose = jax.vjp(flow, first)
     return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)
@@ -206,13 +205,13 @@ def pairwise_growth(
 ) -> Float[Array, "step input tangent"]:
     """How much tangents of some inputs grow in each step for one output, in the decomposition's order; see `pairwise`.
 
-    Those of inputs behind the output do not: nothing moves them.
+    Those of inputs after the output do not: nothing moves them.
     """
-    return _flow(model, ids, _Tangents(model.field, model.scheme, output, inputs, first)).kept
+    return _flow(model, ids, _Tangents(model, output, inputs, first)).kept
 
 
 def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents") -> Solution:
-    """The forward pass of one text, looked on by `observer`."""
+    """The forward pass of one text, observed by `observer`."""
     return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
 
 
@@ -222,10 +221,9 @@ class _Tangents:
     It makes them orthonormal after each step and keeps how much they grew; unless `keep` is false.
     """
 
-    def __init__(
-        self, field: Field, scheme: Scheme, output: Array, inputs: Array, first: Array, keep: bool = True
-    ) -> None:
-        self._field, self._scheme, self._output, self._inputs = field, scheme, output, inputs
+    def __init__(self, model: Transformer, output: Array, inputs: Array, first: Array, keep: bool = True) -> None:
+        self._field: TransformerField = model.field  # pyright: ignore[reportAttributeAccessIssue]
+        self._scheme, self._output, self._inputs = model.scheme, output, inputs
         self._first, self._keep = first, keep
 
     def start(self, x: Array) -> PyTree:
@@ -259,7 +257,7 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tup
 class _InBlocks:
     """A field whose attention takes a long text's queries in blocks, so that memory is linear in tokens."""
 
-    def __init__(self, field: Any) -> None:
+    def __init__(self, field: Field) -> None:
         self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
         self.key_value_heads = field.key_value_heads
 
@@ -271,12 +269,12 @@ class _InBlocks:
 
 
 def _attention_in_blocks(
-    field: TransformerField, weights: BlockWeights, x: Float[Array, "1 position width"]
+    field: Field, weights: BlockWeights, x: Float[Array, "1 position width"]
 ) -> Float[Array, "1 position width"]:
     """`A(x)` as decoding computes it: block after block of queries against a cache of the keys and values so far."""
     positions = x.shape[1]
     blocks = -(-positions // QUERIES)
-    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # behind the text: no token sees them
+    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
     kv_heads, head_width = field.key_value_heads
     zeros = jnp.zeros((1, kv_heads, padded.shape[1], head_width), x.dtype)
 
@@ -295,7 +293,7 @@ def _attention_in_blocks(
 class _Changes:
     """The linear field `Q_i -> J_ji Q_i` of all inputs i at the states that a step of the forward pass went through."""
 
-    def __init__(self, field: Any, step: Step, output: Array, inputs: Array) -> None:
+    def __init__(self, field: TransformerField, step: Step, output: Array, inputs: Array) -> None:
         self._field, self.shapes, self._output, self._inputs = field, field.shapes, output, inputs
         self.key_value_heads, self._itself = field.key_value_heads, inputs == output
         self._attention, self._feed_forward = iter(step.attention), iter(step.feed_forward)

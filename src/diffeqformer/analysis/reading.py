@@ -8,7 +8,7 @@ anew.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,7 +23,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
-from diffeqformer.ode.field import BlockWeights, Field
+from diffeqformer.ode.field import BlockWeights, Field, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.solve import States, take_step
@@ -159,8 +159,9 @@ def settled(
 
 def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head position"]:
     """How much each head looks from `position` at every position in step `step`, 1 to L: mean over evaluations."""
-    own = taken.model.field, taken.model.scheme, taken.row(step), *_before(taken, step)
-    return np.asarray(_looks(*own, jnp.asarray(position)))
+    field: TransformerField = taken.model.field  # pyright: ignore[reportAssignmentType]
+    own = taken.model.scheme, taken.row(step), *_before(taken, step)
+    return np.asarray(_looks(field, *own, jnp.asarray(position)))
 
 
 def eigenvalues(taken: Walk, step: int) -> dict[str, np.ndarray]:
@@ -220,7 +221,9 @@ def _settled(model: Transformer, ids: Array, early_exit: EarlyExit) -> tuple[Arr
 
 
 @eqx.filter_jit
-def _looks(field: Any, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array, position: Array) -> Array:
+def _looks(
+    field: TransformerField, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array, position: Array
+) -> Array:
     _, step = take_step(field, scheme, row, carry, dt)
     return jnp.stack([weights_of_heads(field, at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
 

@@ -133,7 +133,7 @@ class Spectra:
         """The mask of times at which the forward pass takes the weights of pair `name`."""
         return self.feed_forward_step if name.startswith("FF") else self.attention_step
 
-    def times_steps(self, lengths: np.ndarray) -> "Spectra":
+    def scaled_by_step(self, lengths: np.ndarray) -> "Spectra":
         """The same with OV and FF multiplied by the length of the step that each time is in: what a step adds.
 
         **Arguments:** `lengths` of the steps in the state's clock.
@@ -186,11 +186,6 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
         "OV": (value, output),
         "FF": (up[..., None, :, :], down[..., None, :, :]),
     }
-
-
-def hidden_of(config: ModelConfig) -> int:
-    """The hidden width of a model's feed-forward block."""
-    return config.hidden or 4 * config.width
 
 
 def hidden_subsets(hidden: int, ranks: Sequence[int], seed: int = 0) -> dict[int, np.ndarray]:
@@ -294,7 +289,7 @@ def spectra(
     if times < 2:
         raise BadInput(f"times is {times}, but must be at least 2.")
     config, grid = model.config, model.grid(steps)
-    subsets = hidden_subsets(hidden_of(config), ranks, seed)
+    subsets = hidden_subsets(config.hidden_width, ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
     averages = _averages(model.weights)
     continuous = config.continuous and not averages
@@ -325,7 +320,7 @@ def spectra(
             values, singular = (np.concatenate(each) for each in zip(*chunks, strict=True))
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
-    edges = np.asarray(model.grid(steps).edges)
+    edges = np.asarray(grid.edges)
     return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
 
 

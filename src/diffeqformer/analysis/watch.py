@@ -4,7 +4,6 @@ The pass itself is the model's: the scheme's own steps over the field's own halv
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +42,14 @@ def watch_attention(
     weights of shape (step, evaluation, batch, heads, query, position). Whole, these are steps x heads x position^2
     numbers: for long texts let `measure` reduce them.
     """
-    return model.flow(model.embed(ids), steps=model.grid(steps), observer=_Measuring(model.field, measure)).kept
+    field: TransformerField = model.field  # pyright: ignore[reportAssignmentType]
+    return model.flow(model.embed(ids), steps=model.grid(steps), observer=_Measuring(field, measure)).kept
 
 
 class _Measuring:
     """The observer that keeps what is measured at the evaluations of A."""
 
-    def __init__(self, field: Any, measure: Measure) -> None:
+    def __init__(self, field: TransformerField, measure: Measure) -> None:
         self._field, self._measure = field, measure
 
     def start(self, x: Array) -> None:

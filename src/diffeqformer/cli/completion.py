@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -72,7 +72,7 @@ def _words(command: str, cls: type, first: tuple[str, ...] = ()) -> dict[str, tu
     return {command: (*chosen, *options, *ALWAYS)} | choices
 
 
-def _choices(hint: Any) -> list[str]:
+def _choices(hint: object) -> list[str]:
     """The words of the `Literal`s in a type."""
     if get_origin(hint) is Literal:
         return [str(value) for value in get_args(hint)]

@@ -70,7 +70,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         from diffeqformer.cli.tasks import evaluate_and_print
 
         return evaluate_and_print(arguments, steps[0] if steps else None, as_json)
-    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.accuracy import accuracy_of
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.model.solving import with_scheme
@@ -94,7 +94,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     tokens, text_bytes, mask = evaluation_text(opened, arguments.data, progress)
     grids = steps or (None if model.config.tolerance else model.config.steps,)
     depths = (*grids, *(EarlyExit(grid, threshold) for grid in grids if grid for threshold in thresholds))
-    batches = evaluation_batches(tokens, model.config.context, arguments.batch_size, mask)
+    batches = EvaluationBatches(tokens, model.config.context, arguments.batch_size, mask)
     block = opened.config.trainer.loss_block
     rows: list[Document] = []
     evaluated = at_depths(model, batches, depths, bytes_=text_bytes, block=block, progress=progress)

@@ -25,17 +25,17 @@ from diffeqformer.config import (
     read_yaml,
     section_of_kind,
     shipped_configs,
-    validate,
 )
 from diffeqformer.config.bounds import require_bounds
+from diffeqformer.config.strict import Hints
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, clean, shown
+from diffeqformer.plain import clean, shown
 from diffeqformer.store.paths import path_of, require_writable
 
 T = TypeVar("T")
 ABOUT = {
     "train": "Train the model of a config; the same command again continues a run that was stopped.",
-    "info": "Parameters, operations a token and memory of a config or a run, beside its vanilla twin.",
+    "info": "Parameters, operations per token and memory of a config or a run, beside its vanilla twin.",
 }
 NOT_A_NUMBER = (
     r"Error parsing (\S+): (?:.* does not match choices \((.*?),?\))?"
@@ -110,12 +110,12 @@ def _printable(settings: Any) -> Any:
     return dataclasses.replace(settings, **own)
 
 
-def options_of(cls: Any, prefix: str = "") -> Document:
+def options_of(cls: Any, prefix: str = "") -> Hints:
     """The dotted names of a dataclass's settings, as they are written after two dashes, and their types.
 
     Of a choice of sections, those of every section.
     """
-    options: dict[str, Any] = {}
+    options: Hints = {}
     for name, hint in get_type_hints(cls).items():
         sections = [one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)]
         dotted = prefix + name.replace("_", "-")
@@ -206,7 +206,7 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
                 )
 
 
-def _joined(words: Sequence[str], options: Document) -> list[str]:
+def _joined(words: Sequence[str], options: Hints) -> list[str]:
     """The words with text that starts with a dash, and is no option, written as its option's: `--prompt=--x`."""
     joined: list[str] = []
     for word in words:
@@ -220,7 +220,7 @@ def _joined(words: Sequence[str], options: Document) -> list[str]:
     return joined
 
 
-def _spelled(words: Sequence[str], options: Document) -> list[str]:
+def _spelled(words: Sequence[str], options: Hints) -> list[str]:
     """The words with `true`, `false` and `null` as tyro spells them, where an option takes one of them for value."""
     spelled, asked = [], False
     for word in words:
@@ -254,7 +254,7 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
         raise BadInput(f"unknown option --{given}: {advice}")
 
 
-def _require_values(words: Sequence[str], options: Document) -> None:
+def _require_values(words: Sequence[str], options: Hints) -> None:
     """Refuse `--data` with nothing after it, which would stand for its absence."""
     for word, after in zip(words, [*words[1:], "--"], strict=False):  # of no words none
         name = word.removeprefix("--").replace("_", "-")
@@ -291,23 +291,15 @@ def _sentence(box: str, prog: str) -> str:
     return f"{text if len(text) <= LONGEST else f'{text[:LONGEST]} …'}."  # it may quote a value of any length
 
 
-def positional_first(words: Sequence[str], options: Document) -> list[str]:
+def positional_first(words: Sequence[str], options: Hints) -> list[str]:
     """The words with the first one in front that is neither an option nor an option's value."""
-    before: Any = bool
+    before: object = bool
     for at, word in enumerate(words):
         if not word.startswith("-") and before is bool:
             return [word, *words[:at], *words[at + 1 :]]
         takes_one = word.startswith("--") and "=" not in word
         before = options.get(word[2:].replace("_", "-")) if takes_one else bool
     return list(words)
-
-
-def config_from(words: Sequence[str], verb: str) -> Config:
-    """The config that `arguments_from` reads, once its settings agree.
-
-    **Raises:** `BadInput` as that, and as `validate`.
-    """
-    return validate(arguments_from(words, verb, ConfigArguments).settings)
 
 
 def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:

@@ -1,4 +1,4 @@
-"""Settings of a run: one section a choice, strict YAML, bounds beside each field, one place that checks them."""
+"""Settings of a run: one section per choice, strict YAML, bounds beside each field, one place that checks them."""
 
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.config.checks import validate, validate_model

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, shown
+from diffeqformer.plain import shown
 
 SIZES, INT32, UINT32 = 1 << 20, 2**31 - 1, 2**32 - 1
 """The most of whatever is an axis of an array, of whatever is counted in 32 bits, and of seeds."""
@@ -15,6 +15,16 @@ MOST_NUMBERS = 1 << 56
 """In all arrays of one kind: bytes that a few of them have together are counted in 64 bits."""
 MOST_STEPS = 1 << 14
 """Steps of depth: times and weights of all of them are computed at once."""
+
+
+class Bounds(TypedDict):
+    """Within which a setting has to be; see `setting`."""
+
+    least: int | None
+    most: int | None
+    positive: bool
+    fraction: bool
+    not_negative: bool
 
 
 def setting(
@@ -31,7 +41,7 @@ def setting(
     **Arguments:** `least` and `most` of a number; `positive`, `not_negative`: a finite number above, or not below,
     zero; `fraction`: at least 0 and below 1. The bounds of a tuple are those of each of its numbers.
     """
-    bounds = {"least": least, "most": most, "positive": positive, "fraction": fraction, "not_negative": not_negative}
+    bounds = Bounds(least=least, most=most, positive=positive, fraction=fraction, not_negative=not_negative)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
@@ -56,7 +66,7 @@ def require_bounds(section: Any, prefix: str = "") -> None:
             raise BadInput(f"{name} {shown(value)}, but must be at most {bounds['most']}.")
 
 
-def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Document]]:
+def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
     """The beginning of a sentence about each number (`--seed is`), the number, and its bounds."""
     for field in dataclasses.fields(section):
         value, option = getattr(section, field.name), prefix.startswith("--")

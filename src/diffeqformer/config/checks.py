@@ -176,10 +176,10 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
     if isinstance(m.field, GPTConfig) and not m.field.rotary and m.field.rope_theta != GPTConfig.rope_theta:
         raise BadInput(f"model.field.rope_theta is {m.field.rope_theta}, but is read with model.field.rotary only.")
-    if isinstance(m.field, GPTConfig) and m.field.rotary and (m.turned % 2 or not m.turned):
+    if isinstance(m.field, GPTConfig) and m.field.rotary and (m.rotary_width % 2 or not m.rotary_width):
         raise BadInput(
-            f"model.field.rotary is {m.field.rotary}, which is {m.turned} of a head's {m.head_width} numbers, but must "
-            "be an even number of them, at least 2: rotary positions turn pairs."
+            f"model.field.rotary is {m.field.rotary}, which is {m.rotary_width} of a head's {m.head_width} numbers, "
+            "but must be an even number of them, at least 2: rotary positions turn pairs."
         )
     if isinstance(m.field, LlamaConfig):
         if m.head_width % 2:

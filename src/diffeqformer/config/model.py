@@ -122,10 +122,10 @@ class ModelConfig:
     @property
     def learned_positions(self) -> bool:
         """Whether the embedding has a vector for each position."""
-        return self.like_gpt and not self.turned
+        return self.like_gpt and not self.rotary_width
 
     @property
-    def turned(self) -> int:
+    def rotary_width(self) -> int:
         """How many numbers of each head's query and key rotary positions turn."""
         if isinstance(self.field, LlamaConfig):
             return self.head_width

@@ -35,8 +35,8 @@ class DataConfig:
     """How often training draws from each of `train`, in proportion: a mixture; if empty, all tokens are drawn equally.
     """
     documents: Literal["joined", "apart"] = "joined"
-    """Windows of training hold whatever follows, or one document each, padded: so no token attends to another document,
-    and each begins at the first position. Evaluations join them always."""
+    """Windows of training run on from document to document, or have one each, padded: then no token attends to another
+    document, and each begins at the first position. Evaluations always join them."""
     targets: Literal["all", "completions"] = "all"
     """Tokens whose prediction is learned: all, or of a .jsonl's `prompt` and `completion`, or of its `messages`, what
     completes or the assistant says."""
@@ -121,7 +121,7 @@ class DepthConfig:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The numbers of steps that are drawn from, in order; none if depth is not drawn.
+        """The numbers of steps that are drawn from, in order; empty if depth is not drawn.
 
         **Raises:** `BadInput` for a range that is none.
         """
@@ -144,7 +144,7 @@ class DepthConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How many devices share the work, and how (`docs/devices.md`); -1 for one of them: all that are left.
+    """How many devices share the work, and how (`docs/devices.md`). One of them may be -1: all devices that are left.
 
     No update depends on it but by rounding: a run may be continued on another mesh."""
 

@@ -173,7 +173,7 @@ class LlamaConfig(Section):
 
     kind: Literal["llama"] = dataclasses.field(default="llama", kw_only=True)
     kv_heads: int | None = setting(None, least=1, most=SIZES)
-    """Heads of keys and values, each shared by heads / kv_heads queries; `model.heads` if not given."""
+    """Heads of keys and values, each shared by heads / kv_heads query heads; `model.heads` if not given."""
     nested_norm: bool = False
     """Feed-forward blocks normalise the already normalised attention input, as the authors' Llama does."""
     head_width: int | None = setting(None, least=2, most=SIZES)
@@ -238,7 +238,7 @@ class OwnConfig(Section):
 
 @dataclass(frozen=True)
 class RecursiveConfig(Section):
-    """Gradients by recursive checkpointing (Griewank & Walther 2000)."""
+    """Gradients by recursive checkpointing (Griewank 1992)."""
 
     builder: ClassVar[str] = "diffeqformer.ode.adjoints:recursive_adjoint"
 

@@ -14,6 +14,9 @@ import yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, is_utf8, shown
 
+Hints = dict[str, Any]
+"""Settings by name, and the type of each: a class, or a form such as `int | None`, for which Python has no type."""
+
 
 def to_dict(config: Any) -> Document:
     """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
@@ -84,7 +87,7 @@ def with_values(config: Any, values: Values) -> Any:
 
 
 @functools.cache
-def hints_of(cls: type) -> Document:
+def hints_of(cls: type) -> Hints:
     """The settings of a config dataclass and their types."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -154,7 +157,7 @@ def _words(kinds: Iterable[str]) -> str:
 
 
 def kinds_of(section: Any) -> tuple[str, ...]:
-    """The kinds that a section class stands for; none if it has no kind, or if any word may be one."""
+    """The kinds that a section class stands for; empty if it has no kind, or if any word may be one."""
     return get_args(hints_of(section).get("kind"))
 
 

@@ -111,7 +111,7 @@ def prepare(
     return _open(folder, corpus)
 
 
-def kept(config: DataConfig, content: str | None, progress: Progress) -> TokenCache | None:
+def cached_by_content(config: DataConfig, content: str | None, progress: Progress) -> TokenCache | None:
     """The tokens of a text that is not there any more, if a sound cache in `config.cache` has them.
 
     **Arguments:** `content`, `TokenCache.content` of the tokens.

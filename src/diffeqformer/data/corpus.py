@@ -19,8 +19,8 @@ from diffeqformer.config import DataConfig, to_dict
 from diffeqformer.data.files import (
     NEEDS_EXTRA,
     OF_DOCUMENTS,
-    Document,
     Reader,
+    TextDocument,
     TextFile,
     find_files,
     require_field,
@@ -135,7 +135,7 @@ def _streamed(name: str, sources: list[Source], given: Part | None, config: Data
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
-    """Of a text: neither its size nor its time tells whether it was replaced."""
+    """The SHA-256 of a file of text: neither its size nor its time tells whether it was replaced."""
     try:
         found = file_digest(file.path)
     except OSError as error:
@@ -156,7 +156,7 @@ def _split_files(
     masked = config.targets == "completions"
     reader = Reader(config.text_field, config.strict, progress.say, masked)
 
-    def documents(files: list[TextFile]) -> Callable[[], Iterator[Document]]:
+    def documents(files: list[TextFile]) -> Callable[[], Iterator[TextDocument]]:
         return lambda: chain.from_iterable(map(reader.documents, files))
 
     total = sum(file.size for file in train + validation)
@@ -273,7 +273,7 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
     return _streamed(name, [Source(f"dataset {name!r}", shards(train))], given, config, listed)
 
 
-def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[Document]:
+def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[TextDocument]:
     """The documents of some rows, without empty ones.
 
     **Raises:** `RunFailed` if they cannot be read to their end.
@@ -320,7 +320,7 @@ def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
     return loaded["train"], loaded.get("validation", loaded.get("test"))
 
 
-def _rows_digest(rows: Any) -> Any:
+def _rows_digest(rows: Any) -> list[object]:
     """The content of the files that a dataset's rows lie in; its own fingerprint stays as it was if they change."""
     files = [(Path(file["filename"]).name, file_digest(Path(file["filename"]))) for file in rows.cache_files]
     return [rows._fingerprint, files]
@@ -330,7 +330,7 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     if not len(rows):
         raise BadInput(f"dataset {name!r} has an empty split, but needs rows for training and for validation.")
 
-    def read() -> Iterator[Document]:
+    def read() -> Iterator[TextDocument]:
         number = 0
         for batch in rows.select_columns([config.text_field]).iter(batch_size=256):
             for value in batch[config.text_field]:
@@ -342,7 +342,7 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     return Part(len(rows), None, read)
 
 
-def _settings(config: DataConfig) -> list[Any]:
+def _settings(config: DataConfig) -> list[str | float | bool]:
     """The settings that decide which text is read and how it is split."""
     return [
         config.source, config.dataset, config.dataset_name, config.text_field, config.validation_fraction,

@@ -36,7 +36,7 @@ MOST_EXPANSION, LEAST_EXPANDED = 500, 1 << 26
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-Document = Iterable[str]
+TextDocument = Iterable[str]
 """Blocks of text that follow one another; they can be iterated once."""
 
 
@@ -104,7 +104,7 @@ class Reader:
         self.text_field, self.strict, self._say, self.completions = text_field, strict, say, completions
         self._told: set[Path] = set()
 
-    def documents(self, file: TextFile) -> Iterator[Document]:
+    def documents(self, file: TextFile) -> Iterator[TextDocument]:
         """The documents of `file` in order, without empty ones; a plain text file is read only if it is iterated.
 
         **Raises:** `BadInput` for text that is not what the suffix says, naming file and line (or row);

@@ -9,6 +9,9 @@ from jaxtyping import Bool, Int32, Integer
 
 from diffeqformer.errors import BadInput
 
+HostBatch = np.ndarray | tuple[np.ndarray, np.ndarray]
+"""Ids, or the pair of these and of which targets count, in the memory of this process."""
+
 
 class Windows:
     """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
@@ -117,7 +120,7 @@ class Loader:
         """Whether not all targets count."""
         return self.mask is not None or self.end is not None
 
-    def __getitem__(self, k: int) -> Any:
+    def __getitem__(self, k: int) -> HostBatch:
         """Batch number `k`, from 0, without end: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.
 
         With a mask, the pair of ids and of which targets count, booleans `(batch, context)`.
@@ -201,19 +204,6 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]]:
         return (self[k] for k in range(len(self)))
-
-
-def evaluation_batches(
-    tokens: Integer[np.ndarray, " tokens"],
-    context: int,
-    batch_size: int,
-    mask: Bool[np.ndarray, " tokens"] | None = None,
-) -> EvaluationBatches:
-    """The batches of a whole evaluation, in order; see `EvaluationBatches`.
-
-    **Raises:** `BadInput` for fewer than two tokens.
-    """
-    return EvaluationBatches(tokens, context, batch_size, mask)
 
 
 def spread_windows(

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import permutations
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Int, Integer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from diffeqformer.config import HopsConfig, PermutationsConfig, PHopConfig
+from diffeqformer.config.puzzles import Problems
 from diffeqformer.data.tokenizer import END_OF_TEXT
 
 BLOCK = 1000
@@ -18,10 +19,13 @@ BLOCK = 1000
 UNKNOWN = "[UNK]"
 
 
-class Puzzle(ABC):
+C = TypeVar("C", bound=Problems)
+
+
+class Puzzle(ABC, Generic[C]):
     """A kind of problem. **Arguments:** `config`, its section; `words`, all that its problems are written with."""
 
-    def __init__(self, config: Any, words: list[str]):
+    def __init__(self, config: C, words: list[str]):
         self.config = config
         self.ids = {word: i for i, word in enumerate([END_OF_TEXT, UNKNOWN, *words])}
         """The vocabulary."""
@@ -55,7 +59,7 @@ class Puzzle(ABC):
         return tokenizer
 
 
-class Hops(Puzzle):
+class Hops(Puzzle[HopsConfig]):
     """Pointer chasing: `f(0) ... f(n-1)` of a random permutation, then queries `fk s f^k(s)`; difficulty k.
 
     With n = 3: `2 0 1 f2 0 1 f1 1 0`, since f(f(0)) = f(2) = 1 and f(1) = 0.
@@ -80,7 +84,7 @@ class Hops(Puzzle):
         return found
 
 
-class PHop(Puzzle):
+class PHop(Puzzle[PHopConfig]):
     """p-hop induction: the word for p, then letters, each followed by its answer in capitals; difficulty p.
 
     `hop(i)` is the place after the last earlier occurrence of letter i; the answer at i is the letter at
@@ -115,7 +119,7 @@ class PHop(Puzzle):
         return np.where(ids >= self.ids["A"], _number(ids[:, :1], self.ids["p1"]), 0)
 
 
-class Permutations(Puzzle):
+class Permutations(Puzzle[PermutationsConfig]):
     """The word problem of a group: `g1 g2 ... gl = product`, for every l once, in random order; difficulty l.
 
     A word is a permutation in one-line notation, and the product applies g1 first: `213 132 = 312`. Products stand

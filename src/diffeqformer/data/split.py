@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.files import Document
+from diffeqformer.data.files import TextDocument
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 
@@ -19,7 +19,7 @@ class Part:
     documents: int
     size: int | None
     """Bytes of text, for progress (replaced bytes may change it a little); `None` if nobody has counted."""
-    read: Callable[[], Iterator[Document]]
+    read: Callable[[], Iterator[TextDocument]]
     """Reads the documents, in order, as often as it is called; each must be used before the next is asked for."""
     sources: tuple[int, ...] = ()
     """How many of them, one after the other, come from each source of a mixture."""
@@ -68,7 +68,7 @@ def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
 
 
 def split_single(
-    documents: Callable[[], Iterator[Document]], size: int, config: DataConfig, progress: Progress
+    documents: Callable[[], Iterator[TextDocument]], size: int, config: DataConfig, progress: Progress
 ) -> tuple[Part, Part]:
     """Hold out the tail of the only document, from the start of a line on.
 
@@ -80,7 +80,7 @@ def split_single(
         f"The corpus is a single document: its last {length - cut} of {length} characters are the validation part."
     )
 
-    def head(document: Document) -> Iterator[str]:
+    def head(document: TextDocument) -> Iterator[str]:
         left = cut
         for block in document:
             yield block[:left]
@@ -88,7 +88,7 @@ def split_single(
             if left <= 0:
                 return
 
-    def tail(document: Document) -> Iterator[str]:
+    def tail(document: TextDocument) -> Iterator[str]:
         left = cut
         for block in document:
             if left < len(block):

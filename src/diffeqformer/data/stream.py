@@ -11,12 +11,13 @@ from jaxtyping import Bool, Int32
 from tokenizers import Tokenizer
 
 from diffeqformer.data.encode import encoded
-from diffeqformer.data.files import Document, Given
+from diffeqformer.data.files import Given, TextDocument
+from diffeqformer.data.loader import HostBatch
 from diffeqformer.data.split import Part, hold_out
 from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 
-Shard = Callable[[], Iterator[Document]]
+Shard = Callable[[], Iterator[TextDocument]]
 """The documents of a file, in order, as often as it is called; each must be used before the next is asked for."""
 FAR = 1 << 40
 """More windows than a source ever gives."""
@@ -31,7 +32,7 @@ class Source:
     held: frozenset[tuple[int, int]] = frozenset()
     """Documents, by shard and number, that training does not read: they are the validation part."""
 
-    def documents(self, shard: int = 0, document: int = 0) -> Iterator[tuple[int, int, Document]]:
+    def documents(self, shard: int = 0, document: int = 0) -> Iterator[tuple[int, int, TextDocument]]:
         """From a document on to the end, each with its shard and number; shards before are not opened."""
         for s in range(shard, len(self.shards)):
             for d, found in enumerate(self.shards[s]()):
@@ -65,11 +66,11 @@ def divided(
         found.append(Source(source.name, source.shards, held))
         kept.append((len(sizes) - len(held), int(sizes[~out].sum()), int(sizes[out].sum())))
 
-    def training() -> Iterator[Document]:
+    def training() -> Iterator[TextDocument]:
         for source, (count, *_) in zip(found, kept, strict=True):
             yield from (text for *_, text in islice(source.documents(), count))
 
-    def validating() -> Iterator[Document]:
+    def validating() -> Iterator[TextDocument]:
         for source, read, (count, *_) in zip(sources, found, kept, strict=True):
             beginning = islice(source.documents(), count + len(read.held))
             yield from (text for s, d, text in beginning if (s, d) in read.held)
@@ -83,7 +84,7 @@ def divided(
     )
 
 
-def _bytes(document: Document) -> int:
+def _bytes(document: TextDocument) -> int:
     return sum(len(block.encode()) for block in document)
 
 
@@ -151,7 +152,7 @@ class Stream:
         if len(places) == len(self.sources) and min(batch, *chain(*places)) >= 0:
             self._known[batch] = places
 
-    def __getitem__(self, k: int) -> Any:
+    def __getitem__(self, k: int) -> HostBatch:
         """Ids `(batch, context + 1)` of batch `k`; with masks, the pair of these and of which targets count.
 
         **Raises:** `IndexError` for a negative `k`.
@@ -209,7 +210,7 @@ class Stream:
         while not empty:
             numbers: deque[tuple[int, int]] = deque()  # of documents that were read, some of them ahead
 
-            def read(place: Place = place, numbers: deque[tuple[int, int]] = numbers) -> Iterator[Document]:
+            def read(place: Place = place, numbers: deque[tuple[int, int]] = numbers) -> Iterator[TextDocument]:
                 for shard, number, document in source.documents(place.shard, place.document):
                     numbers.append((shard, number))
                     yield document

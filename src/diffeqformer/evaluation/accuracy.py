@@ -23,7 +23,7 @@ def accuracy(
     steps: int | EarlyExit | None = None,
     batch_size: int = 64,
 ) -> Float[np.ndarray, " difficulty"]:
-    """The fraction of answers that the model holds for the most probable word, at `steps` depth steps.
+    """The fraction of answers that are the model's most probable word, at `steps` depth steps.
 
     **Arguments:** `model`, called as a `Transformer` is; `ids`, whole problems; `difficulty` of each token as an
     answer, 0 where it is none (`Puzzle.difficulty`); `steps`, the trained number if not given; `batch_size`, problems

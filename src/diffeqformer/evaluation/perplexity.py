@@ -65,7 +65,7 @@ def evaluate_in_turns(
     name: str = "evaluating",
 ) -> list[Evaluation]:
     """Evaluate several models, or one at several depths, on batches of (ids, mask) as
-    `data.loader.evaluation_batches` gives them.
+    `data.loader.EvaluationBatches` gives them.
 
     They take turns, one batch each, so that a busy moment of the machine falls on all of them alike and their speeds
     can be compared.

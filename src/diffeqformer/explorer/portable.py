@@ -71,7 +71,7 @@ def portable(run: Run) -> tuple[Document, str]:
     field = model.field
     if not isinstance(field, TransformerField):
         raise _refusal(run, "has a field of its own, which a browser cannot run")
-    partial = field.turned not in (0, field.head_width)
+    partial = field.rotary_width not in (0, field.head_width)
     if field.head_norms or field.rope_scaling is not None or partial or field.exact_gelu:
         raise _refusal(run, "has head norms, exact GELU, or a scaled or partial rotary embedding, which a page has not")
     names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if runs_at_any_depth(model) else ())]
@@ -96,7 +96,7 @@ def portable(run: Run) -> tuple[Document, str]:
         **about,
         "model": {
             **{name: getattr(field, name) for name in known},
-            "rope_theta": field.rope_theta if field.turned else None,
+            "rope_theta": field.rope_theta if field.rotary_width else None,
             "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
             "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
             "edges": config.edges, "schemes": schemes, "weights": weights, "arrays": arrays.places,

@@ -1,6 +1,7 @@
 """From a model config, or a user's own parts, to a model."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import equinox as eqx
@@ -17,6 +18,9 @@ from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.weights import WeightSource
+
+Build = Callable[[ModelConfig, Array], Transformer]
+"""What makes a new model of a config and a key."""
 
 
 def build(
@@ -43,7 +47,7 @@ def build(
     own = {"weights": weights, "field": field, "scheme": scheme}
     own_field: Field = field or config.field.build(config)
     own_scheme: Scheme = scheme or config.scheme.build()
-    grid = Grid.of(config.edges or config.steps, config.first_step)
+    grid = Grid.of_config(config)
     source = weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key)
     if config.modulation:
         source = config.modulation.build(source, own_field.shapes(), grid.steps)
@@ -82,6 +86,6 @@ def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
     )
 
 
-def abstract(config: ModelConfig, build: Any = build) -> Transformer:
+def abstract(config: ModelConfig, build: Build = build) -> Transformer:
     """The model's shapes and types without its numbers, for counting and for restoring into."""
     return eqx.filter_eval_shape(build, config, jax.random.key(0))

@@ -11,7 +11,8 @@ from jaxtyping import PyTree
 
 from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.model.build import abstract
-from diffeqformer.nn.linear import LinearShape, NormShape
+from diffeqformer.nn.linear import LinearShape
+from diffeqformer.ode.weights.source import is_shape
 
 
 class Parameters(NamedTuple):
@@ -75,7 +76,6 @@ def update_operations(config: ModelConfig, sequences: int) -> float:
 
 def _matrices(shapes: PyTree) -> int:
     """Operations per token of the matrices of half a block."""
-    is_shape = lambda node: isinstance(node, LinearShape | NormShape)
     units = jax.tree.leaves(shapes, is_leaf=is_shape)
     return sum(2 * unit.inputs * unit.outputs for unit in units if isinstance(unit, LinearShape))
 

@@ -5,7 +5,7 @@ made; neither is a one-hot target.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,8 +51,8 @@ def loss_sum(
 ) -> LossSum:
     """Sum over positions of `-log p(ids[i+1] | ids[..i])` in nats, and the number of positions counted.
 
-    **Arguments:** `ids`, context + 1 tokens a row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if not
-    given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time on a device.
+    **Arguments:** `ids`, context + 1 tokens per row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if
+    not given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time on a device.
 
     **Returns:** a `LossSum`, float32.
     """
@@ -91,13 +91,13 @@ def _nats(
             at_target = (1 - share) * at_target + share * expected
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
-    positions, parts = len(flat[1]), batch_parts()  # of the devices; each cuts its own positions into blocks
+    positions, parts = len(flat[1]), batch_parts()  # of the devices; each divides its own positions into blocks
     if positions <= block * parts:
         return of_block(*flat)
     blocks = -(-positions // (block * parts))
     padding = blocks * block - positions // parts
 
-    def cut(x: Array) -> Array:
+    def in_blocks(x: Array) -> Array:
         own = x.reshape(parts, -1, *x.shape[1:])
         own = jnp.pad(own, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 1))
         own = own.reshape(parts, blocks, block, *x.shape[1:]).swapaxes(0, 1)
@@ -105,7 +105,7 @@ def _nats(
 
     body = eqx.filter_checkpoint(of_block)
     total, _ = jax.lax.scan(
-        lambda total, now: (total + body(*now), None), jnp.zeros((), wide(states.dtype)), tuple(map(cut, flat))
+        lambda total, now: (total + body(*now), None), jnp.zeros((), wide(states.dtype)), tuple(map(in_blocks, flat))
     )
     return total
 
@@ -165,9 +165,11 @@ def loss_of_rows(
     *,
     depths: Sequence[Steps | EarlyExit | None],
     rows: Sequence[int],
+    distill: float = 0.0,
+    teacher: Transformer | None = None,
     key: Key[Array, ""] | None = None,
+    block: int = 4096,
     count: Array | None = None,
-    **settings: Any,
 ) -> Float[Array, ""]:
     """The mean loss of a batch, in nats, of which every depth reads its own rows.
 
@@ -178,6 +180,8 @@ def loss_of_rows(
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
-        loss_of_depths(model, *part, depths=(steps,), key=key, count=count, **settings)
+        loss_of_depths(
+            model, *part, depths=(steps,), distill=distill, teacher=teacher, key=key, block=block, count=count
+        )
         for part, steps, key in zip(parts, depths, keys, strict=True)
     ]).sum()  # fmt: skip

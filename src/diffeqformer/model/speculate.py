@@ -19,7 +19,7 @@ class Speculation(NamedTuple):
 
     tokens: Int[Array, "batch new"]
     rounds: Int[Array, " batch"]
-    """Deep readings that each row took, the prompt's aside; plain decoding takes one a token."""
+    """Deep readings that each row took, the prompt's aside; plain decoding takes one per token."""
     drafted: Int[Array, " batch"]
     accepted: Int[Array, " batch"]
     """Of the drafted tokens."""
@@ -47,11 +47,11 @@ def speculate(
     A round drafts `draft_length` tokens d_1, d_2, ... one after the other from the draft's distributions q_i, then
     reads all of them at once with the model, which gives p_i. Token d_i is accepted with probability
     `min(1, p_i(d_i) / q_i(d_i))`; the first that is not is replaced by a draw from `max(p_i - q_i, 0)`, normalised, and
-    behind a fully accepted draft one more token comes from p. So each token has the distribution p, exactly; at
+    after a fully accepted draft one more token comes from p. So each token has the distribution p, exactly; at
     temperature 0 the text is that of `generate`, up to rounding of nearly equal logits.
 
-    **Arguments:** `model`, `draft`, each at the steps of its config; `draft_length`, tokens a
-    round; the others as for `generate`.
+    **Arguments:** `model`, `draft`, each at the steps of its config; `draft_length`, tokens per round; the others as
+    for `generate`.
 
     **Returns:** a `Speculation`.
 
@@ -146,8 +146,8 @@ def _speculate(
         tokens, q, draft_cache = drafted(now, draft_key)
         read = jnp.concatenate([now.tokens[now.known - 1][None], tokens])
         logits, deep_cache = model.decode(read[None], now.deep, now.known - 1)
-        accepted, behind = verdict(accept_key, tokens, q, distribution(logits[0]))
-        last = draw(last_key, behind).astype(tokens.dtype)
+        accepted, after = verdict(accept_key, tokens, q, distribution(logits[0]))
+        last = draw(last_key, after).astype(tokens.dtype)
         written = jax.lax.dynamic_update_slice(now.tokens, tokens, (now.known,))
         return _Round(
             written.at[now.known + accepted].set(last),

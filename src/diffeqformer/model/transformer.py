@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key
 
 from diffeqformer.config import LayerConfig, ModelConfig, with_steps
@@ -132,7 +133,7 @@ class Transformer(eqx.Module):
         **Raises:** `BadInput` if it is no grid.
         """
         if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
-            return Grid.of(self.config.edges or self.config.steps, self.config.first_step)
+            return Grid.of_config(self.config)
         return Grid.of(steps, self.config.first_step)
 
     def table(self, grid: Grid) -> BlockWeights:
@@ -181,7 +182,7 @@ class Transformer(eqx.Module):
         return KeyValueCache(zeros, zeros)
 
     @property
-    def _compute_dtype(self) -> Any:
+    def _compute_dtype(self) -> DTypeLike:
         """Of activations inside the field and the head, and of the weights that they meet."""
         return jnp.bfloat16 if self.config.compute_dtype == "bfloat16" else self.embedding.tokens.dtype
 
@@ -228,28 +229,48 @@ class Transformer(eqx.Module):
         """
         config, field = self.config, field or self.field
         if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
-            chosen = {"grid": self.grid(), "horizon": config.interval, "first_step": config.first_step}
-            chosen["precision"] = self._compute_dtype
             return solve_adaptively(
                 field,
                 self.weights,
                 x,
                 scheme=self.scheme,
                 tolerance=config.tolerance,
+                grid=self.grid(),
+                horizon=config.interval,
                 adjoint=self.adjoint,
+                precision=self._compute_dtype,
+                first_step=config.first_step,
                 key=key,
                 keep_states=observer is not None,
-                **chosen,
             )
         early_exit = steps if isinstance(steps, EarlyExit) else None
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
         table = self.table(grid)
         if early_exit is not None:
             assert cache is None and observer is None
-            settings = {"grid": grid, "threshold": early_exit.threshold, "horizon": config.interval}
-            return solve_until_settled(field, self.scheme, table, x, normalise=self.normalise, **settings)
-        settings = {"grid": grid, "horizon": config.interval, "adjoint": self.adjoint, "observer": observer}
-        return solve(field, self.scheme, table, x, key=key, cache=cache, window=window, **settings)
+            return solve_until_settled(
+                field,
+                self.scheme,
+                table,
+                x,
+                grid=grid,
+                threshold=early_exit.threshold,
+                horizon=config.interval,
+                normalise=self.normalise,
+            )
+        return solve(
+            field,
+            self.scheme,
+            table,
+            x,
+            grid=grid,
+            horizon=config.interval,
+            adjoint=self.adjoint,
+            observer=observer,
+            key=key,
+            cache=cache,
+            window=window,
+        )
 
     @property
     def adjoint(self) -> Adjoint:

@@ -10,15 +10,15 @@ from diffeqformer.nn.linear import wide
 
 
 def rotary_frequencies(
-    turned: int, theta: float, scaling: RotaryScalingConfig | None = None
+    rotary_width: int, theta: float, scaling: RotaryScalingConfig | None = None
 ) -> Float[np.ndarray, " pair"]:
-    """`theta^(-2i/d)`, i < d/2, in radians per position, d = `turned`, the numbers of a head that turn; float64.
+    """`theta^(-2i/d)`, i < d/2, in radians per position, d = `rotary_width`, the numbers of a head that turn; float64.
 
     With `scaling`, frequencies f that turn `r = f c / 2 pi` times over the original context c are multiplied with
     `(1 - s) / factor + s`, s rising from 0 at `r = low_freq_factor` to 1 at `high_freq_factor`. Source: Llama Team
     2024, The Llama 3 Herd of Models, arXiv:2407.21783, as Transformers has it.
     """
-    half = turned // 2
+    half = rotary_width // 2
     frequencies = theta ** (-np.arange(half) / half)
     if scaling is None:
         return frequencies

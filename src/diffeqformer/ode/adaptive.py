@@ -1,11 +1,10 @@
 """Adaptive steps: Diffrax's solvers and controller on a model's vector field."""
 
-from typing import Any
-
 import diffrax
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from diffeqformer.config import ToleranceConfig
@@ -22,11 +21,15 @@ USUAL = "Tsit5"
 """Diffrax's solver for schemes that have no error estimate, after a first step that is `euler-middle`'s."""
 
 
+def has_error_estimate(scheme: Scheme) -> bool:
+    """Whether Diffrax has a solver of the scheme's tableau that estimates its error."""
+    return issubclass(getattr(diffrax, getattr(scheme, "solver", "") or "Euler"), diffrax.AbstractAdaptiveSolver)
+
+
 def can_adapt(scheme: Scheme) -> bool:
-    """Whether steps can be chosen for a scheme: Diffrax has a solver of its tableau with an error estimate, or it is
-    `euler-middle`, whose first step may have a length of its own before a solver that has one."""
-    solver = getattr(diffrax, getattr(scheme, "solver", "") or "Euler")
-    return scheme == EULER_MIDDLE or issubclass(solver, diffrax.AbstractAdaptiveSolver)
+    """Whether steps can be chosen for a scheme: it has an error estimate, or is `euler-middle`, whose first step may
+    have a length of its own before a solver that has one."""
+    return scheme == EULER_MIDDLE or has_error_estimate(scheme)
 
 
 def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.AbstractAdaptiveSolver:
@@ -38,7 +41,8 @@ def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.Abstr
         name = next((name for name, one in SCHEMES.items() if one == scheme), type(scheme).__name__)
         raise BadInput(
             f"model.tolerance.rtol is given, but model.scheme {name!r} has no error estimate to choose steps by; "
-            f"{', '.join(name for name, one in SCHEMES.items() if can_adapt(one))} have."
+            f"take one that has ({', '.join(name for name, one in SCHEMES.items() if has_error_estimate(one))}) or "
+            f"'euler-middle', whose steps {USUAL} then takes."
         )
     return getattr(diffrax, getattr(scheme, "solver", "") or USUAL)()
 
@@ -53,7 +57,7 @@ def solve_adaptively(
     grid: Grid,
     horizon: float,
     adjoint: Adjoint,
-    precision: Any = None,
+    precision: DTypeLike | None = None,
     first_step: float | None = None,
     key: Key[Array, ""] | None = None,
     keep_states: bool = False,
@@ -110,7 +114,7 @@ def _adjoint(adjoint: Adjoint) -> diffrax.AbstractAdjoint:
     return diffrax.RecursiveCheckpointAdjoint(adjoint.checkpoints if isinstance(adjoint, Recursive) else None)
 
 
-def evaluations_of(solver: Any, steps: Array) -> Evaluations:
+def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
     """Evaluations of the field in `steps` steps, rejected ones included.
 
     A first stage that is the last one of the step before is not evaluated again, except, by Diffrax, after a rejection
@@ -118,6 +122,7 @@ def evaluations_of(solver: Any, steps: Array) -> Evaluations:
     """
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
+    assert isinstance(solver, diffrax.AbstractERK) and isinstance(solver.tableau, diffrax.ButcherTableau)
     kept = int(solver.tableau.fsal)
     number = steps * (solver.tableau.num_stages - kept) + kept
     return Evaluations(number, number)

@@ -54,13 +54,13 @@ class Adjoint(Protocol):
     """How the loop over depth is differentiated."""
 
     def wrap(self, body: Callable) -> Callable:
-        """The body of the plain loop, which is also that of forward passes that are looked on at."""
+        """The body of the plain loop, which is also that of forward passes that are observed."""
         ...
 
 
 @runtime_checkable
 class OwnBackwardPass(Adjoint, Protocol):
-    """An adjoint that has a backward pass of its own, where nobody looks on."""
+    """An adjoint that has a backward pass of its own, for forward passes that are not observed."""
 
     def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
         """From what is carried into the first step to what is carried out of the last."""
@@ -101,7 +101,7 @@ class Recursive(Checkpointed):
         """What is carried out of the last step."""
         step, steps = flow.step, flow.steps
 
-        def cut(first: int | Array, length: int) -> tuple[Array, int, int | Array, int]:
+        def divided(first: int | Array, length: int) -> tuple[Array, int, int | Array, int]:
             """Where the parts of equal length start, their length, and where the rest starts, and its length."""
             part = -(-length // self.checkpoints)
             whole = length // part
@@ -114,13 +114,13 @@ class Recursive(Checkpointed):
 
         def forward(weights: tuple, carry: PyTree, first: int | Array, length: int) -> tuple[PyTree, tuple]:
             """What is carried out of `length` steps, and into each part of them and into the rest."""
-            starts, part, rest, left = cut(first, length)
+            starts, part, rest, left = divided(first, length)
             end, into = jax.lax.scan(lambda carry, at: (advance(weights, carry, at, part), carry), carry, starts)
             return advance(weights, end, rest, left), (into, end)
 
         def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: int | Array, length: int) -> tuple:
             """Cotangents of what is carried, and of the table, from after `length` steps to before them."""
-            starts, part, rest, left = cut(first, length)
+            starts, part, rest, left = divided(first, length)
             into, end = kept
 
             def through(cotangents: tuple, carry: PyTree, first: int | Array, length: int) -> tuple:

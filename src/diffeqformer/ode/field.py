@@ -85,7 +85,7 @@ class TransformerField:
 
     `gpt`: `A(x) = O attend(Q n(x), K n(x), V n(x))`, `M(x) = down gelu(up n(x))`, all maps with biases, n LayerNorm,
     GELU the tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5); if asked for, GELU itself, and R on the
-    first `turned` numbers of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745).
+    first `rotary_width` numbers of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745).
     `llama`: `A(x) = O attend(R Q n(x), R K n(x), V n(x))`, `M(x) = down (silu(gate n(x)) * up n(x))`, no biases, n
     RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971); if asked for, Q, K and V with biases (Qwen
     2), or Q n(x) and K n(x) normalised head by head before R (Qwen 3).
@@ -94,7 +94,7 @@ class TransformerField:
     width: int
     heads: int
     kv_heads: int
-    """Heads of keys and values, each shared by heads / kv_heads queries."""
+    """Heads of keys and values, each shared by heads / kv_heads query heads."""
     head_width: int
     hidden: int
     """Width of the feed-forward block."""
@@ -109,7 +109,7 @@ class TransformerField:
     """`llama` with biases of query, key and value."""
     head_norms: bool = False
     """Each head's query and key have an RMSNorm."""
-    turned: int = 0
+    rotary_width: int = 0
     """How many numbers of each head's query and key the rotary embedding turns."""
     rope_theta: float = 10000.0
     """Its base."""
@@ -205,9 +205,9 @@ class TransformerField:
         if own.query_norm is not None and own.key_norm is not None:
             query = normalise(own.query_norm, query, self.norm_epsilon)
             keys = normalise(own.key_norm, keys, self.norm_epsilon)
-        if self.turned:
+        if self.rotary_width:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
-            frequencies = rotary_frequencies(self.turned, self.rope_theta, self.rope_scaling)
+            frequencies = rotary_frequencies(self.rotary_width, self.rope_theta, self.rope_scaling)
             query, keys = (rotate(part, positions, frequencies) for part in (query, keys))
         return query, keys, values
 
@@ -250,7 +250,7 @@ def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> T
         output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
         biases=llama is not None and llama.biases,
         head_norms=llama is not None and llama.head_norms,
-        turned=model.turned,
+        rotary_width=model.rotary_width,
         rope_theta=section.rope_theta,
         rope_scaling=llama and llama.rope_scaling,
         nested_norm=llama is not None and llama.nested_norm,

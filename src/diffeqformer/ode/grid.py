@@ -10,6 +10,7 @@ Times that are known are float64 constants: in float32, `sin(1000 t)` is already
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, NamedTuple, Union
 
 import jax
@@ -19,8 +20,9 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-from diffeqformer.config import MOST_STEPS
+from diffeqformer.config import MOST_STEPS, ModelConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.nn.linear import wide
 
 Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
 """What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
@@ -47,6 +49,13 @@ Times = Array | np.ndarray
 """Times in [0, 1], shape (time,): float64, unless they are traced."""
 
 
+def widest(times: Times) -> tuple[ModuleType, Times]:
+    """NumPy and the times in float64, or, of traced ones, `jax.numpy` and the times in float32 or better."""
+    if isinstance(times, Tracer):
+        return jnp, times.astype(wide(times.dtype))
+    return np, np.asarray(times, np.float64)
+
+
 @dataclass(frozen=True)
 class Grid:
     """L steps of depth."""
@@ -57,7 +66,7 @@ class Grid:
     """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
     @staticmethod
-    def of(asked: Any, first_step: float | None = None) -> "Grid":
+    def of(asked: Steps, first_step: float | None = None) -> "Grid":
         """The grid that a number of steps, an array of edges or a grid stands for.
 
         **Arguments:** `asked`, as `Steps`; `first_step`, the length of the first of several steps as a fraction of
@@ -76,6 +85,11 @@ class Grid:
         if first_step is None or asked == 1:
             return Grid(int(asked))
         return Grid(int(asked), (0.0, *np.linspace(first_step, 1.0, asked).tolist()))
+
+    @staticmethod
+    def of_config(config: ModelConfig) -> "Grid":
+        """The grid that a model is trained on."""
+        return Grid.of(config.edges or config.steps, config.first_step)
 
     @staticmethod
     def _between(edges: Any) -> "Grid":
@@ -132,7 +146,7 @@ class Grid:
 
     def layer_at(self, time: Times) -> Times:
         """The step in force at `time`, from 0: step l from after its start to its end."""
-        xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
+        xp, time = widest(time)
         if self.given is None:
             return xp.clip(xp.ceil(time * self.steps - ROUNDING).astype(int) - 1, 0, self.steps - 1)
         starts = xp.asarray(self.edges[:-1] + ROUNDING * self.lengths, time.dtype)
@@ -140,7 +154,7 @@ class Grid:
 
     def row_at(self, time: Times, nodes: tuple[float, ...]) -> Times:
         """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node."""
-        xp, time = (jnp, time) if isinstance(time, Tracer) else (np, np.asarray(time, np.float64))
+        xp, time = widest(time)
         layer = self.layer_at(time)
         start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))
         distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])

@@ -1,6 +1,6 @@
 """Integrating the state over depth on a fixed grid: the one loop, whose body is one step of a scheme.
 
-Whatever else happens in depth looks on from here: a forward pass that keeps its states, an analysis that measures
+Whatever else happens in depth observes this loop: a forward pass that keeps its states, an analysis that measures
 attention or carries tangents along is an `Observer`; decoding hands a key-value cache through; early exit is a scheme
 with an end of its own; and how the loop is differentiated is an adjoint's business (`adjoints.py`).
 """
@@ -29,7 +29,7 @@ class Solution(NamedTuple):
     """Evaluations of the vector field that it took."""
     kept: PyTree = None
     """What an observer kept of each step, stacked."""
-    observer: PyTree = None
+    carried: PyTree = None
     """What an observer carried to the end."""
     cache: KeyValueCache | None = None
     """Keys and values, stacked over steps and the attention evaluations of each, if a cache was given."""
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Observer(Protocol):
-    """Looks on at every step of a forward pass; it is traced into the loop's body once."""
+    """Observes every step of a forward pass; it is traced into the loop's body once."""
 
     def start(self, x: Array) -> PyTree:
         """What it carries into the first step; `x` is the state at depth 0."""
@@ -104,9 +104,9 @@ def solve(
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
     same weights serve all; `x`, the state at depth 0; `adjoint`, what the backward pass keeps (all activations if not
-    given); `observer`, which looks on; `until`, from what the scheme carries to whether to end before the last step
-    (such a solve has no gradient and no observer); `key` for dropout, `None` outside training: one mask for each node
-    of each step; `cache` and `window` for incremental decoding, cache leaves of shape (step, evaluation, ...).
+    given); `observer` of every step; `until`, from what the scheme carries to whether to end before the last step (such
+    a solve has no gradient and no observer); `key` for dropout, `None` outside training: one mask for each node of each
+    step; `cache` and `window` for incremental decoding, cache leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
     """
@@ -121,11 +121,11 @@ def solve(
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     given = keys, lengths
+    flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
     way: Adjoint = adjoint or Plain()
     solution = lambda carry, *others: Solution(scheme.state(carry).astype(x.dtype), evaluations, *others, carry=carry)
 
     if until is not None:
-        flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         end = jax.lax.while_loop(
             lambda now: (now[0] < steps) & ~until(now[1]),
             lambda now: (now[0] + 1, flow.step_of(now[0], now[1])),
@@ -133,7 +133,6 @@ def solve(
         )
         return solution(end[1])
     if isinstance(way, OwnBackwardPass) and observer is None and cache is None:
-        flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
         return solution(way.integrate(flow, carry))
 
     def body(now: PyTree, each: tuple) -> tuple[PyTree, PyTree]:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from diffeqformer.ode.schemes import SCHEMES, Length, OneStep, Scheme, SplitField
+from diffeqformer.ode.schemes import Length, OneStep, Scheme, SplitField
 
 
 class SchemeSolver(diffrax.AbstractSolver):
     """Any of our schemes as a solver of Diffrax, for fields that are sums of two halves and states that are PyTrees.
 
         terms = diffrax.MultiTerm(diffrax.ODETerm(attention), diffrax.ODETerm(feed_forward))
-        diffrax.diffeqsolve(terms, SchemeSolver(scheme), t0=0.0, t1=1.0, dt0=0.1, y0=y0)
+        diffrax.diffeqsolve(terms, SchemeSolver(SCHEMES["strang"]), t0=0.0, t1=1.0, dt0=0.1, y0=y0)
 
     The halves need not be those of a transformer: the first is what a splitting scheme steps as `attention`, the second
     what it steps as `feed_forward`.
@@ -58,13 +58,3 @@ class SchemeSolver(diffrax.AbstractSolver):
         """The whole field."""
         attention, feed_forward = (term.vf(t0, y0, args) for term in terms.terms)
         return jax.tree.map(jnp.add, attention, feed_forward)
-
-
-def LieTrotter() -> SchemeSolver:
-    """Lie-Trotter splitting as a solver of Diffrax: the first half, then the second on its result; order 1."""
-    return SchemeSolver(SCHEMES["lie-trotter"])
-
-
-def Strang() -> SchemeSolver:
-    """Strang splitting as a solver of Diffrax: half of the second, the first, half of the second; order 2."""
-    return SchemeSolver(SCHEMES["strang"])

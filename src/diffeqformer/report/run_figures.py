@@ -29,7 +29,7 @@ from diffeqformer.report.text import finite
 Points = Sequence[tuple[float, float]]
 
 
-def smooth_window(points: Sequence[Any]) -> int:
+def smooth_window(points: Sequence[object]) -> int:
     """Points in the moving average over a curve: an odd number, about a thirtieth of the curve."""
     return 2 * (len(points) // 60) + 1
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.data.loader import EvaluationBatches, evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import Diverged, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import own_parts
@@ -31,9 +31,7 @@ gradient was found to be between a tenth and three times as large in float32 (do
 
 def validation_batches(config: Config, tokens: TokenCache) -> EvaluationBatches:
     """The batches of the whole validation split."""
-    return evaluation_batches(
-        tokens.validation, config.model.context, config.trainer.batch_size, tokens.validation_mask
-    )
+    return EvaluationBatches(tokens.validation, config.model.context, config.trainer.batch_size, tokens.validation_mask)
 
 
 class Recorder:

@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from diffeqformer.errors import Damaged, RunFailed
 from diffeqformer.plain import Document
@@ -37,7 +37,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
-def flush(file: Any) -> None:
+def flush(file: IO[str] | IO[bytes]) -> None:
     """Return once all that was written to an open file is on the disk: a rename may otherwise overtake the content."""
     file.flush()
     os.fsync(file.fileno())

@@ -65,7 +65,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     given = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     require_bounds(arguments, "--")
-    from diffeqformer.data.loader import evaluation_batches
+    from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.depth import DepthCurve, Mark, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
     from diffeqformer.ode.early_exit import EarlyExit
@@ -87,7 +87,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     turns = [(opened.model, steps) for steps in (*depths, *exits)] + [(other.model.merge(), None) for other in others]
     found = evaluate_in_turns(
         turns,
-        evaluation_batches(tokens, context, arguments.batch_size, mask),
+        EvaluationBatches(tokens, context, arguments.batch_size, mask),
         bytes_=text_bytes,
         block=opened.config.trainer.loss_block,
         progress=progress,

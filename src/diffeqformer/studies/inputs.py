@@ -139,7 +139,7 @@ def evaluation_text(
     **Raises:** `BadInput` for files that cannot be used, an imported model without files, or a run whose text has
     changed since.
     """
-    from diffeqformer.data.cache import kept, prepare, tokens_of
+    from diffeqformer.data.cache import cached_by_content, prepare, tokens_of
     from diffeqformer.data.tokenizer import load_tokenizer
     from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_of
 
@@ -151,7 +151,7 @@ def evaluation_text(
     try:
         cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
     except Missing as error:
-        if (cached := kept(run.config.data, text_of(run.folder), progress)) is None:
+        if (cached := cached_by_content(run.config.data, text_of(run.folder), progress)) is None:
             raise
         progress.say(f"{error} The run's own tokens are read from the cache, {cached.folder}.")
     return cached.validation, cached.validation_bytes, cached.validation_mask

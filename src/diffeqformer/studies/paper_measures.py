@@ -17,7 +17,7 @@ from diffeqformer.analysis.induction import Induction, measure_induction
 from diffeqformer.analysis.spectra import Spectra, spectra
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.data.cache import tokens_of
-from diffeqformer.data.loader import evaluation_batches
+from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
@@ -85,7 +85,7 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
     opened = result.open()
     config = opened.config
     tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
-    batches = evaluation_batches(tokens, config.model.context, config.trainer.batch_size)
+    batches = EvaluationBatches(tokens, config.model.context, config.trainer.batch_size)
     found = evaluate(opened.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
     return math.nan if found is None else found
 

@@ -52,16 +52,16 @@ class Arguments(OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """The spectra of one run, or of two side by side."""
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
-    from diffeqformer.analysis.spectra import hidden_of, hidden_subsets, spectra
+    from diffeqformer.analysis.spectra import hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run
 
     opened, folder = arguments.open("spectra", progress)
     others = [arguments.against] if arguments.against else []
     runs = [opened, *(load_run(name, arguments.checkpoint, progress) for name in others)]
-    ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= hidden_of(one.model.config)) for one in runs]
+    ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= one.model.config.hidden_width) for one in runs]
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
         one.model.grid(arguments.steps)
-        hidden_subsets(hidden_of(one.model.config), some)
+        hidden_subsets(one.model.config.hidden_width, some)
     models, lengths = [], []
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
@@ -71,7 +71,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         lengths.append(step_lengths(one.model, steps))
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
     if comparable:
-        models = [(name, found.times_steps(own)) for (name, found), own in zip(bare, lengths, strict=True)]
+        models = [(name, found.scaled_by_step(own)) for (name, found), own in zip(bare, lengths, strict=True)]
     with progress.stage("Drawing", 1) as stage:
         drawn = figures(models)
         stage.advance()

@@ -23,7 +23,7 @@ from diffeqformer.config import Config
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.weights import LayerWeights, TimeWeights
-from diffeqformer.ode.weights.time import is_unit
+from diffeqformer.ode.weights.time import is_time_unit
 from diffeqformer.ode.weights.time_networks import TimeLinear
 
 
@@ -73,9 +73,9 @@ def on_one_grid(config: Config) -> bool:
 def stays_factored(config: Config, model: Transformer, steps: Steps | None = None) -> bool:
     """Whether the gradients of all P are left as factors in an update of `config`.
 
-    Not where the weights come from elsewhere, are not trained, or are read at other times by turns; nor where the rule
-    needs whole matrices (Muon, Adafactor); nor where the rank is above d_emb / 2: there forming the terms takes as long
-    as the traffic that it saves.
+    Not where the weights come from no time networks, are not trained, or are read at different times in one update; nor
+    where the rule needs whole matrices (Muon, Adafactor); nor where the rank is above d_emb / 2: there forming the
+    terms takes as long as the traffic that it saves.
     """
     weights, nodes, own = model.weights, model.scheme.nodes, config.optimizer
     if not isinstance(weights, TimeWeights) or "time" not in own.train_roles or not on_one_grid(config):
@@ -105,7 +105,7 @@ def vjp(
     def to_trained(gradients: Transformer) -> tuple[Transformer]:
         (own,) = to_others(gradients)
         assert isinstance(gradients.weights, LayerWeights)
-        networks = jax.tree.map(unit, own.weights.networks, gradients.weights.layers, codes, is_leaf=is_unit)
+        networks = jax.tree.map(unit, own.weights.networks, gradients.weights.layers, codes, is_leaf=is_time_unit)
         return (eqx.tree_at(lambda model: model.weights.networks, own, networks),)
 
     return populated, to_trained

@@ -4,7 +4,7 @@ What a run does besides learning (measuring, evaluating, saving, answering reque
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -12,7 +12,7 @@ from diffeqformer.config import Config
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.optimizer import Rule, Schedule
-from diffeqformer.training.update import Measured, State, make_update
+from diffeqformer.training.update import Batch, Measured, State, make_update
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class Observer(Protocol):
 def train_loop(
     config: Config,
     state: State,
-    batch: Callable[[int], Any],
+    batch: Callable[[int], Batch],
     observer: Observer,
     rule: Rule | None = None,
     schedule: Schedule | None = None,

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
-from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNorm
+from diffeqformer.ode.weights.time import is_time_unit
 from diffeqformer.training.factored import formed, norm
 
 Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
@@ -63,7 +63,7 @@ def roles(model: PyTree) -> PyTree:
         return jax.tree.map(lambda _: role, node)
 
     def of_unit(path: KeyPath, node: PyTree) -> PyTree:
-        if isinstance(node, TimeLinear | TimeNorm):
+        if is_time_unit(node):
             return fill("time", node)
         if isinstance(node, Norm):
             return fill("norm", node)
@@ -75,8 +75,8 @@ def roles(model: PyTree) -> PyTree:
         own_weights = bool(path) and getattr(path[0], "name", "") == "weights"
         return fill("matrix" if own_weights else "embedding", node)
 
-    is_unit = lambda node: isinstance(node, TimeLinear | TimeNorm | Norm | Linear | Adapter | Embedding)
-    return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=is_unit)
+    has_role = lambda node: is_time_unit(node) or isinstance(node, Norm | Linear | Adapter | Embedding)
+    return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=has_role)
 
 
 def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTree]:
@@ -101,7 +101,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 def optimizer(
     config: OptimizerConfig, updates: int, rate: optax.Schedule | None = None, rule: Rule | None = None
 ) -> optax.GradientTransformation:
-    """`rule`, or the config's, on the schedule of `learning_rate`, or on `rate`; behind the guard against spikes."""
+    """`rule`, or the config's, on the schedule of `learning_rate`, or on `rate`; inside the guard against spikes."""
     inner = (rule or usual_rule)(config, rate or learning_rate(config, updates))
     return inner if config.spike is None else skip_spikes(inner, config.spike)
 

@@ -11,14 +11,14 @@ from diffeqformer.data.corpus import Corpus
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.training.optimizer import Rule, Schedule
-from diffeqformer.training.update import Measured, State
+from diffeqformer.training.update import Batch, Measured, State
 
 
 @runtime_checkable
 class Batches(Protocol):
     """A stream of training batches, each a function of its number: so a resumed run reads what it would have read."""
 
-    def __getitem__(self, k: int) -> Any:
+    def __getitem__(self, k: int) -> Batch:
         """Ids, int32 (trainer.batch_size, context + 1); or the pair of these and of which targets count, booleans
         (trainer.batch_size, context). Of several processes each asks for the whole batch."""
         ...

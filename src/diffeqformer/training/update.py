@@ -1,9 +1,9 @@
 """One update of the parameters: gradients of the loss, accumulated over parts of the batch, then the optimiser."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,17 +15,17 @@ from jaxtyping import PyTree
 
 from diffeqformer.config import Config, ModelConfig, OptimizerConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
+from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.loss import loss_of_depths, loss_of_rows
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
+from diffeqformer.ode.grid import Steps
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training import factored
 from diffeqformer.training.depths import together
 from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate, optimizer, split_trained
 
-Build = Callable[[ModelConfig, Array], Transformer]
-"""What makes a new model of a config and a key."""
 Rows = Array | np.ndarray
 Batch = Rows | tuple[Rows, Rows]
 """Ids, or the pair of these and of which targets count."""
@@ -135,11 +135,25 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
 
     def loss_of(
-        model: Transformer, depths: Any, rows: Any, count: Any, teacher: Any, batch: Parts, key: Array | None
+        model: Transformer,
+        depths: Sequence[Steps | None],
+        rows: Sequence[int] | None,
+        count: Array | None,
+        teacher: Transformer | None,
+        batch: Parts,
+        key: Array | None,
     ) -> Array:
-        settings = {"depths": depths, "distill": config.depth.distill, "teacher": teacher, "key": key, "count": count}
         loss = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
-        return loss(model, *batch, **settings, block=config.trainer.loss_block)
+        return loss(
+            model,
+            *batch,
+            depths=depths,
+            distill=config.depth.distill,
+            teacher=teacher,
+            key=key,
+            count=count,
+            block=config.trainer.loss_block,
+        )
 
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
     alone = config.depth.together == "one"

@@ -1,7 +1,8 @@
 """Schemes by name: how one step of depth goes."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import TypeVar
 
 import diffrax
 
@@ -22,7 +23,8 @@ from diffeqformer.ode.schemes.runge_kutta import (
 )
 from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
-from diffeqformer.plain import Document
+
+S = TypeVar("S", bound=Scheme)
 
 
 def _diffrax_schemes() -> dict[str, Scheme]:
@@ -66,7 +68,7 @@ def reversible_scheme(section: ReversibleConfig) -> Reversible:
     return Reversible(_named(section.base, bases, "model.scheme.base"), section.coupling)
 
 
-def _named(name: str, schemes: Document, setting: str) -> Any:
+def _named(name: str, schemes: Mapping[str, S], setting: str) -> S:
     if name in schemes:
         return schemes[name]
     near = [full] if (full := f"diffrax:{name}") in schemes else get_close_matches(name, schemes, n=1)

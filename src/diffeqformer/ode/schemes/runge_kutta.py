@@ -63,7 +63,8 @@ def from_diffrax(name: str) -> RungeKutta:
 EULER = RungeKutta(((),), (1.0,), (1.0,), 1)
 """`x + dt (A(x) + M(x))`, weights at the end of the step: DiffEqFormer; parallel blocks (PaLM, GPT-J) at dt = 1."""
 EULER_MIDDLE = RungeKutta(((),), (1.0,), (0.5,), 1)
-"""The same with weights at the middle of the step: sums over steps of different number differ by O(dt^2) only."""
+"""The same with weights at the middle of the step: of a field that depends on time alone, sums with different numbers
+of steps differ by O(dt^2) only."""
 EULER_START = RungeKutta(((),), (1.0,), (0.0,), 1)
 """The same with weights at the start of the step, as Diffrax has it."""
 MIDPOINT, HEUN = from_diffrax("Midpoint"), from_diffrax("Heun")

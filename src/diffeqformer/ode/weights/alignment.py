@@ -76,7 +76,7 @@ def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerFiel
     cosines = circuits(there, here) / (lengths(there)[:, :, None] * lengths(here)[:, None])
     _, order = linear_sum_assignment(-cosines.sum(0))
     query, key, value, output = (one[order] for one in here)
-    if not (field.turned or field.head_norms):
+    if not (field.rotary_width or field.head_norms):
         turn = _nearest_rotation(np.einsum("ihad,ihae->ide", query, there[0]) + key.swapaxes(1, 2) @ there[1])
         query, key = query @ turn[:, None], key @ turn
     turn = _nearest_rotation(value.swapaxes(1, 2) @ there[2] + np.einsum("ihda,ihea->ide", output, there[3]))

@@ -18,21 +18,19 @@ step are the mean of those of the short ones that it stands for.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig, LoRAConfig
-from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
 from diffeqformer.ode.lora import attach, merge
 from diffeqformer.ode.weights.source import initial_rows, unstack
 from diffeqformer.sharding import constrain_weights
@@ -52,7 +50,7 @@ def cardinal_basis(
     **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
     `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
     """
-    xp, t = _widest(times)
+    xp, t = widest(times)
     return jnp.asarray(_values(xp, t, knots, basis, place), dtype)
 
 
@@ -65,7 +63,7 @@ def mean_basis(
 
     **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
-    xp, t = _widest(edges)
+    xp, t = widest(edges)
     ends = xp.sort(xp.concatenate([t, xp.asarray((np.arange(knots) + PLACES[place]) / knots, t.dtype)]))
     start, middle, end = ends[:-1], (ends[:-1] + ends[1:]) / 2, ends[1:]
     first, second, third = (_values(xp, one, knots, basis, place) for one in (start, middle, end))
@@ -76,14 +74,7 @@ def mean_basis(
     return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
 
 
-def _widest(times: Times) -> tuple[Any, Any]:
-    """The module of arrays, and the times in the widest precision that they can have."""
-    if isinstance(times, Tracer):
-        return jnp, times.astype(wide(times.dtype))
-    return np, np.asarray(times, np.float64)
-
-
-def _values(xp: Any, t: Times, knots: int, basis: str, place: str) -> Any:
+def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Times:
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
     if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
         place_in_knots = np.round(place_in_knots, 9)

@@ -1,23 +1,21 @@
 """A table of layers that is read at fewer steps by leaving layers out.
 
-With N steps the layer of each is the one at its middle: of K layers every (K/N)th, which Fan et al. found best. Trained
-at drawn depths with `depth.jitter`, layers are left out at random, one in each of N parts of depth. With the scheme
-`residual` a layer does the same whatever the others do. Source: Fan, Grave & Joulin 2019, "Reducing Transformer Depth
-on Demand with Structured Dropout", arXiv:1909.11556.
+With N steps the layer of each is the one at its middle, `floor(t K)` from 0 at the time t: of K layers every (K/N)th,
+which Fan et al. found best. A middle that lies between two layers, as all do if K/N is even, takes the deeper one.
+Trained at drawn depths with `depth.jitter`, layers are left out at random, one in each of N parts of depth. With the
+scheme `residual` a layer does the same whatever the others do. Source: Fan, Grave & Joulin 2019, "Reducing Transformer
+Depth on Demand with Structured Dropout", arXiv:1909.11556.
 """
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jaxtyping import Key
 
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
+from diffeqformer.ode.grid import END_OF_STEP, ROUNDING, Grid, Nodes, Times, widest
 from diffeqformer.ode.weights.source import initial_rows, unstack
 
 
@@ -33,9 +31,9 @@ class LayerDropWeights(eqx.Module):
         return self.layers.attention.norm.scale.shape[0]
 
     def at(self, times: Times) -> BlockWeights:
-        """The layers in force at `times`."""
-        xp, times = (jnp, times) if isinstance(times, Tracer) else (np, np.asarray(times, np.float64))
-        rows = xp.clip((times * self.depth).astype(int), 0, self.depth - 1)
+        """The layers in force at `times`; between two of them, within rounding, the deeper one."""
+        xp, times = widest(times)
+        rows = xp.clip(xp.floor(times * self.depth + ROUNDING).astype(int), 0, self.depth - 1)
         return jax.tree.map(lambda leaf: leaf[rows], self.layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:

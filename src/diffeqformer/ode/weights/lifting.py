@@ -18,7 +18,7 @@ from diffeqformer.nn.linear import Linear, Norm
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.weights.knots import PLACES, KnotWeights, cardinal_basis
-from diffeqformer.ode.weights.time import TimeWeights
+from diffeqformer.ode.weights.time import TimeWeights, is_time_unit
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
 
@@ -109,10 +109,10 @@ def _weighted(
         )  # fmt: skip
         return Linear(found, None) if row.bias is None else Linear(found[:, :-1], found[:, -1])
 
-    return jax.tree.map(solved, rows, start, is_leaf=is_unit)
+    return jax.tree.map(solved, rows, start, is_leaf=is_linear_or_norm)
 
 
-def is_unit(node: PyTree) -> bool:
+def is_linear_or_norm(node: PyTree) -> bool:
     """Whether it is a linear map or a norm, what a block is made of."""
     return isinstance(node, Linear | Norm)
 
@@ -137,7 +137,7 @@ def _drawn(
 ) -> tuple[list[TimeNetwork], list[Array]]:
     """The new network of each map and norm of a block, and H of each, shape (time, d_emb)."""
     new = TimeWeights.init(shapes, section, grid, key).networks
-    units = jax.tree.leaves(new, is_leaf=lambda node: isinstance(node, TimeLinear | TimeNorm))
+    units = jax.tree.leaves(new, is_leaf=is_time_unit)
     features = time_features(grid.times((node,)), section)
     return [unit.network for unit in units], [unit.network(features) for unit in units]
 
@@ -145,7 +145,7 @@ def _drawn(
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
     """P, C, B, G and S of each map and norm; `inverses`, of each its H, shape (d_emb, time)."""
-    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
+    units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
 
     def unit(row: Linear | Norm, network: TimeNetwork, inverse: Array) -> TimeLinear | TimeNorm:
         last = lambda values: None if values is None else jnp.moveaxis(_mixed(inverse, values), 0, -1)

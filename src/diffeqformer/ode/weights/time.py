@@ -66,7 +66,7 @@ class TimeWeights(eqx.Module):
         return time_features(times, self.time, self.networks.attention.output.projection.dtype)
 
 
-def is_unit(node: PyTree) -> bool:
+def is_time_unit(node: PyTree) -> bool:
     """Whether a node of the networks is those of one matrix or norm."""
     return isinstance(node, TimeLinear | TimeNorm)
 
@@ -74,14 +74,14 @@ def is_unit(node: PyTree) -> bool:
 def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
     h = None if shared is None else shared(features)
     own = lambda unit: h if unit.network is None else unit.network(features)
-    return jax.tree.map(own, networks, is_leaf=is_unit)
+    return jax.tree.map(own, networks, is_leaf=is_time_unit)
 
 
 @jax.jit
 def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
-    """The weights that networks generate, compiled also where the rest is not: for other times nothing is anew."""
+    """The weights that networks generate, compiled even where the rest is not: other times need no new program."""
     of = lambda unit, h: unit.of(h)
-    return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_unit))
+    return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_time_unit))
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:

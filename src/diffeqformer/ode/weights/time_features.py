@@ -3,13 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from diffeqformer.config import TimeConfig
-from diffeqformer.nn.linear import wide
-from diffeqformer.ode.grid import Times
+from diffeqformer.ode.grid import Times, widest
 
 
 def frequencies(config: TimeConfig) -> np.ndarray:
@@ -31,8 +29,6 @@ def time_features(times: Times, config: TimeConfig, dtype: DTypeLike = jnp.float
 
     **Returns:** features of shape (time, 2K+1).
     """
-    traced = isinstance(times, Tracer)
-    xp = jnp if traced else np
-    t = times.astype(wide(times.dtype)) if traced else np.asarray(times, np.float64)
+    xp, t = widest(times)
     angles = t[:, None] * xp.asarray(frequencies(config), t.dtype)[None, :]
     return jnp.asarray(xp.concatenate([t[:, None], xp.sin(angles), xp.cos(angles)], axis=-1), dtype)
