@@ -69,8 +69,8 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
         "After token 1, “b”, the model expects “x” (probability 0.50). That rests most on token 1, “b”:"
     )
     assert "falls by 1.25 nats (occlusion)" in said
-    assert "Lyapunov, end-to-end puts token 1, “b” and attention token 0, “a” first." in said
+    assert "(occlusion). End-to-end exponents point to token 1, “b”, attention to token 0, “a”." in said
     without = headline(("a", "b", "c"), 1, "“x”", scores | {"occlusion": np.array([-0.1, 0.0, np.nan])})
     assert "rests on no single token" in without
     same = headline(("a", "b", "c"), 1, "“x”", scores | {"attention": np.array([0.4, 0.6, np.nan])})
-    assert same.endswith("(occlusion); Lyapunov, end-to-end and attention put token 1, “b” first.")
+    assert same.endswith("(occlusion). End-to-end exponents and attention both point to token 1, “b”.")

@@ -144,13 +144,13 @@ class Spectra:
         return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
-        """Means over heads at the first, a middle and the last time."""
-        chosen = sorted({0, len(self.times) // 2, len(self.times) - 1})
-        columns = ("pair: mean over heads", *(f"t = {self.times[i]:.3g}" for i in chosen))
+        """Means over heads in the first, a middle and the last step."""
+        of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
+        columns = ("pair: mean over heads", "first step", "middle step", "last step")
         rows = [
-            (f"{name}: {what}", *(f"{values[i].mean():.3g}" for i in chosen))
-            for name, spectrum in self.pairs.items()
-            for what, values in spectrum.summaries().items()
+            (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)))
+            for name, at in of_steps.items()
+            for what, values in self.pairs[name].summaries().items()
         ]
         return Table(caption, columns, rows)
 

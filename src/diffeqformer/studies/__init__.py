@@ -14,7 +14,7 @@ ANALYSES = {
     "spectra": "complex eigenvalues of attention and feed-forward pairs, at every step and in between",
     "induction": "prefix matching and copying of every head, beside its spectra",
     "lyapunov": "how sensitive an output token is to each input token, as Lyapunov exponents along depth",
-    "attribution": "other explanations of the same output, and a test of which to trust",
+    "attribution": "other explanations of the same output; with --faithfulness a test of which to trust",
     "clusters": "whether tokens gather as depth goes on: simulated particles, or a run's hidden states",
     "steps": "what each step does: the prediction after it, how far it moves the state, how weights change over depth",
     "compression": "a table of layers made smaller by knots, depth modes or low rank: loss against size",

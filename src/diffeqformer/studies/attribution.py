@@ -48,7 +48,7 @@ class Arguments(inputs.OfRun):
 
 
 DESCRIPTIONS = {
-    "Lyapunov, pairwise": "Growth of a random direction at one input's state by the field at the output (paper).",
+    "Lyapunov, random direction": "Growth of a random direction at one input, by the field at the output (paper).",
     "Lyapunov, end-to-end": "Growth of a random perturbation of an input's embedding until the output's final state.",
     "attention": "Attention weight of the input in the output's row, mean over heads and all of depth.",
     "attention, last step": "The same in the last step alone.",
@@ -173,11 +173,11 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     )
     lyapunov, attention = named["Lyapunov, end-to-end"], named["attention"]
     others = (
-        f"Lyapunov, end-to-end puts {lyapunov} and attention {attention}"
+        f"End-to-end exponents point to {lyapunov}, attention to {attention}"
         if lyapunov != attention
-        else f"Lyapunov, end-to-end and attention put {attention}"
+        else f"End-to-end exponents and attention both point to {attention}"
     )
-    return f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion); {others} first."
+    return f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion). {others}."
 
 
 def trust(found: "Faithfulness", length: int) -> Table:

@@ -118,7 +118,7 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     arrays = {name: np.asarray([row[name] for row in found]) for name in names}
     return Result(
         "compression",
-        "Smaller over depth, or within layers",
+        "Is a model made smaller over depth, or within layers?",
         (
             headline(found, known),
             about,
@@ -136,14 +136,19 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
 
 
 def headline(found: Sequence[Values], known: Values) -> str:
-    """The best way over depth and the best within layers, at the size nearest to three quarters."""
-    size = min({row["size"] for row in found}, key=lambda size: abs(size / known["layers"] - 0.75))
+    """The best way over depth and the best within layers, at the smallest size, where ways differ most."""
+    size = min(row["size"] for row in found)
     at = {row["way"]: row["loss"] for row in found if row["size"] == size}
     over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:-2], list(WAYS)[-2:]))
     said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
+    better = (
+        "low rank within layers loses less than sharing over depth"
+        if at[within] < at[over]
+        else ("sharing over depth loses less than low rank within layers")
+    )
     return (
-        f"With {size} of {known['layers']} layers' numbers the perplexity is {said(over)} at best over depth and "
-        f"{said(within)} within layers, of {perplexity(float(np.exp(known['original'])))} whole."
+        f"With {size}/{known['layers']} of the blocks' numbers {better}: perplexity {said(within)} within layers, "
+        f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole."
     )
 
 

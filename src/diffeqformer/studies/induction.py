@@ -94,5 +94,5 @@ def strongest(found: "Induction", most: int = 10) -> Table:
     best = [np.unravel_index(i, matching.shape) for i in np.argsort(-matching, axis=None)[:most]]
     shown = ("prefix matching", "copying", "next token", "QK positive share", "OV positive share")
     values = found.behaviours | found.summaries
-    rows = [(f"step {s + 1}, head {h}", *(f"{values[name][s, h]:.2f}" for name in shown)) for s, h in best]
+    rows = [(f"step {s + 1}, head {h}", *(f"{values[name][s, h]:.3f}" for name in shown)) for s, h in best]
     return Table("Heads that match prefixes most", ("step, head", *shown), rows)

@@ -84,7 +84,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["pairwise, leading"] = of_pairwise(found, grid)
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
-        what = f"Pairwise exponents of output {last}, {tokens[last]}, up to each time"
+        what = f"Pairwise exponents of the last output, token {last}, {tokens[last]}, up to each time"
         said = f"{what}: the inputs it is most sensitive to"
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
     if arguments.method != "pairwise":
@@ -92,17 +92,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
-    caption = f"Exponents of every input for output {last}, {tokens[last]}"
+    caption = f"Exponents of every input for the last output, token {last}, {tokens[last]}"
     panels = {name: part.panel for name, part in parts.items()}
-    most = "; ".join(f"{inputs.highest(tokens, panel[0])} by {name}" for name, panel in panels.items())
     name = [*parts][-1]
     headlines = tuple(headline(tokens, at, name, row) for at, row in zip(outputs, scores[name], strict=True))
     return Result(
         "lyapunov",
-        "Lyapunov sensitivity",
+        "Which tokens is a prediction sensitive to?",
         (
             headlines[-1],
-            f"Highest exponents for output {last}: {most}.",
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
             "chosen output is most sensitive to.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
@@ -124,7 +122,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def headline(tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray) -> str:
     """To which token before it an output is most sensitive, and how much a small change there grows."""
-    before = np.nan_to_num(exponents[: max(1, output)], nan=-np.inf)
+    if not output:
+        return f"The output at token 0, “{tokens[0]}”, has no token before it ({name} {exponents[0]:.2g})."
+    before = np.nan_to_num(exponents[:output], nan=-np.inf)
     best = int(np.argmax(before))
     return (
         f"The output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, “{tokens[best]}”, of "

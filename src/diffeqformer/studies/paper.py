@@ -99,6 +99,8 @@ class Claim:
     """Whether nothing random enters."""
     slow: bool = False
     """Whether measuring takes minutes: the effect of each seed is then kept beside the runs."""
+    question: str = ""
+    """Of a reader's that it answers, on the first screen of the page; empty for most."""
 
 
 @dataclass(frozen=True)

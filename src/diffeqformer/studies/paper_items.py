@@ -86,7 +86,7 @@ ITEMS = {
         "On WikiText-103 DiffEqFormer has a lower perplexity than GPT, small and medium, and overfits less; shared "
         "weights fall short of both.",
         (
-            lower(OURS, "gpt", "DiffEqFormer has a lower loss than GPT"),
+            lower(OURS, "gpt", "DiffEqFormer has a lower loss than GPT", "Is DiffEqFormer better than GPT?"),
             lower("gpt", "shared", "shared weights have a higher loss than GPT"),
             Claim(
                 "DiffEqFormer overfits less than GPT", f"{NATS}, GPT's gap from training to validation minus its own",
@@ -153,8 +153,8 @@ ITEMS = {
         ),
         missing="Tasks are evaluated as the runs are measured, with lm-evaluation-harness: their data comes from the "
         "hub, or with --include-path from files (docs/harness.md); a task that cannot be had is untested. A model of "
-        "the quickstart's size answers next to none of LAMBADA and is at chance on the others, and 5 examples are "
-        "longer than its context: equal accuracies of zero say nothing about larger models.",
+        "the quickstart's size answers nothing of LAMBADA and is at chance on the others, and 5 examples are longer "
+        "than its context: where both models have an accuracy of zero there is nothing to compare.",
         layout="Accuracies of two models side by side for each task, with standard errors, at 0 and 5 examples.",
         figures=(("tasks", (OURS, "gpt")),),
     ),
@@ -203,7 +203,8 @@ ITEMS = {
         "Lyapunov exponents say which tokens a prediction is sensitive to, better than attention.",
         tuple(
             Claim(f"exponents rank tokens by their effect better than attention rollout{said}",
-                  "difference of rank correlations", (OURS,), by.faithful(OURS, other=other), slow=True)
+                  "difference of rank correlations", (OURS,), by.faithful(OURS, other=other), slow=True,
+                  question="" if other else "Do exponents say better than attention what a prediction rests on?")
             for other, said in ((False, ""), (True, ", on the other text"))
         ),
         missing="The second claim needs another text: --other FILES.",
@@ -214,7 +215,8 @@ ITEMS = {
         "After LoRA on a new text DiffEqFormer of 18 steps is ahead of GPT of 24 layers at 9, 12, 18 and 24 steps.",
         tuple(
             Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps))
+                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
+                  question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
             for steps in (3, 4, 6, 8)
         ),
         missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too.",
@@ -262,7 +264,8 @@ ITEMS = {
         "rate that its matrices see: each alone, in models that lack the others.",
         (
             lower("table", "gpt", "a table of layers at DiffEqFormer's Euler steps of 1/6 and b2 is better than GPT"),
-            lower(OURS, "table", "DiffEqFormer is better than that table (asked when both were trained)"),
+            lower(OURS, "table", "DiffEqFormer is better than that table (asked when both were trained)",
+                  "Is it better than a plain table of layers with its steps of 1/6 and its b2?"),
             lower("faster-table", "table", "the same table is better if the optimiser moves it 6 times as fast"),
             lower("knots", "table", "smooth weights of as many parameters (means of knots) are better than the table"),
             lower("free-rows", "faster-table", "P h_l with free h_l, 7 times the parameters, are better than that"),

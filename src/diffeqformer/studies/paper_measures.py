@@ -59,10 +59,10 @@ def gain(found: Trained, better: str, worse: str) -> float:
     return found.loss(worse) - found.loss(better)
 
 
-def lower(better: str, worse: str, sentence: str) -> Claim:
+def lower(better: str, worse: str, sentence: str, question: str = "") -> Claim:
     """A claim that one model has a lower loss than another."""
     unit = "nats per token, the other's loss minus its own"
-    return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse))
+    return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse), question=question)
 
 
 def gap(result: Finished) -> float:
@@ -196,6 +196,8 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
     if not rows or None in rows[0]:
         return None
     ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
+    if not ours and not theirs:
+        return None  # neither answers anything: there is nothing to compare
     return ours - theirs if metric == "acc" else math.log(theirs / ours)
 
 

@@ -22,6 +22,7 @@ FORMS = {
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
 """Verdicts, of one claim and of several."""
+ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 MODEL_COLUMNS = (
     "model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second",
 )  # fmt: skip
@@ -80,17 +81,17 @@ def contradictions(measured: Found, record: Record) -> list[str]:
 
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
-    """How many claims hold; which hold, fail or are too close; what was trained, and the rule."""
+    """The main questions and their answers; how many claims hold; what was trained, and the rule."""
     a = runs.arguments
     seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
-    known = [
-        f"{word.capitalize()}: " + "; ".join(f"{claim.sentence} ({_shown(v)}{_nats(claim)})"
-                                             for _, claim, v in rows if v.word == word) + "."
-        for word in ("holds", "fails", "within noise") if any(v.word == word for _, _, v in rows)
-    ]  # fmt: skip
+    answers = [
+        f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}."
+        for _, claim, verdict in rows
+        if claim.question and verdict.word in ANSWERS
+    ]
     return [
+        *answers,
         f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
-        *known,
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
         "What holds or fails here is said of models of this size and length of training, not of the paper's.",
         f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "

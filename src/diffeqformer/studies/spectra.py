@@ -201,10 +201,12 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
     ]
     for name, found in models:
         if found.continuous:
-            jumps = ", ".join(f"{pair} {spectrum.jump.max():.2f}" for pair, spectrum in found.pairs.items())
+            largest = {pair: spectrum.jump.max() for pair, spectrum in found.pairs.items()}
+            jumps = ", ".join(f"{pair} {jump:.2f}" for pair, jump in largest.items())
+            trusted = "" if max(largest.values()) < 0.3 else "That is not small: dots are right, lines are guesses. "
             said.append(
                 f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
-                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves there. "
+                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves. {trusted}"
                 "Weights between the steps were never trained: only the steps are what the model computes with."
             )
         else:
