@@ -342,7 +342,7 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     return Part(len(rows), None, read)
 
 
-def _settings(config: DataConfig) -> list[str | float | bool]:
+def _settings(config: DataConfig) -> list[str | int | float]:
     """The settings that decide which text is read and how it is split."""
     return [
         config.source, config.dataset, config.dataset_name, config.text_field, config.validation_fraction,
