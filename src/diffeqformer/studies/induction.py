@@ -50,7 +50,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     test = "The test: behaviour against spectrum, a point for each head and step. Dotted: chance."
     return Result(
         "induction",
-        "Induction heads",
+        "Are there induction heads?",
         findings(str(opened.folder), found),
         (found.table(), strongest(found)),
         (
