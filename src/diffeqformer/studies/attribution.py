@@ -148,8 +148,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     in_order = lambda scores: {name: scores[name] for name in (*ranking, *scores)}
     maps = [replace(one, methods=in_order(one.methods)) for one in maps]
     return Result(
-        "attribution", "What does a prediction rest on?", tuple(said), tuple(tables), tuple(figures), tuple(maps), arrays=arrays,
-        document=document, folder=folder,
+        "attribution", "What does a prediction rest on?", tuple(said), tuple(tables), tuple(figures), tuple(maps),
+        arrays=arrays, document=document, folder=folder,
     )  # fmt: skip
 
 

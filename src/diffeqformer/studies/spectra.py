@@ -79,7 +79,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for _, found in bare[1:]:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
     return Result(
-        "spectra", "Spectra over depth",
+        "spectra", "How do eigenvalues change over depth?",
         findings(models, lengths if comparable else (), fold_norm=arguments.fold_norm, seed=arguments.seed),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
