@@ -139,7 +139,7 @@ def test_points_that_end_together_have_one_colour_and_a_lone_one_none():
     states[0] = 5 * DRAW.normal(size=(4, 3))
     states[1, 2:] = [[9.0, 0, 0], [0, 9.0, 0]]
     cloud = cloud_of(Simulation("particles", 1, TIMES[:2], states, measure(states[:, None])), 0.1)
-    assert cloud.series == (0, 0, -1, -1) and cloud.title == growth_name(1) == "f = τ"
+    assert cloud.series == (0, 0, -1, -1) and cloud.title == f"{growth_name(1)}: 3 clusters" == "f = τ: 3 clusters"
 
 
 def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):

@@ -225,10 +225,10 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)
     begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
     paths = (
-        f"Three directions hold {100 * found.explained[:3].sum():.0f} % of the variance of the hidden states of the text "
-        f"“{begin}”: their way through them from the embedding to the end of depth, at each depth in units of their mean "
-        "length there. Colour is the place in the text: amber for its first tokens, then vermilion, pink and light blue, "
-        "blue for its last."
+        f"Three directions hold {100 * found.explained[:3].sum():.0f} % of the variance of the hidden states of the "
+        f"text “{begin}”: their way through them from the embedding to the end of depth, at each depth in units of "
+        "their mean length there. Colour is the place in the text: amber for its first tokens, then vermilion, pink "
+        "and light blue, blue for its last."
     )
     start, end = rows[0], rows[-1]
     half = f"{shares[-2]:g}"

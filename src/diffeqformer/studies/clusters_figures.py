@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -42,7 +42,8 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
     labels = members(end, reach)
     sizes = np.bincount(labels)
     series = tuple(int(n) if n < len(COLORS) and sizes[n] > 1 else -1 for n in labels)
-    return Cloud(growth_name(simulation.order), simulation.states, series)
+    count = len(sizes)
+    return Cloud(f"{growth_name(simulation.order)}: {count} cluster{'s' * (count > 1)}", simulation.states, series)
 
 
 def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:

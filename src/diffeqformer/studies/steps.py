@@ -150,8 +150,8 @@ def headline(found: "Participation") -> str:
 def losses_caption(found: "Participation") -> str:
     """From where to where the loss goes."""
     return (
-        f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after the "
-        "last: the prediction after every step, and its KL divergence from the last one."
+        f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
+        "the last: the prediction after every step, and its KL divergence from the last one."
     )
 
 
