@@ -4,17 +4,27 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 
 from diffeqformer.analysis.clusters import Simulation
 from diffeqformer.analysis.gathering import HiddenStates, measure
 from diffeqformer.report.figures import COLORS, INK
 from diffeqformer.report.page import Cloud, frame_of
-from diffeqformer.studies.clusters import ends_of, finding, gathering, growth_name, means_of, states_table
+from diffeqformer.studies.clusters import (
+    ends_of,
+    ends_of_states,
+    finding,
+    gathering,
+    growth_name,
+    means_of,
+    states_table,
+)
 from diffeqformer.studies.clusters_figures import (
     _project,
     cloud_of,
     measures,
+    places_of,
     state_measures,
     state_trajectories,
     trajectories,
@@ -86,9 +96,11 @@ def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden,
     figure = state_measures(hidden, (0.25, 0.5), width=width)
     wanted = [
         [hidden.measures.clusters(share, of="now") / 5 for share in (0.25, 0.5)],
-        [hidden.norm], [hidden.measures.distance], [hidden.measures.energy],
+        [hidden.norm], [hidden.measures.distance / hidden.norm], [hidden.measures.energy],
     ]  # fmt: skip
-    titles = ("clusters per token", "mean length of a state", "mean distance of two states", "interaction energy")
+    titles = (
+        "clusters per token", "mean state length (norm)", "mean distance / length of states", "interaction energy"
+    )  # fmt: skip
     for axis, curves, said in zip(figure.axes, wanted, titles, strict=True):
         for line, values in zip(axis.lines, curves, strict=False):
             np.testing.assert_allclose(points(line), np.stack([TIMES, np.median(values, axis=1)], 1))
@@ -99,14 +111,27 @@ def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden,
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_first_token_is_orange_and_the_last_blue(hidden, width):
-    (axis,) = state_trajectories(hidden, width=width).axes
+    axis, bar = state_trajectories(hidden, width=width).axes
     rings, dots = axis.collections[-2:]
     middle, reach = frame_of(hidden.projection)
     seen = _project((hidden.projection - middle) / reach)
     np.testing.assert_allclose(rings.get_offsets(), seen[0])
     np.testing.assert_allclose(dots.get_offsets(), seen[-1])
-    first, last = dots.get_facecolor()[[0, -1], :3]
-    assert tuple(first) == pytest.approx(to_rgb("#e69f00")) and tuple(last) == pytest.approx(to_rgb("#0072b2"))
+    shades = [to_hex(shade) for shade in dots.get_facecolor()]
+    assert shades == ["#e69f00", "#d55e00", "#cc79a7", "#56b4e9", "#0072b2"]
+    assert shades == [COLORS[place] for place in places_of(5)]  # as the animation paints them
+    mesh = next(one for one in bar.collections if isinstance(one, QuadMesh))
+    assert [to_hex(mesh.cmap(mesh.norm((place + 0.5) / 5))) for place in range(5)] == shades
+    assert [(t.get_position()[0], t.get_text()) for t in bar.get_xticklabels()] == [
+        (0, "first token"), (1, "last token")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 64])
+def test_places_in_a_text_go_from_warm_to_cool_and_never_back(tokens):
+    warmth = [red - blue for red, _, blue in (to_rgb(COLORS[place]) for place in places_of(tokens))]
+    assert len(warmth) == tokens and warmth == sorted(warmth, reverse=True)
+    assert (places_of(tokens)[0], places_of(tokens)[-1]) == (4, 0)
 
 
 def test_points_that_end_together_have_one_colour_and_a_lone_one_none():
@@ -114,7 +139,7 @@ def test_points_that_end_together_have_one_colour_and_a_lone_one_none():
     states[0] = 5 * DRAW.normal(size=(4, 3))
     states[1, 2:] = [[9.0, 0, 0], [0, 9.0, 0]]
     cloud = cloud_of(Simulation("particles", 1, TIMES[:2], states, measure(states[:, None])), 0.1)
-    assert cloud.series == (0, 0, -1, -1) and cloud.title == growth_name(1) == "f = τ"
+    assert cloud.series == (0, 0, -1, -1) and cloud.title == f"{growth_name(1)}: 3 clusters" == "f = τ: 3 clusters"
 
 
 def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
@@ -124,8 +149,15 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
         [row | {"clusters_of_present": [5, 4]}, row | {"order": 1, "clusters_of_present": [5, 2]}]
     )
     rows = means_of(hidden, (0.25, 0.5))
+    relative = [float((hidden.measures.distance[i] / hidden.norm[i]).mean()) for i in (0, -1)]
+    assert [rows[i]["relative_distance"] for i in (0, -1)] == pytest.approx(relative)
+    said = ends_of_states(rows[0], rows[-1], "0.5")
+    assert said.endswith(f"the mean distance of two states from {relative[0]:.2f} to {relative[1]:.2f} of their length")
     assert [r["depth"] for r in rows] == TIMES.tolist()
-    assert [r[0] for r in states_table(rows, (0.25, 0.5), "c").rows] == ["0.000", "0.700", "0.900", "1.000"]
+    table = states_table(rows, (0.25, 0.5), "c")
+    assert [r[0] for r in table.rows] == ["0.000", "0.700", "0.900", "1.000"]
+    assert table.columns[3:] == ("state length (norm)", "mean distance", "distance / length", "interaction energy")
+    assert all(cell.isdigit() for row in table.rows for cell in row[1:3])  # counts are whole
     start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
     for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
         assert said in gathering(start, {"energy": energy, "clusters": {"0.5": clusters}}, "0.5")

@@ -32,5 +32,12 @@ def test_every_way_is_drawn_against_its_share_of_the_numbers(width):
     figure = loss_against_size([*FOUND, {**FOUND[0], "size": 2, "loss": math.nan}], KNOWN, width=width)
     whole, *lines = figure.axes[0].lines
     assert list(whole.get_ydata()) == pytest.approx([5, 5]) and list(legend(figure)) == list(WAYS.values())
+    assert len({(line.get_color()) for line in lines}) == len({line.get_marker() for line in lines}) == len(WAYS)
+    axis = figure.axes[0]
+    assert axis.get_xlabel() == "share of the blocks' parameters kept" and axis.get_ylabel() == "perplexity (log scale)"
+    ticks = dict(zip(axis.get_xticks(), (label.get_text() for label in axis.get_xticklabels()), strict=True))
+    assert ticks == {0.25: "1/4", 0.5: "2/4", 0.75: "3/4"}
+    near = loss_against_size(FOUND, {**KNOWN, "original": math.log(9)}, width=width).axes[0]
+    assert (axis.get_yscale(), near.get_yscale(), near.get_ylabel()) == ("log", "linear", "perplexity")
     for place, line in enumerate(lines):
         np.testing.assert_allclose(points(line), [[0.25, 18 + place], [0.75, 10 + place + 8 / 3]])

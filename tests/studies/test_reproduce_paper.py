@@ -24,7 +24,7 @@ from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
 from diffeqformer.studies.paper_runs import Arguments, Runs
 from diffeqformer.studies.reproduce_paper import study, write
-from diffeqformer.studies.reproduce_paper_figures import FIGURES, against, effects
+from diffeqformer.studies.reproduce_paper_figures import FIGURES
 from tests.studies.test_compare import document, make
 
 
@@ -291,30 +291,6 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
     assert comparable(["sciq", "piqa"], 0)(found) == pytest.approx(0.01)
     assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
     assert comparable(["sciq", "wsc273"], 0)(found) is None
-
-
-def test_numbers_against_a_size_are_lines_through_means_of_seeds():
-    figure = against(
-        "d_emb",
-        (4.0, 48.0),
-        {"loss": {"": [[1.0, 3.0], [1.5]]}, "memory": {"16": [[1.0], [2.0]], "64": [[3.0], [4.0]]}},
-    )
-    loss, memory = figure.axes[:2]
-    assert np.array_equal(loss.lines[0].get_ydata(), [2.0, 1.5])
-    assert np.array_equal(loss.lines[1].get_ydata(), [1.0, 3.0])
-    assert memory.get_legend_handles_labels()[1] == ["16", "64"]
-
-
-def test_the_figure_shows_seeds_mean_and_interval(trained):
-    found = judge({0: 0.1, 1: 0.2, 2: 0.3})
-    axes = effects([("a", "claim", found), ("b", "other", judge({0: -0.2}))]).axes[0]
-    seeds, mean, interval = axes.lines[:3]
-    assert np.array_equal(seeds.get_xdata(), [0.1, 0.2, 0.3])
-    assert np.array_equal(mean.get_xdata(), [found.mean])
-    assert np.array_equal(interval.get_xdata(), [found.low, found.high])
-    assert [np.asarray(line.get_ydata())[0] for line in (seeds, axes.lines[3])] == [0, 1]
-    assert "claim" in axes.get_yticklabels()[0].get_text()
-    assert axes.yaxis_inverted()
 
 
 def test_an_unknown_item_is_refused():

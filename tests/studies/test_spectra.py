@@ -8,7 +8,7 @@ from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, Spectra, Spectrum
 from diffeqformer.studies.spectra import change, figures, findings
-from diffeqformer.studies.spectra_figures import flow, real_parts, summaries
+from diffeqformer.studies.spectra_figures import display_names, flow, frame_of_plane, real_parts, summaries
 from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
@@ -46,8 +46,8 @@ def test_real_parts_stand_at_their_depth_the_largest_above(width, continuous):
         assert blue_is_high(mesh) and mesh.norm.vcenter == 0 and mesh.norm(1e-3) > 0.5 > mesh.norm(-1e-3)
         marks = [points(line)[:, 0].tolist() for line in axis.lines]
         assert marks == ([[0.7, 1.0]] if continuous else [])
-    assert (part.get_supxlabel(), part.get_supylabel()) == ("depth t", "eigenvalue, sorted")
-    assert bar.get_ylabel() == "real part" and part.get_suptitle() == "name: OV"
+    assert (part.get_supxlabel(), axes[0].get_ylabel()) == ("depth t", "eigenvalue, sorted")
+    assert bar.get_ylabel() == "real part" and part.get_suptitle() == "OV: eigenvalues over depth (name)"
 
 
 def test_a_pair_that_is_evaluated_more_often_than_there_are_steps_has_a_column_for_each_time():
@@ -78,6 +78,10 @@ def test_summaries_are_drawn_over_depth_with_marks_at_the_steps(width):
             if pair != "FF":
                 np.testing.assert_allclose(heads[1][:, 1], models[0][1].pairs[pair].summaries()[name][:, 1])
             assert (axis.get_yscale() == "log") == (name == RADIUS)
+            if name == RADIUS:
+                written = [axis.yaxis.get_major_formatter()(tick) for tick in axis.get_yticks()]
+                assert [float(label) for label in written] == pytest.approx(list(axis.get_yticks()))
+                assert len(axis.yaxis.get_minorticklocs()) == 0
     assert {axis.get_xlabel() for axis in grid[-1]} >= {"depth t"}
     said = {text.get_text(): text.get_color() for text in figure.texts}
     thick = [line.get_color() for line in grid[0, 0].lines if line.get_marker() == "o"]
@@ -101,9 +105,26 @@ def test_the_flow_has_real_parts_to_the_right_and_imaginary_parts_upwards(width)
         np.testing.assert_allclose(dots.get_offsets(), np.stack([at.real, at.imag], -1))
         np.testing.assert_allclose(dots.get_array(), np.repeat([0.7, 1.0], 3))
         assert warm_is_early(dots) and warm_is_early(curves) and axis.get_aspect() == 1
-        assert axis.get_xlim() == axis.get_ylim() and axis.get_xlim()[1] > np.abs(at).max()
-    assert (figure.get_supxlabel(), figure.get_supylabel()) == ("real part", "imaginary part")
+        for part, (low, high) in ((at.real, axis.get_xlim()), (at.imag, axis.get_ylim())):
+            assert low < min(part.min(), 0) and high > max(part.max(), 0)
+        assert axis.get_xlim()[0] > -1 and axis.get_ylim()[1] < 0.5  # each axis has its own: the data's are lopsided
+    assert axes[0].get_ylabel().startswith("imaginary") and axes[-1].get_xlabel() == "real part"
     assert bar.get_ylabel() == "depth t" and len(axes) == 2
+
+
+def test_a_plane_has_the_frame_of_its_numbers_on_both_axes():
+    wide = np.array([-1.0, 4.0, 3.0 + 0.1j, 3.0 - 0.1j])
+    (left, right), (low, high) = frame_of_plane(wide)
+    assert left == pytest.approx(-1.4, abs=0.1) and right == pytest.approx(4.4, abs=0.1)
+    assert high == -low == pytest.approx(5 / 8, abs=0.01)  # a quarter of the other side
+    (left, right), (low, high) = frame_of_plane(np.array([1.0 + 2j, 1 - 2j]), np.array([2.0 + 5j]))
+    assert left < 0 and right > 2 and low < -2 and high > 5
+    assert frame_of_plane(np.zeros(3, complex)) == ((-0.5, 0.5), (-0.5, 0.5))
+
+
+def test_runs_are_called_by_their_folders_where_these_differ():
+    assert display_names(["runs/a/gpt", "runs/b"]) == {"runs/a/gpt": "gpt", "runs/b": "b"}
+    assert display_names(["runs/a/gpt", "runs/b/gpt"]) == {name: name for name in ("runs/a/gpt", "runs/b/gpt")}
 
 
 def test_a_table_of_layers_has_dots_alone():
@@ -118,7 +139,9 @@ def test_the_second_model_is_drawn_beside_the_first():
         f"flow-{pair}{which}" for pair in ("qk", "ov", "ff") for which in ("", "-against")
     }
     drawn = [part.get_suptitle() for part in made["real-parts-qk"].figure.subfigs]
-    assert drawn == ["first: QK", "second: QK"] and made["flow-qk-against"].figure.get_suptitle() == "second: QK"
+    assert drawn == ["QK: eigenvalues over depth (first)", "QK: eigenvalues over depth (second)"]
+    said = made["flow-qk-against"].figure.get_suptitle()
+    assert said == "QK: eigenvalues in the complex plane (second)"
 
 
 def test_sentences_are_those_of_the_numbers():

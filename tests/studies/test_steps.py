@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.participation import Participation
-from diffeqformer.studies.steps import by_matrix, by_step, by_token, headline, loss_by_step, movement_by_step, result
+from diffeqformer.studies.steps import (
+    by_matrix,
+    by_step,
+    by_token,
+    depths,
+    digits,
+    headline,
+    loss_by_step,
+    losses_caption,
+    movement_by_step,
+    moves_caption,
+    result,
+)
 from tests.studies.pictures import WIDTHS, hexed, legend, points
 
 FLAT = Participation(
@@ -61,12 +73,37 @@ def test_a_model_of_one_step_is_told_as_such():
 
 def test_tables_and_document_hold_the_numbers():
     table = by_step(FLAT)
-    assert table.rows[0] == ("0", "0", "7.600", "5.000", "0.1", "–", "–")
-    assert table.rows[1] == ("1", "0.7", "2.700", "0.100", "1.1", "0.9", "0.5")
+    assert table.columns[4] == "state size (RMS)"
+    assert table.rows[0] == ("0", "0.000", "7.600", "5.000", "0.100", "–", "–")
+    assert table.rows[1] == ("1", "0.700", "2.700", "0.100", "1.10", "0.900", "0.500")
     assert by_matrix(FLAT).rows[0] == ("query, key, value", "2.0 %", "1.10")
     found = result(FLAT, "about", {"run": "r"})
     assert found.document["settled"] == 1 and found.document["loss"] == FLAT.loss.tolist()
     assert found.findings[0] == headline(FLAT) and "<svg" in found.page()
+
+
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        ([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"]),
+        ([0, 1 / 3 + 1e-3, 2 / 3, 1], ["0.000", "0.334", "0.667", "1.000"]),
+        ([0, 1], ["0.000", "1.000"]),
+        ([0.0], ["0.000"]),
+    ],
+)
+def test_depths_of_equal_steps_are_fractions(times, written):
+    assert depths(np.array(times, np.float32)) == written
+
+
+def test_sizes_have_three_digits():
+    assert [digits(x) for x in (0.1, 17.0, 123.4, 0.99996, 1234.5, 2e-9, 0.0)] == [
+        "0.100", "17.0", "123", "1.00", "1.23e+03", "2e-09", "0"
+    ]  # fmt: skip
+
+
+def test_captions_say_what_is_seen():
+    assert losses_caption(FLAT).startswith("The loss goes from 7.600 nats per token before the first step to 2.680")
+    assert moves_caption(FLAT).startswith("Step 1 moves the state most, by attention (0.900; the state is then of size")
 
 
 def test_what_would_come_next_is_a_row_for_each_token():

@@ -13,6 +13,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies.inputs import folder_for, ids_of, validation_windows
+from diffeqformer.studies.steps import depths, digits
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -224,28 +225,26 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)
     begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
     paths = (
-        f"Hidden states of the text “{begin}” from the embedding to the end of depth, at each depth in units of their "
-        f"mean length there, in the directions in which they then vary most ({100 * found.explained[:3].sum():.0f} % "
-        "of the variance). Orange: the first tokens of the text; blue: the last."
+        f"Three directions hold {100 * found.explained[:3].sum():.0f} % of the variance of the hidden states of the "
+        f"text “{begin}”: their way through them from the embedding to the end of depth, at each depth in units of "
+        "their mean length there. Colour is the place in the text: amber for its first tokens, then vermilion, pink "
+        "and light blue, blue for its last."
     )
-    of_what = f": medians over {count} texts, bands from the first to the third quartile" if count > 1 else ""
-    gathered = f"How gathered the tokens are{of_what}. Dotted: the energy if all states had one direction."
-    spread = (4, 4, 4, 1, 1, 0, 0)  # bands of the text: orange to blue
-    cloud = Cloud("", found.projection, tuple(spread[place * len(spread) // tokens] for place in range(tokens)))
     start, end = rows[0], rows[-1]
     half = f"{shares[-2]:g}"
+    change = ends_of_states(start, end, half)
+    of_what = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
+    gathered = f"{change}.{of_what} Dotted: the energy if all states had one direction."
+    cloud = Cloud("", found.projection, draw.places_of(tokens))
     return Result(
         "clusters",
         f"Do the tokens of {opened.folder.name} gather in depth?",
         (
-            f"{gathering(start, end, half)} From the embedding to the end of depth, the interaction energy goes from "
-            f"{start['energy']:.3f} to {end['energy']:.3f} (1.359 if all states had one direction), the mean distance "
-            f"of two tokens from {start['distance']:.3g} to {end['distance']:.3g}, and {tokens} tokens form "
-            f"{start['clusters'][half]:.0f} clusters at first and {end['clusters'][half]:.0f} at the end, within half "
-            "the mean distance.",
+            f"{gathering(start, end, half)} {change}. The interaction energy, which says how far states point the same "
+            f"way, goes from {start['energy']:.3f} to {end['energy']:.3f} (1.359 if all had one direction).",
             f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
             f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
-            "distance of the same depth; the energy is that of the directions of the states.",
+            "distance of the same depth; the energy is half the mean of exp(cos) over all pairs of states.",
         ),
         (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (
@@ -268,6 +267,7 @@ def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[Document]:
             "clusters": {share: float(counts[place].mean()) for share, counts in clusters.items()},
             "length": float(found.norm[place].mean()),
             "distance": float(found.measures.distance[place].mean()),
+            "relative_distance": float((found.measures.distance[place] / found.norm[place]).mean()),
             "energy": float(found.measures.energy[place].mean()),
         }
         for place, depth in enumerate(found.times)
@@ -278,11 +278,21 @@ def states_table(rows: Sequence[Values], shares: Sequence[float], caption: str) 
     """The means at every depth."""
     clusters = (f"clusters within {100 * share:g} %" for share in shares)
     cells = [
-        (f"{row['depth']:.3f}", *(f"{n:.1f}" for n in row["clusters"].values()), f"{row['length']:.3g}",
-         f"{row['distance']:.3g}", f"{row['energy']:.3f}")
-        for row in rows
+        (depth, *(f"{n:.0f}" for n in row["clusters"].values()), digits(row["length"]), digits(row["distance"]),
+         f"{row['relative_distance']:.2f}", f"{row['energy']:.3f}")
+        for depth, row in zip(depths([row["depth"] for row in rows]), rows, strict=True)
     ]  # fmt: skip
-    return Table(caption, ("depth", *clusters, "length", "mean distance", "energy"), cells)
+    columns = ("depth", *clusters, "state length (norm)", "mean distance", "distance / length", "interaction energy")
+    return Table(caption, columns, cells)
+
+
+def ends_of_states(start: Values, end: Values, share: str) -> str:
+    """What becomes of clusters, and of distances as parts of the states' own length, which grows in depth."""
+    return (
+        f"From the embedding to the end of depth the clusters within {100 * float(share):g} % of the mean distance go "
+        f"from {start['clusters'][share]:.0f} to {end['clusters'][share]:.0f}, the mean distance of two states from "
+        f"{start['relative_distance']:.2f} to {end['relative_distance']:.2f} of their length"
+    )
 
 
 def gathering(start: Values, end: Values, share: str) -> str:

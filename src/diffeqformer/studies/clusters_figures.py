@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgba
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scipy.spatial.distance import pdist
@@ -19,7 +20,15 @@ from diffeqformer.report.figures import COLORS, INK, WIDE, band, color, drawing,
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
 
+PLACES = (4, 1, 3, 5, 0)
+"""Colours of a text from its first fifth to its last, by their numbers in `COLORS`: from warm to cool."""
 _AZIMUTH, _ELEVATION = 35.0, 20.0
+
+
+def places_of(tokens: int) -> tuple[int, ...]:
+    """The colour of every token of a text, by its number in `COLORS`: the first is the first of `PLACES`, the last
+    the last."""
+    return tuple(PLACES[round(share * (len(PLACES) - 1))] for share in np.linspace(0, 1, tokens))
 
 
 def cloud_of(simulation: Simulation, share: float) -> Cloud:
@@ -33,7 +42,8 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
     labels = members(end, reach)
     sizes = np.bincount(labels)
     series = tuple(int(n) if n < len(COLORS) and sizes[n] > 1 else -1 for n in labels)
-    return Cloud(growth_name(simulation.order), simulation.states, series)
+    count = len(sizes)
+    return Cloud(f"{growth_name(simulation.order)}: {count} cluster{'s' * (count > 1)}", simulation.states, series)
 
 
 def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
@@ -90,12 +100,15 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
         axes = list(grid.flat)
         lines = [
             *((axes[0], i, found.measures.clusters(share, of="now") / points) for i, share in enumerate(shares)),
-            (axes[1], 0, found.norm), (axes[2], 0, found.measures.distance), (axes[3], 0, found.measures.energy),
+            (axes[1], 0, found.norm), (axes[2], 0, found.measures.distance / found.norm),
+            (axes[3], 0, found.measures.energy),
         ]  # fmt: skip
         for axis, index, values in lines:
             few = len(found.times) <= 30
             band(axis, found.times, values, color(index), marker="o" if few else None, markersize=3)
-        titles = ("clusters per token", "mean length of a state", "mean distance of two states", "interaction energy")
+        titles = (
+            "clusters per token", "mean state length (norm)", "mean distance / length of states", "interaction energy"
+        )  # fmt: skip
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="depth")
         axes[0].set_ylim(0, 1.05)
@@ -113,10 +126,15 @@ def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
     if states.shape[-1] < 3:
         states = np.concatenate([states, np.zeros((*states.shape[:-1], 3 - states.shape[-1]))], -1)
     middle, reach = frame_of(states)
-    first, last = (np.array(to_rgba(COLORS[place])) for place in (4, 0))
-    shades = [tuple(first + share * (last - first)) for share in np.linspace(0, 1, states.shape[1])]
+    shades = [COLORS[place] for place in places_of(states.shape[1])]
     with drawing(width, min(width, 5.6)) as (figure, axes):
-        _paths(axes[0, 0], _project((states - middle) / reach), shades, "", 1.1)
+        axis = axes[0, 0]
+        _paths(axis, _project((states - middle) / reach), shades, "", 1.1)
+        mapped = ScalarMappable(Normalize(0, 1), ListedColormap([COLORS[place] for place in PLACES]))
+        bar = figure.colorbar(mapped, ax=axis, location="bottom", shrink=0.45, aspect=24, pad=0.01)
+        bar.set_ticks([0, 1], labels=["first token", "last token"])
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=0)
     return figure
 
 

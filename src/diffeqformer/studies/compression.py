@@ -163,9 +163,12 @@ def table(found: Sequence[Values], known: Values) -> Table:
 
 def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
     """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
-    from diffeqformer.report.figures import INK, drawing, key, legend, look, perplexity_scale
+    from diffeqformer.report.figures import COLORS, INK, drawing, key, legend, look, perplexity_scale
 
     looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
+    for way in list(WAYS)[len(COLORS) :]:  # one more way than there are colours
+        looks[way] |= {"color": INK, "marker": "X"}
+    layers, sizes = known["layers"], sorted({row["size"] for row in found})
     with drawing(width, 3.9 if width >= 5 else 4.6) as (figure, axes):
         axis, seen = axes[0, 0], [float(np.exp(known["original"]))]
         axis.axhline(seen[0], color=INK, linewidth=0.8, alpha=0.5)
@@ -177,6 +180,8 @@ def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -
                 axis.plot(*zip(*points, strict=True), **own)
             seen += [y for _, y in points]
         perplexity_scale(axis, seen)
-        axis.set(xlabel="numbers of the blocks, of the whole model's", ylabel="perplexity")
+        axis.set_xticks([size / layers for size in sizes], [f"{size}/{layers}" for size in sizes])
+        axis.set_xlabel("share of the blocks' parameters kept")
+        axis.set_ylabel("perplexity (log scale)" if axis.get_yscale() == "log" else "perplexity")
         legend(figure, [key(**own) for own in looks.values()], list(WAYS.values()), width)
     return figure

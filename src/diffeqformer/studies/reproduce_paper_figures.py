@@ -10,6 +10,7 @@ from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import NullLocator
 
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.errors import BadInput
@@ -23,6 +24,7 @@ from diffeqformer.studies.compare import accuracies
 from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper import Finished, Verdict
+from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_measures import adapted_runs, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper_runs import Runs
 from diffeqformer.studies.reproduce_adapt import records
@@ -32,13 +34,19 @@ Names = tuple[str, ...]
 
 COLOURS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "untested": "#999999"}
 """Beside the words, which say the same."""
+LINEAR = 0.1
+"""Effects of at most so much are drawn on a linear part of the axis."""
 
 
 def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
     """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
-    with drawing(width, 0.5 * len(rows) + 0.9) as (figure, grid):
+    line, across = (44, 70) if width >= WIDE else (24, 34)
+    names = [fill(f"{title_of(item)}: {claim} ({verdict.word})", line) for item, claim, verdict in rows]
+    heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # inches, of lines of 7 points and a gap
+    places = np.cumsum(heights) - np.array(heights) / 2
+    with drawing(width, sum(heights) + 1.2) as (figure, grid):
         axes = grid[0, 0]
-        for place, (_, _, verdict) in enumerate(rows):
+        for place, (_, _, verdict) in zip(places, rows, strict=True):
             colour = COLOURS[verdict.word]
             axes.plot(
                 list(verdict.effects.values()), np.full(len(verdict.effects), place), "|", color=colour, markersize=7
@@ -46,14 +54,21 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
             axes.plot([verdict.mean], [place], "o", color=colour, markersize=5)
             axes.plot([verdict.low, verdict.high], [place, place], "-", color=colour)
         axes.axvline(0, color="#888888", linewidth=0.8)
-        axes.set_xscale("symlog", linthresh=0.1)
-        line = 44 if width >= WIDE else 24
-        axes.set_yticks(
-            range(len(rows)), [fill(f"{item}: {claim} ({verdict.word})", line) for item, claim, verdict in rows]
-        )
+        axes.set_xscale("symlog", linthresh=LINEAR)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_yticks(places, names)
         axes.tick_params(axis="y", labelsize=7)
-        axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="effect, in the claim's unit")
+        axes.tick_params(axis="x", top=True, labeltop=True)
+        said = f"effect, in the claim's unit; linear up to ±{LINEAR:g}, logarithmic beyond"
+        axes.set(ylim=(sum(heights), 0), xlabel=fill(said, across))
     return figure
+
+
+def title_of(item: str) -> str:
+    """Where an item stands in the paper."""
+    where = ITEMS[item].where
+    return where[0].upper() + where[1:]
 
 
 def _there(runs: Runs, names: Names) -> dict[str, Finished]:
@@ -148,7 +163,12 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
 def particles(runs: Runs, names: Names) -> list[Figure]:
     """Where particles go if weights are shared, and if they grow with depth."""
     clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
-    return [both_widths("particles", "Paths of 40 particles, by how weights grow.", trajectories, clouds)]
+    said = (
+        f"{'; '.join(cloud.title for cloud in clouds)} at the end of the paths (from ring to dot) of 40 particles. "
+        "f is the factor by which weights grow, τ the time from 0 at the start to 1 at the end. Particles of one "
+        "colour end in one cluster: 10 % of the mean distance, or less, joins them. Dark ones end alone."
+    )
+    return [both_widths("particles", said, trajectories, clouds)]
 
 
 def adaptation(runs: Runs, names: Names) -> list[Figure]:

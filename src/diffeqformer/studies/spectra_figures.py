@@ -1,17 +1,19 @@
 """Figures of spectra over depth."""
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.spectra import COPYING, RADIUS, Spectra
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, log_axis, style
 from diffeqformer.studies.spectra import Models
 
 
@@ -23,7 +25,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     Marks above a map are the times of the forward pass's steps. Models stand side by side, or one below the other if
     `width` is below 5.
     """
-    stacked = width < 5
+    stacked, shown = width < 5, display_names([name for name, _ in models])
     spectra = [(name, found, found.pairs[pair].eigenvalues) for name, found in models]
     most = 2 if stacked else 4 if len(models) > 1 else 6
     columns = [min(values.shape[1], most) for _, _, values in spectra]
@@ -35,7 +37,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
         beside = beside if stacked else {"ncols": len(models), "width_ratios": columns}
         parts: Any = figure.subfigures(**beside, squeeze=False)
         for part, (name, found, values), across, down in zip(parts.flat, spectra, columns, rows, strict=True):
-            _title(part, f"{name}: {pair}")
+            _title(part, f"{pair}: eigenvalues over depth ({shown[name]})")
             real = np.sort(np.real(_shown(found, pair, values)), axis=-1)[..., ::-1]
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
             axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
@@ -57,7 +59,10 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
                 if values.shape[1] > 1:
                     axis.set_title(f"head {head}", pad=7)
             part.supxlabel("depth t", fontsize=9)
-            part.supylabel("eigenvalue, sorted", fontsize=9)
+            for axis in axes[:, 0]:
+                if axis.get_visible():
+                    axis.set_ylabel("sorted")
+            axes[0, 0].set_ylabel("eigenvalue, sorted" if down == 1 else "sorted")
             beyond = float(np.abs(real).max()) > end
             bar = part.colorbar(image, ax=list(axes.flat), extend="both" if beyond else "neither", shrink=0.8, pad=0.02)
             bar.set_label("real part")
@@ -87,7 +92,10 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
                     look = {"color": color(index), "marker": "o", "markersize": 3.5, "markevery": marks}
                     axis.plot(x, y.mean(1), **look, linewidth=1.1, linestyle="-" if found.continuous else ":")
         for row, pair in enumerate(pairs):
-            axes[row, names.index(RADIUS)].set_yscale("log")  # of two models, one may be many times the other
+            axis = axes[row, names.index(RADIUS)]
+            low, high = axis.dataLim.intervaly
+            subs = (1, 2, 5) if 0 < high < 100 * low else (1,)
+            log_axis(axis, "y", LogLocator(subs=subs, numticks=8))  # of two models, one may be many times the other
             axes[row, 0].set_title(pair) if stacked else axes[row, 0].set_ylabel(pair)
         for column, name in enumerate(names):
             short = "Σλ / Σ|λ|" if name == COPYING else name
@@ -96,7 +104,8 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
             axis.set_xlabel("depth t")
         for axis in grid.flat:
             axis.tick_params(labelsize=7 if stacked else 8)
-        _key(figure, [name for name, _ in models], stacked=stacked)
+        figure.align_ylabels(grid[:, 0])
+        _key(figure, list(display_names([name for name, _ in models]).values()), stacked=stacked)
     return figure
 
 
@@ -104,17 +113,18 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     """All eigenvalues of a pair on their way through depth in the complex plane, a panel for every head.
 
     Weights that are functions of time give curves, with dots at the times of the forward pass's steps; a table of
-    layers gives the dots alone. The frame is that of the dots and of 99 % of the curves: what leaves it is cut off.
+    layers gives the dots alone. The frame, one for all heads, is on each axis that of the dots and of 99 % of the
+    curves, and of zero: what leaves it is cut off.
     """
     values: Any = found.pairs[pair].eigenvalues
     times, steps = found.times, found.steps(pair)
     dots, moments = values[steps], times[steps]
     heads = values.shape[1]
-    columns = min(heads, 2 if width < 5 else 4)
+    across, up = frame_of_plane(values if found.continuous else dots, dots)
+    shape = (up[1] - up[0]) / (across[1] - across[0])
+    columns = min(heads, (2 if width < 5 else 4) // (2 if shape < 0.4 else 1))  # flat panels are made wider
     rows = -(-heads // columns)
-    curved = float(np.quantile(np.abs(values), 0.99)) if found.continuous else 0.0
-    reach = max(float(np.quantile(np.abs(dots), 0.99)), curved) * 1.1 or 1.0
-    height = 0.9 + min(width / max(columns, 1), 4.4) * rows * 0.95
+    height = 0.8 + (min(width * 0.82 / columns, 4.4) * min(shape, 1.3) + 0.4) * rows
     with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, axes):
         drawn: Any = None
         for axis in axes.flat[heads:]:
@@ -134,14 +144,43 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
                 at.real.ravel(), at.imag.ravel(), c=np.repeat(moments, at.shape[-1]), cmap=DEPTH,
                 norm=Normalize(0.0, 1.0), s=5, linewidths=0, rasterized=True,
             )  # fmt: skip
-            axis.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
+            axis.set(aspect="equal", xlim=across, ylim=up)
+            axis.yaxis.set_major_locator(MaxNLocator(nbins=5 if shape > 0.6 else 3))
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=4))
             if heads > 1:
                 axis.set_title(f"head {head}", pad=2)
-        figure.supxlabel("real part", fontsize=9)
-        figure.supylabel("imaginary part", fontsize=9)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("imaginary part" if shape > 0.5 else "imaginary")
+        for axis in axes.flat[max(heads - columns, 0) : heads]:
+            axis.set_xlabel("real part")
+            axis.tick_params(labelbottom=True)
         figure.colorbar(drawn, ax=list(axes.flat), shrink=0.8, pad=0.02).set_label("depth t")
-        _title(figure, f"{name}: {pair}")
+        _title(figure, f"{pair}: eigenvalues in the complex plane ({display_names([name])[name]})")
     return figure
+
+
+def display_names(names: Sequence[str]) -> dict[str, str]:
+    """What runs are called in figures: the names of their folders, or their whole paths where two have the same."""
+    short = {name: PurePath(name).name or name for name in names}
+    return short if len({*short.values()}) == len(short) else {name: name for name in names}
+
+
+def frame_of_plane(*values: np.ndarray) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Limits of the real and of the imaginary axis around complex numbers: zero and 99 % of each set, on each axis.
+
+    Conjugate numbers stay symmetric; the longer side is at most four times the shorter, so that neither is a sliver.
+    """
+    sides = []
+    for part in (np.real, np.imag):
+        ends = np.array([np.quantile(part(one), (0.005, 0.995)) for one in values])
+        low, high = min(float(ends[:, 0].min()), 0.0), max(float(ends[:, 1].max()), 0.0)
+        sides.append((low, high))
+    least = max(high - low for low, high in sides) / 4 or 1.0
+    limits = []
+    for low, high in sides:
+        more = max(0.08 * (high - low), (least - (high - low)) / 2)
+        limits.append((low - more, high + more))
+    return limits[0], limits[1]
 
 
 def _shown(found: Spectra, pair: str, values: np.ndarray) -> np.ndarray:

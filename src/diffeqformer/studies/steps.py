@@ -104,10 +104,9 @@ def result(
     from diffeqformer.report.page import both_widths
 
     arrays = found.arrays()
-    caption = "The loss of the prediction after every step, and its KL divergence from the last one."
+    caption = losses_caption(found)
     if tuned is not None:
         arrays |= {"tuned_loss": tuned[0], "tuned_kl": tuned[1]}
-    moves = "How far each step moves the state by attention and by the feed-forward block, and the state's length."
     return Result(
         "steps",
         "What each step does",
@@ -123,7 +122,7 @@ def result(
         (by_step(found, tuned=tuned), by_matrix(found)),
         (
             both_widths("steps-loss", caption, loss_by_step, found, tuned),
-            both_widths("steps-movement", moves, movement_by_step, found),
+            both_widths("steps-movement", moves_caption(found), movement_by_step, found),
         ),
         arrays=arrays,
         document={**document, **{name: value.tolist() for name, value in arrays.items()}, "settled": found.settled},
@@ -148,6 +147,26 @@ def headline(found: "Participation") -> str:
     return f"{used}; {100 * energy:.0f} % of the weights' energy is change over depth."
 
 
+def losses_caption(found: "Participation") -> str:
+    """From where to where the loss goes."""
+    return (
+        f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
+        "the last: the prediction after every step, and its KL divergence from the last one."
+    )
+
+
+def moves_caption(found: "Participation") -> str:
+    """Which step moves the state most, by which half."""
+    halves = {"attention": found.attention, "the feed-forward block": found.feed_forward}
+    most = max(halves, key=lambda name: halves[name].max())
+    step = int(halves[most].argmax())
+    return (
+        f"Step {step + 1} moves the state most, by {most} ({digits(halves[most][step])}; the state is then of size "
+        f"{digits(found.length[step + 1])}): the root mean square (RMS) of what attention and the feed-forward block "
+        "add in each step, and of the state after it."
+    )
+
+
 def tuned_finding(found: "Participation", tuned: Probes) -> str:
     """How much of the way to the end a probe per step finds already gone."""
     near, far = tuned[1][:-1].mean(), found.kl[:-1].mean()
@@ -158,14 +177,30 @@ def tuned_finding(found: "Participation", tuned: Probes) -> str:
     )
 
 
+def depths(times: Sequence[float] | np.ndarray) -> list[str]:
+    """Depths from 0 to 1 as they are written: as fractions where they are those of equal steps (`1/6`)."""
+    steps = len(times) - 1
+    if 1 < steps <= 1000 and np.allclose(times, np.arange(steps + 1) / steps, rtol=0, atol=1e-6):
+        return ["0", *(f"{i}/{steps}" for i in range(1, steps)), "1"]
+    return [f"{time:.3f}" for time in times]
+
+
+def digits(value: float | np.floating) -> str:
+    """A size at three digits, zeros at its end included: `0.100`, `17.0`."""
+    return f"{value:#.3g}".removesuffix(".") if 1e-4 <= abs(value) < 1e3 else f"{value:.3g}"
+
+
 def by_step(found: "Participation", caption: str = "After every step", tuned: Probes | None = None) -> Table:
     """One row per state."""
-    columns = ("step", "depth", "loss (nats per token)", "KL to the end", "state length", "attention", "feed-forward")
+    columns = (
+        "step", "depth", "loss (nats per token)", "KL to the end", "state size (RMS)", "attention", "feed-forward"
+    )  # fmt: skip
+    at = depths(found.times)
     probed = ("tuned loss", "tuned KL") if tuned else ()
     rows = [
         (
-            str(i), f"{found.times[i]:.4g}", f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", f"{found.length[i]:.3g}",
-            *((f"{part[i - 1]:.3g}" for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
+            str(i), at[i], f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", digits(found.length[i]),
+            *((digits(part[i - 1]) for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
             *(f"{values[i]:.3f}" for values in tuned or ()),
         )
         for i in range(len(found.loss))
@@ -202,7 +237,7 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
 
 
 def movement_by_step(found: "Participation", *, width: float) -> "Figure":
-    """Root mean square of what each half adds in each step, beside the length of the state after it."""
+    """Root mean square of what each half adds in each step, beside that of the state after it."""
     from diffeqformer.report.figures import drawing, legend, look
 
     steps = np.arange(1, len(found.loss))
