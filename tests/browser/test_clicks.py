@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.tables import scores_table
 from diffeqformer.report.contents import write_contents
 from diffeqformer.report.page import Animation, Cloud, TokenMap, write
 from diffeqformer.report.table import Table
@@ -83,24 +84,29 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     assert found, "the script of the test did not come to its end"
     start, click, hover, other, keys, every, signed, named, wound = json.loads(unescape(found[1]))
     colours = start["colours"]
-    assert (start["pressed"], start["behind"], start["low"], start["high"]) == (4, 0, "0", "0.5")  # without itself
-    assert "its own token, 1, is beyond the scale" in start["about"]
+    assert (start["pressed"], start["behind"], start["low"], start["high"]) == (
+        4,
+        0,
+        "0.0000",
+        "0.5000",
+    )  # without itself
+    assert "its own token, 1.0000, is beyond the scale" in start["about"]
     light = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours]
     assert light[4] == min(light) < 250 and light[0] == max(light) > 600  # the highest is the darkest
 
-    assert (click["pressed"], click["behind"], click["low"], click["high"]) == (1, 3, "0.1", "0.1")
+    assert (click["pressed"], click["behind"], click["low"], click["high"]) == (1, 3, "0.1000", "0.1000")
     assert click["colours"] != colours and click["colours"][1] == colours[4]
     assert click["picture"] != start["picture"]
     assert (start["headline"], start["table"]) == ("explained 4", ["scores of 4", "as Python has it0"])
-    assert (click["headline"], click["table"]) == ("explained 1", ["scores of 1", "0 The0.1", "1 ·cat0.9"])
+    assert (click["headline"], click["table"]) == ("explained 1", ["scores of 1", "0 The0.1000", "1 ·cat0.9000"])
     assert (start["hash"], click["hash"]) == ("", "#token=1")
-    assert "Output at token 1 ·cat, input token 0 The: 0.1 (rank 2 of 2)." in hover["reading"]
-    assert "gradient: −0.3" in hover["reading"] and hover["picture"] != click["picture"]
+    assert "Output at token 1 ·cat, input token 0 The: 0.1000 (rank 2 of 2)." in hover["reading"]
+    assert "gradient: −0.3000" in hover["reading"] and hover["picture"] != click["picture"]
     assert "not analysed" in other["reading"] and other["pressed"] == 1
 
-    assert (keys["pressed"], keys["low"], keys["high"]) == (3, "0.1", "0.3")
-    assert (every["low"], every["high"]) == ("0", "0.5") and every["colours"] != keys["colours"]
-    assert (signed["low"], signed["high"], signed["says"]) == ("−0.4", "0.4", "Which way it pulls.")
+    assert (keys["pressed"], keys["low"], keys["high"]) == (3, "0.1000", "0.3000")
+    assert (every["low"], every["high"]) == ("0.0000", "0.5000") and every["colours"] != keys["colours"]
+    assert (signed["low"], signed["high"], signed["says"]) == ("−0.4000", "0.4000", "Which way it pulls.")
     assert (named["says"], named["colours"]) == (every["says"], every["colours"])
     assert wound["time"] == "time 2" and wound["moved"] != signed["moved"]
     assert all(state["sideways"] <= 0 for state in (start, click, hover, other, keys, every, signed))
@@ -113,6 +119,24 @@ def test_the_page_as_it_is_runs_its_script_and_no_other(page, tmp_path):
     intruder = tmp_path / "intruder.html"
     intruder.write_text(page.read_text().replace("</body>", "<script>document.title = 'intruded'</script></body>"))
     assert "<title>t</title>" in dump(intruder, tmp_path, 1280)
+
+
+def test_numbers_are_written_as_python_writes_them_in_the_table(tmp_path):
+    scores = np.array([[-1234.56789, 0.00001, -0.000023, 0.05, 12.00004]])
+    again = np.concatenate([scores, scores])
+    one = TokenMap(TOKENS, (3, 4), {"m": again}, {"m": "what"}, ("a", "b"), ("first", "second"))
+    tables = (scores_table("second", 4, {"m": scores[0]}, TOKENS),)
+    page = write(tmp_path / "page", "demo", "t", ("b",), maps=(one,), tables=tables)
+    rows = lambda text: re.findall(r'<td class="number">([^<]*)</td>', text)
+    before, after = page.read_text(), dump(page, tmp_path, 1280, "#token=4")
+    assert rows(before) == ["−1,234.5679", "0.0000", "−0.0000", "0.0500", "12.0000"] and rows(after) == rows(before)
+    assert "m: −2.30e−5" in after
+
+
+def test_the_way_back_keeps_the_token(tmp_path):
+    page = write(tmp_path / "steps", "steps", "t", ("s",), home="../index.html")
+    assert 'index.html#token=3">all pages' in dump(page, tmp_path, 1280, "#token=3")
+    assert 'href="../index.html">all pages' in dump(page, tmp_path, 1280, "#table-2")
 
 
 def test_a_token_chosen_in_the_page_of_all_is_the_one_of_its_sentences_and_links(page, tmp_path):

@@ -22,7 +22,7 @@ SEEN = """
       top: [...document.querySelectorAll("#top li")].map((li) => [...li.children].map((c) => c.textContent)),
       focus: document.activeElement.id || document.activeElement.dataset.step,
       rows: document.querySelectorAll("#grid tbody tr").length,
-      changed: document.querySelectorAll("#grid .changed").length,
+      changed: document.querySelectorAll("#grid .changed").length, trained: text("trained"), swipe: text("swipe"),
       dots: document.querySelectorAll("#QK circle").length, strips: document.querySelectorAll("#heads rect").length,
       hash: location.hash, sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth };
 """
@@ -90,6 +90,7 @@ def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, w
     found = session.read(asked(session))
     assert start["cells"] == cells_of(found) and start["rows"] == 4 + 1
     assert found["top"][-1][-1] in start["headline"] and "at 3 steps" in start["headline"]
+    assert start["headline"].startswith("Most likely next after") and start["trained"] == "Trained at 3 steps."
     last = len(found["tokens"]) - 1
     assert start["chosen"] == [[3, last]] and start["dots"] == 2 * 8 and start["strips"] == 2 * (last + 1)
     cell = session.cell(asked(session, step=3, position=last))
@@ -97,8 +98,13 @@ def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, w
 
     turned = after(browser, lambda: browser.run("dial.value = 9; dial.dispatchEvent(new Event('input'));"))
     assert turned["cells"] == cells_of(session.read(asked(session, steps=9))) and "steps=9" in turned["hash"]
+    assert turned["trained"] == "Trained at 3 steps alone; other depths may mean little."
+    assert browser.run("return [...document.getElementById('depths').children].map((option) => option.value)") == ["3"]
+    assert turned["swipe"] == f"{last + 1} tokens: swipe or scroll sideways."
     clicked = after(browser, lambda: browser.click(f"#grid td[data-step='2'][data-position='{last}']"))
     assert clicked["chosen"] == [[2, last]] and "step 2 of 9" in clicked["place"]
+    answer = "const box = document.getElementById('top').getBoundingClientRect();"
+    browser.wait(f"(() => {{ {answer} return box.top >= 0 && box.bottom <= innerHeight; }})()")
     cell = session.cell(asked(session, steps=9, step=2, position=last))
     assert [name for name, *_ in clicked["top"]] == [name for name, _ in cell["top"]]
 
@@ -130,6 +136,7 @@ def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, add
     drafts = sum(kind == "drafted" for _, kind in found)
     tally = "return document.getElementById('tally').textContent"
     assert f"Drafts at 1 step gave {drafts} of them" in browser.run(tally)
+    assert not browser.run("return document.getElementById('kinds').hidden")
     for choice in (("exit", 1), ("draft", -1)):
         browser.run(CHOOSE, *choice)
     browser.click("#go")
@@ -137,6 +144,15 @@ def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, add
     numbers = browser.run("return [...document.querySelectorAll('#written small')].map((s) => s.textContent)")
     taken = [int(number) for number in numbers]
     assert min(taken) >= 1 and f"{np.mean(taken):.1f} steps on average" in browser.run(tally)
+
+    kinds = (
+        "const of = (id) => document.getElementById(id);"
+        "return [of('kinds').hidden, of('written').textContent, of('tally').textContent.slice(0, 8)]"
+    )
+    assert browser.run(kinds)[:1] == [True]  # no drafts any more, and so no legend of them
+    after(browser, lambda: browser.run("dial.value = 4; dial.dispatchEvent(new Event('input'));"))
+    assert browser.run(kinds) == [True, "", "The most"]  # what went on by 3 steps is gone at 4
+    after(browser, lambda: browser.run("dial.value = 3; dial.dispatchEvent(new Event('input'));"))
 
     choose = (
         "const o = document.getElementById('overlay'); o.value = 'occlusion'; o.dispatchEvent(new Event('change'));"
@@ -156,6 +172,22 @@ def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, add
         browser.run("return document.querySelectorAll('#depthFF .past').length") == 16 and "time=0.5" in wound["hash"]
     )
     assert wound["sideways"] <= 0 and not browser.complaints()
+
+
+def test_a_token_chosen_in_another_page_is_the_one_it_opens_at(browser, session, address):
+    assert opened(browser, f"{address}#token=2")["chosen"] == [[3, 2]]
+    assert opened(browser, f"{address}#token=2&position=1&step=0")["chosen"] == [[0, 1]]
+
+
+def test_eigenvalues_of_all_steps_have_one_scale(browser, session, address):
+    most = session.reach(asked(session))
+    ends = set()
+    for step in (1, 2, 3):
+        opened(browser, f"{address}#step={step}")
+        ends.add(tuple(browser.run("return ['QK', 'OV'].map((n) => document.querySelector(`#${n} svg`).ariaLabel)")))
+    (shown,) = ends
+    for said, reach in zip(shown, most.values(), strict=True):
+        assert reach <= float(said.split(" to ")[1]) <= 1.51 * reach
 
 
 def test_by_keyboard_alone(browser, session, address):
@@ -238,6 +270,8 @@ def compare(browser, tmp_path, run, settings, tolerance):
         np.testing.assert_allclose(found[name], wanted[name], atol=tolerance, rtol=tolerance, err_msg=name)
     for half, values in wanted["moved"].items():
         np.testing.assert_allclose(found["moved"][half], values, atol=tolerance, rtol=tolerance)
+    found, wanted = browser.run("return backend.reach(arguments[0])", question), session.reach(question)
+    assert found == {name: pytest.approx(value, rel=0.01) for name, value in wanted.items()}
     place = {**question, "step": 2, "position": 4}
     found, wanted = browser.run("return backend.cell(arguments[0])", place), session.cell(place)
     np.testing.assert_allclose(found["attention"], wanted["attention"], atol=tolerance)

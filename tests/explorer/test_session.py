@@ -1,5 +1,6 @@
 """What the explorer answers: the model's own numbers, sentences for what cannot be, and nothing to strangers."""
 
+import dataclasses
 import json
 import threading
 import urllib.error
@@ -16,10 +17,12 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS
 from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
+from diffeqformer.config import DepthConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput
-from diffeqformer.explorer.page import OVERLAYS, portable_page
+from diffeqformer.explorer.page import OVERLAYS, portable_page, told_apart
 from diffeqformer.explorer.server import MOST_BYTES, serve
+from diffeqformer.explorer.session import about_run
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.studies.inputs import ids_of
 from tests.explorer.made import TEXT, run_of, session_of
@@ -104,6 +107,28 @@ def test_what_a_run_offers(session):
     free, table = session.about()
     assert (free["least"], free["most"], free["schemes"][0]) == (1, MOST_STEPS, "euler") and 1e-3 in free["tolerances"]
     assert (table["least"], table["most"], table["schemes"], table["tolerances"]) == (3, 3, ["lie-trotter"], [])
+    assert (free["name"], table["name"]) == ("DiffEqFormer", "Vanilla GPT") and free["folder"] == "diffeqformer"
+    assert free["said"].endswith("by a network for each matrix, scheme euler, trained at 3 steps")
+    assert table["said"].startswith("blocks as in GPT, a table of weights by layer, scheme lie-trotter")
+
+
+def test_depths_of_training_are_those_that_were_drawn():
+    run = run_of("diffeqformer")
+    elastic = dataclasses.replace(run, config=dataclasses.replace(run.config, depth=DepthConfig(sample="4-6")))
+    assert (about_run(run)["trained"], about_run(elastic)["trained"]) == ([3], [4, 5, 6])
+    assert about_run(elastic)["said"].endswith("trained at 4, 5 and 6 steps")
+
+
+def test_runs_of_one_name_are_told_apart():
+    runs = [{"name": "a", "folder": "x", "update": 1}, {"name": "a", "folder": "x", "update": 2}]
+    other = {"name": "b", "folder": "x", "update": 1}
+    assert [one["name"] for one in told_apart([*runs, other])] == ["a (x, update 1)", "a (x, update 2)", "b"]
+    assert [one["name"] for one in told_apart([runs[0], runs[0] | {"folder": "y"}])] == ["a (x)", "a (y)"]
+
+
+def test_one_scale_holds_the_eigenvalues_of_every_step(session):
+    cells = [session.cell({**ASKED, "step": step, "position": 0})["eigenvalues"] for step in range(1, 6)]
+    assert session.reach(ASKED) == {name: max(np.abs(one[name]).max() for one in cells) for name in ("QK", "OV")}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_pages_that_are_there_are_linked_with_their_headlines(tmp_path):
     assert page.count("<script") == 1 and "<img" not in page and "script-src 'sha256-" in unescape(page)
     steps = (tmp_path / "analysis" / "steps" / "index.html").read_text()
     assert '<a class="home" href="../index.html">' in steps and "One <code>step</code> &lt;b&gt;" in steps
-    assert "Logit lens" in steps and "`" not in steps.split("<body>")[1]
+    assert "Depth, step" in steps and "Logit lens" not in steps and "`" not in steps.split("<body>")[1]
 
 
 def mapped(folder, name, tokens=("a", "<b>", "⏎"), outputs=(1, 2), said=("of one", "of two")):
@@ -68,7 +68,19 @@ def test_what_is_absent_is_told_with_the_command_that_makes_it(tmp_path):
     mapped(tmp_path, "spectra")
     text = write_contents(tmp_path, "run", KNOWN, make="diffeqformer analyze all r").read_text()
     assert "Not made yet: steps, depth, clusters. <code>diffeqformer analyze all r</code> makes all of them." in text
-    assert "Not made yet" not in write_contents(tmp_path, "run", KNOWN).read_text()
+    assert "<code>diffeqformer explore r</code>" in text
+    bare = write_contents(tmp_path, "run", KNOWN).read_text()
+    assert "Not made yet" not in bare and "diffeqformer explore" not in bare
+
+
+def test_comparisons_are_linked_and_the_pages_that_follow_a_token_named(tmp_path):
+    mapped(tmp_path, "spectra")
+    mapped(tmp_path, "steps", outputs=(0, 2), said=())
+    write(tmp_path / "depth", "depth", "Depth", ("no text",))
+    write(tmp_path / "compare-gpt", "compare", "Two runs", ("One is better.",))
+    text = write_contents(tmp_path, "run", KNOWN).read_text()
+    assert 'href="compare-gpt/index.html">compare-gpt</a>' in text and "One is better." in text
+    assert "Choose a token: spectra, steps open at its output" in text
 
 
 @pytest.mark.parametrize(

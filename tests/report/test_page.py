@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.errors import RunFailed
-from diffeqformer.report.figures import BOTH, RISING, style
+from diffeqformer.report.figures import BOTH, ON_PAPER, RISING, VERDICTS, style, svg
 from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, visible, write
 from diffeqformer.report.table import Table
+from diffeqformer.report.terms import TERMS, terms_of
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x'>&amp;\u202e\x00\u2028"
 
@@ -113,6 +115,50 @@ def test_without_maps_there_is_no_script(tmp_path):
 def test_a_table_aligns_numbers(tmp_path):
     page = write(tmp_path, "demo", **example(), arrays={}).read_text()
     assert '<th scope="col" class="number">value</th><th scope="col">note</th>' in page
+
+
+def test_a_captions_first_line_is_its_title_and_the_rest_a_note(tmp_path):
+    table = Table("Claims of `--to`\nThe paper: 95 % <b>\nMissing: --other FILES", ("a",), [("5 % of b",)])
+    page = write(tmp_path, "demo", "t", ("s",), tables=(table,)).read_text()
+    option = '<span class="option">{}</span>'.format
+    assert f">Claims of <code>{option('--to')}</code></h2>" in page
+    notes = re.findall(r'<p class="note under">(.*?)</p>', page)
+    assert notes == ["The paper: 95\u00a0% &lt;b&gt;", f"Missing: {option('--other')} FILES"]
+    assert 'aria-label="Claims of --to"' in page and "5\u00a0% of b" in page
+
+
+def test_the_words_of_a_page_are_explained_and_no_others(tmp_path):
+    said = lambda *findings: re.findall("<dt>(.*?)</dt>", write(tmp_path, "demo", "t", findings).read_text())
+    assert said("A sentence.") == []
+    assert said("By occlusion a table of knots has perplexity 3.") == ["Occlusion", "Knots", "Perplexity"]
+    assert said("Run `diffeqformer analyze depth`.") == []  # a command is no prose
+    assert said("<!-- glossary --> d_emb") == ["d_emb"]
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_a_term_is_found_by_its_own_name(term):
+    words = [re.split(" … |, ", term.name)[0]] if term.name[0].isalpha() else ["⏎"]
+    assert all(term in terms_of(f"<p>x {word} y</p><th>{word.split()[0].lower()}</th>") for word in words)
+
+
+def test_colours_of_a_figure_have_the_contrast_of_text_on_either_paper():
+    linear = lambda part: part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+    light = lambda shade: sum(w * linear(c) for w, c in zip((0.2126, 0.7152, 0.0722), to_rgb(shade), strict=True))
+    contrast = lambda a, b: (max(light(a), light(b)) + 0.05) / (min(light(a), light(b)) + 0.05)
+    for on_light, on_dark in ON_PAPER.values():
+        assert contrast(on_light, "#ffffff") >= 4.5 and contrast(on_dark, "#14171b") >= 4.5
+    with style():
+        drawing = Drawing(figsize=(2, 2))
+        drawing.subplots().plot([0, 1], color=VERDICTS["untested"])
+    assert "stroke: #6b7280; stroke: light-dark(#6b7280, #8f99a5)" in svg(drawing, "p", "label")
+
+
+def test_a_page_that_another_links_keeps_the_token_by_its_own_script_alone(tmp_path):
+    page = write(tmp_path, "demo", "t", ("s",), home="../index.html").read_text()
+    ((_, script),) = scripts(page)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "a.home" in script and f"script-src 'sha256-{digest}'" in unescape(page)
+    assert "All numbers are in" not in page  # where there are none
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from diffeqformer.errors import RunFailed
 from diffeqformer.report import figures, run_figures, run_text, text
 from diffeqformer.studies.run_report import run_report, write_report
 
-VOID = {"meta", "link", "br", "img", "hr", "input", "base"}
+VOID = {"meta", "link", "br", "img", "hr", "input", "base", "wbr"}
 SVG = {"svg", "g", "path", "use", "defs", "text", "clippath", "rect"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> ]]> {{ 7*7 }} $x$ \x00\x07\u202e\ud800 --><!--"
 
@@ -153,7 +153,7 @@ def test_depths_that_were_drawn_have_a_table_and_a_part_of_the_text_is_told():
     ]
     page = Page(render({**results, "depth_part": 0.25}))
     assert page.tables["drawn"][1:] == [["2", "1,300", "3.250", "11,000"], ["12", "0", "–", "–"]]
-    assert "All of this was read on 25 % of the validation text" in page.sections["depth"]
+    assert "All of this was read on 25\u00a0% of the validation text" in page.sections["depth"]
 
 
 def test_depth_caption_claims_nothing_the_numbers_do_not_show():
@@ -323,7 +323,8 @@ def test_figures_hold_the_data():
         (text.compact(1_240_000_000), "1.24\u00a0B"), (text.duration(48.21), "48.2\u00a0s"),
         (text.duration(59.99), "1\u00a0min 00\u00a0s"), (text.duration(7500), "2\u00a0h 05\u00a0min"),
         (text.size(603_120), "603.1\u00a0kB"), (text.perplexity(53.517), "53.52"), (text.perplexity(1.2e9), "1.20e+09"),
-        (text.number(None), "–"), (text.join(["a", "b", "c"]), "a, b and c"),
+        (text.number(None), "–"), (text.number(-1234.5, 1), "−1,234.5"), (text.compact(-12345), "−12.3\u00a0k"),
+        (text.together("5 % or 50 %d"), "5\u00a0% or 50\u00a0%d"), (text.join(["a", "b", "c"]), "a, b and c"),
     ],
 )  # fmt: skip
 def test_numbers_are_written(written, wanted):
@@ -337,6 +338,6 @@ def test_what_each_step_does_is_told_of_the_models_that_have_it():
     results["models"][0]["participation"] = {**numbers, "energy": {"up": 0.25}, "rank": {"up": 1.5}}
     page = Page(render(results))
     assert "DiffEqFormer: After 1 of 2 steps the prediction has settled: its loss is 4.020 nats there" in page.visible
-    assert "25 % of the weights’ energy" in page.visible.replace("'", "’")
+    assert "25\u00a0% of the weights’ energy" in page.visible.replace("'", "’")
     assert [row[2] for row in page.tables["steps"][1:]] == ["9.000", "4.020", "4.000"]
     assert "What each step does" not in Page(render(examples.comparison())).visible

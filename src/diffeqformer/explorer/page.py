@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from diffeqformer.analysis.attribution import SIGNED
 from diffeqformer.explorer.portable import portable
 from diffeqformer.explorer.session import EXPLANATIONS, Session
+from diffeqformer.plain import Document
 from diffeqformer.report.page import from_template
 from diffeqformer.studies.attribution import DESCRIPTIONS
 
@@ -34,8 +35,21 @@ MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
 """The model in JavaScript."""
 
 
+def told_apart(runs: Sequence[Document]) -> list[Document]:
+    """The runs, those of one name each with its folder's and, if these are one too, with its update."""
+
+    def apart(run: Document) -> str:
+        alike = [one for one in runs if one["name"] == run["name"]]
+        if len(alike) < 2:
+            return run["name"]
+        more = "" if len({one["folder"] for one in alike}) == len(alike) else f", update {run['update']}"
+        return f"{run['name']} ({run['folder']}{more})"
+
+    return [{**run, "name": apart(run)} for run in runs]
+
+
 def _page(
-    session: Session, backend: Sequence[str], connections: str, data: dict[str, str], runs: Sequence[dict],
+    session: Session, backend: Sequence[str], connections: str, data: dict[str, str], runs: Sequence[Document],
     answers: Sequence[str] = (),
 ) -> str:  # fmt: skip
     return from_template(
@@ -43,6 +57,11 @@ def _page(
         scripts=("colours.js", "explorer_draw.js", *backend, "explorer_panels.js", "explorer.js"),
         title=f"{' and '.join(run.folder.name for run in session.runs)}: explorer",
         connections=connections,
-        about={"text": session.text, "runs": runs, "answers": answers, "methods": OVERLAYS if answers else []},
+        about={
+            "text": session.text,
+            "runs": told_apart(runs),
+            "answers": answers,
+            "methods": OVERLAYS if answers else [],
+        },
         data=data,
     )

@@ -33,7 +33,9 @@ from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import join
 from diffeqformer.runs.opening import Run
+from diffeqformer.runs.results import name_of_run
 from diffeqformer.studies import inputs
 
 SCHEMES_OFFERED = ("euler", "euler-middle", "lie-trotter", "lie-trotter-middle", "midpoint", "heun", "rk4", "strang")
@@ -49,6 +51,15 @@ KEPT = 3
 LONGEST_TEXT = 1 << 16
 MOST_THRESHOLD = 1e6
 EXPLANATIONS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS)
+BLOCKS = {"gpt": "blocks as in GPT", "llama": "blocks as in Llama", "own": "blocks of its own"}
+WEIGHTS = {
+    "time": "weights computed from the time by a network for each matrix",
+    "time-shared-mlp": "weights computed from the time by one network",
+    "layer": "a table of weights by layer",
+    "layerdrop": "a table of weights by layer, some left out in training",
+    "knots": "weights interpolated between knots",
+    "shared": "the same weights at all steps",
+}
 POINTS, TANGENTS, PROBES = 8, 4, 16
 """Of integrated gradients' quadrature, and directions of the two kinds of exponents."""
 
@@ -60,7 +71,9 @@ class Session:
         self.runs = tuple(runs)
         self.text = text or opening_text(runs[0], progress)
         self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
-        self.answers = {name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "weights")}
+        self.answers = {
+            name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "reach", "weights")
+        }
         inputs.ids_of(runs[0], self.text)
 
     def about(self) -> list[Document]:
@@ -154,6 +167,15 @@ class Session:
             "scores": inputs.finite_rows(scores[:, : position + 1])[0],
         }
 
+    def reach(self, asked: Values) -> dict[str, float]:
+        """The largest real or imaginary part over all steps of the eigenvalues of QK and of OV: one scale for them.
+
+        **Raises:** `BadInput` as `read`.
+        """
+        _, _, taken = self._asked(asked)
+        found = [_parts(eigenvalues(taken, step)) for step in range(1, taken.grid.steps + 1)]
+        return {name: float(max(np.abs(one[name]).max() for one in found)) for name in ("QK", "OV")}
+
     def weights(self, asked: Values) -> dict[str, list]:
         """Eigenvalues of QK and OV of every head and of the feed-forward pair at a `time` from 0 to 1.
 
@@ -232,9 +254,11 @@ def about_run(run: Run) -> Document:
     config, any_depth = run.config.model, runs_at_any_depth(run.model)
     own = config.scheme.kind
     return {
-        "name": run.folder.name,
+        "name": name_of_run(run.config)[1],
+        "folder": run.folder.name,
         "update": run.step,
-        "said": f"{config.field.kind}, {config.weights.kind} weights, {own}, trained at {depth_of(run)}",
+        "said": settings_of(run),
+        "trained": trained_at(run),
         "steps": run.model.grid().steps,
         "most": MOST_STEPS if any_depth else run.model.grid().steps,
         "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
@@ -246,10 +270,19 @@ def about_run(run: Run) -> Document:
     }
 
 
-def depth_of(run: Run) -> str:
-    """The depths of training in words."""
-    drawn = sorted(set(run.config.depth.sample))
-    return f"{', '.join(map(str, drawn))} steps" if drawn else f"{run.config.model.steps} steps"
+def settings_of(run: Run) -> str:
+    """What kind of model it is, in words."""
+    config = run.config.model
+    field, weights = config.field.kind, config.weights.kind
+    block = BLOCKS.get(field, f"blocks of kind {field}")
+    depths = join(list(map(str, trained_at(run))))
+    trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
+    return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}, scheme {config.scheme.kind}, {trained}"
+
+
+def trained_at(run: Run) -> list[int]:
+    """Numbers of steps that the model was trained at, increasing."""
+    return sorted({*run.config.depth.depths}) or [run.config.model.steps]
 
 
 def _adapts(model: Transformer, rtol: float) -> bool:

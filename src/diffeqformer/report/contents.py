@@ -40,14 +40,18 @@ def write_contents(
 ) -> Path:
     """Write `index.html` beside the folders of a run's analyses, with what each found; returns its path.
 
-    Of pages that map a text, the text stands above, each of them opening at the token that is chosen in it.
+    Of pages that map a text, the text stands above, each of them opening at the token that is chosen in it; those that
+    compare the run, in folders `compare-...`, and its report are linked if they are there.
 
     **Arguments:** `folder`, which holds them; `title` of the page; `known` analyses and what each does, in order;
-    `refused`, those that cannot be made of this run and why; `make`, a command that makes the others.
+    `refused`, those that cannot be made of this run and why; `make`, a command that makes the others, `diffeqformer
+    analyze all RUN`, beside which the explorer's stands.
 
     **Raises:** `RunFailed` if it cannot be written.
     """
     pages = [(name, about, f"{name}/index.html") for name, about in known.items()]
+    beside = sorted(page.parent.name for page in folder.glob("compare-*/index.html"))
+    pages += [(name, "this run beside another", f"{name}/index.html") for name in beside]
     pages += [("report", "the report of training", f"{up}report.html") for up in ("../", "../../")]
     found = [(*page, seen) for page in pages if (seen := look(folder / page[2])) is not None]
     entries = [
@@ -56,8 +60,10 @@ def write_contents(
         for name, about, address, seen in found
     ]  # fmt: skip
     there = {name for name, *_ in found}
+    run = make.removeprefix("diffeqformer analyze all ")
     values = {
         "title": title, "name": "contents", "findings": (), "entries": entries, "make": make, "images": "'self'",
+        "explore": f"diffeqformer explore {run}" if run != make else "",
         "texts": texts_of((name, seen) for name, _, _, seen in found),
         "refused": {name: why for name, why in (refused or {}).items() if name not in there},
         "absent": [name for name in known if name not in there and name not in (refused or {})],

@@ -35,6 +35,8 @@ SIGNED, UNSIGNED = (
 )
 DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
 """Of depth, from warm to cool; seen as well on white as on dark paper."""
+ON_PAPER: dict[str, tuple[str, str]] = {}
+"""Further colours, and how a page has each on white and on dark paper; see `on_paper`."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#1c2128"
 WIDE, NARROW = 9.4, 3.7
@@ -85,6 +87,24 @@ def look(index: int, **more: Any) -> dict[str, Any]:
 def key(**look: Any) -> Line2D:
     """A line that stands in a legend alone."""
     return Line2D([], [], **look)
+
+
+def on_paper(shade: str, *, light: str = "", dark: str) -> str:
+    """Let pages have a colour of a figure in another shade on dark paper, and on `light` paper if it is pale there.
+
+    **Returns:** `shade`, which pictures have.
+    """
+    ON_PAPER[shade] = (light or shade, dark)
+    return shade
+
+
+# Of what is found of a claim: each is read beside its word, and so has the contrast of a text.
+VERDICTS = {
+    "holds": on_paper("#1b7837", dark="#5cc47c"),
+    "fails": on_paper("#b2182b", dark="#ff8a80"),
+    "within noise": on_paper("#555555", dark="#b4bcc6"),
+    "untested": on_paper("#999999", light="#6b7280", dark="#8f99a5"),
+}
 
 
 def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
@@ -195,7 +215,8 @@ def svg(figure: Figure, prefix: str, label: str) -> str:
     """The figure as an `<svg>` element to be placed inline in an HTML page.
 
     Ink takes the page's text colour (`currentColor`) and series the custom properties `--series-0`, `--series-1`, ...,
-    with the printed colour to fall back on; fonts are the page's own. Equal figures give equal bytes.
+    with the printed colour to fall back on; colours of `on_paper` have a shade for each paper. Fonts are the page's.
+    Equal figures give equal bytes.
 
     **Arguments:** `prefix`, put before every identifier, as these are shared by all of a page; `label`, what the
     figure shows, for those who cannot see it.
@@ -245,4 +266,6 @@ def _themed(rules: str) -> str:
     rules = re.sub(r"font-family: [^;]*;? ?", "", rules).replace(INK, "currentColor")
     for index, shade in enumerate(COLORS):
         rules = rules.replace(shade, f"var(--series-{index}, {shade})")
-    return rules
+    # The first declaration is for browsers that do not know the second one.
+    own = lambda m: f"{m[1]}: {ON_PAPER[m[2]][0]}; {m[1]}: light-dark({', '.join(ON_PAPER[m[2]])})"
+    return re.sub(rf"([a-z-]+): ({'|'.join(map(re.escape, ON_PAPER))})(?![0-9a-f])", own, rules)

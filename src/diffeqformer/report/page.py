@@ -27,6 +27,8 @@ from matplotlib.figure import Figure as Drawing
 from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
 from diffeqformer.report.table import Table
+from diffeqformer.report.terms import terms_of
+from diffeqformer.report.text import together
 from diffeqformer.store.files import write_output
 
 ENVIRONMENT = Environment(
@@ -40,8 +42,19 @@ ENVIRONMENT = Environment(
     finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
 )
 
-ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(clean(text)))))
+
+def code(text: str) -> Markup:
+    """Text whose parts between backticks are code, and whose options (`--to`) no end of a line tears apart."""
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(together(clean(text)))))
+    return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', marked))
+
+
+ENVIRONMENT.filters["code"] = code
+# A name with dots ends a line after one of them.
+ENVIRONMENT.filters["dotted"] = lambda text: Markup(str(escape(clean(text))).replace(".", ".<wbr>"))
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_GLOSSARY = Markup("<!-- glossary -->")
+"""Where the words of a page are explained, which are known once the rest of it is; no text can hold it unescaped."""
 _MOST_FRAMES = 67
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
@@ -170,8 +183,9 @@ def render(
     **Raises:** `ValueError` for a page that contradicts itself.
     """
     _check(name, figures, maps)
+    drawing = ("colours.js", "token_maps.js", "clouds.js") if maps or animations else ()
     return from_template(
-        "page.html", scripts=("colours.js", "token_maps.js", "clouds.js") if maps or animations else (),
+        "page.html", scripts=(*(("home.js",) if home or maps else ()), *drawing),
         name=name, title=title, findings=findings, home=home,
         figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],
@@ -180,7 +194,8 @@ def render(
 
 
 def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
-    """A template of this package as text: `page.html`, or one that extends it.
+    """A template of this package as text: `page.html`, or one that extends it. Where it includes `terms.html`, the
+    words that it uses are explained.
 
     **Arguments:** `scripts`, files of this package that become the page's one script.
     """
@@ -188,11 +203,13 @@ def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) 
     stops = f'"use strict";\nconst [RISING, BOTH] = {json.dumps((RISING, BOTH))};\n'
     script = stops + "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return ENVIRONMENT.get_template(template).render(
+    page = ENVIRONMENT.get_template(template).render(
+        glossary=_GLOSSARY,
         script=Markup(script) if scripts else None,
         script_source=f"'sha256-{digest}'" if scripts else "'none'",
         **values,
     )
+    return page.replace(_GLOSSARY, ENVIRONMENT.get_template("glossary.html").render(terms=terms_of(page)), 1)
 
 
 def _check(name: str, figures: Sequence[Figure], maps: Sequence[TokenMap]) -> None:
@@ -257,13 +274,15 @@ def _map(one: TokenMap) -> Document:
         }
         for name, scores in one.methods.items()
     ]
-    said = {"headlines": list(map(clean, one.headlines)), "captions": list(map(clean, one.captions))}
+    said = {"headlines": [together(clean(line)) for line in one.headlines], "captions": list(map(clean, one.captions))}
     return {"tokens": list(map(clean, one.tokens)), "outputs": list(one.outputs), "methods": methods} | said
 
 
 def _row(scores: Sequence[float]) -> list[float | None]:
-    """Four significant digits of each score; nothing for what is not a number, and for what follows the last one."""
-    known = [float(f"{score:.4g}") if math.isfinite(score) else None for score in scores]
+    """Each score so that it is written as Python would write it with four decimals, and has four significant digits;
+    nothing for what is not a number, and for what follows the last one."""
+    digits = lambda score: float(f"{score:.6f}" if abs(score) >= 0.01 else f"{score:.4g}")
+    known = [digits(score) if math.isfinite(score) else None for score in scores]
     while known and known[-1] is None:
         known.pop()
     return known

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from diffeqformer.plain import clean
+from diffeqformer.report.text import together
 
 _NUMBER = re.compile(r"[+−-]?[\d.,∞]|[+−-]?inf|nan|–$|$|not finite")
 
@@ -84,4 +85,4 @@ class Table:
 
 
 def _text(text: str) -> str:
-    return escape(clean(text))
+    return escape(together(clean(text)))

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -16,15 +17,20 @@ def finite(value: object) -> TypeGuard[float]:
 
 
 def number(value: object, decimals: int = 0) -> str:
-    """`12,345.678`; a dash for a missing value, `not finite` for an infinity or a NaN."""
+    """`12,345.678`, `−1.5`; a dash for a missing value, `not finite` for an infinity or a NaN."""
     if value is None:
         return MISSING
-    return f"{value:,.{decimals}f}" if finite(value) else "not finite"
+    return f"{value:,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
 def percent(share: object, decimals: int = 0) -> str:
     """A share as `95 %`."""
     return f"{number(100 * share, decimals)} %" if finite(share) else number(share)
+
+
+def together(text: str) -> str:
+    """Text for a page, where no end of a line tears a number from its percent sign."""
+    return re.sub(r"(?<=\d) %", "\u00a0%", text)
 
 
 def nats(value: object) -> str:
@@ -45,7 +51,7 @@ def compact(value: object) -> str:
         return number(value)
     scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 0.9995 * s)
     scaled = value / scale
-    return f"{scaled:,.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}\u00a0{unit}"
+    return f"{number(scaled, 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0)}\u00a0{unit}"
 
 
 def evaluations(halves: Document | None) -> str:

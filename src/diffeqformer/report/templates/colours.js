@@ -9,6 +9,7 @@ const colour = (stops, share) => {
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 const ink = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#1c2128" : "#ffffff");
 
+const minus = (text) => text.replaceAll("-", "−");
 const known = (value) => typeof value === "number";
 const extent = (values) => [Math.min(...values), Math.max(...values)];
 // The range of some rows of scores: both signs are drawn about zero, one sign from the least to the most. An output's

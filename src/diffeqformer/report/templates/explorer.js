@@ -17,7 +17,7 @@
       otherSteps: whole(given.get("otherSteps"), own.steps),
       colour: ["p", "kl", "next"].find((name) => name === given.get("colour")) ?? "p",
       step: whole(given.get("step"), -1),
-      position: whole(given.get("position"), -1),
+      position: whole(given.get("position") ?? given.get("token"), -1),  // `token`, as in the other pages of a run
       head: whole(given.get("head"), -1),
       overlay: about.methods.some(({ name }) => name === given.get("overlay")) ? given.get("overlay") : null,
       draft: whole(given.get("draft"), -1),
@@ -32,8 +32,9 @@
   };
   const within = (steps, run) => Math.min(Math.max(steps, run.least), run.most);
 
-  let shown = { reading: null, other: null, cell: null, explained: null, weights: null };
+  let shown = { reading: null, other: null, cell: null, explained: null, weights: null, reach: {} };
   const question = () => ({ run: state.run, text: state.text, steps: state.steps, scheme: state.scheme, rtol: state.rtol });
+  const ownDepth = () => ({ steps: about.runs[state.run].steps, scheme: about.runs[state.run].scheme, rtol: null });
   const compared = () => {
     const run = about.runs[state.other];
     return { run: state.other, text: state.text, steps: within(state.otherSteps, run), scheme: run.scheme, rtol: null };
@@ -57,7 +58,9 @@
       if (document.activeElement !== $(id) || Number($(id).value) !== value) $(id).value = value;
       $(id).disabled = id !== "otherSteps" && (own.least === own.most || state.rtol !== null);
     }
-    [$("dial").max, $("dial").min, $("steps").max] = [Math.min(24, own.most), own.least, own.most];
+    [$("dial").max, $("dial").min, $("steps").max] = [Math.min(Math.max(24, ...own.trained), own.most), own.least, own.most];
+    $("depths").replaceChildren(...own.trained.map((depth) => new Option("", depth)));
+    [$("trained").textContent, $("trained").className] = trainedAt(own, state);
     $("colour").value = state.colour;
     choose("overlay", [["", "nothing"], ...about.methods.map(({ name }) => [name, name])], state.overlay ?? "");
     choose("draft", [[-1, "no drafts"], ...[1, 2, 3, 4, 6, 8].filter((n) => n >= own.least && n < state.steps).map((n) => [n, `${n} step${n > 1 ? "s" : ""}`])], state.draft);
@@ -78,10 +81,7 @@
   const valueAt = (reading, step, position) => reading[state.colour][step]?.[position] ?? null;
   const labels = (reading) => reading.times.map((time, i) => (i ? `step ${i} of ${reading.times.length - 1}, t = ${+time.toFixed(3)}` : "depth 0"));
 
-  const outcome = (tokens, piece, p, end) => {
-    const before = tokens.slice(-4).join(tokens.some((token) => token.includes("·")) ? "" : " ");
-    $("headline").textContent = `After “${tokens.length > 4 ? "…" : ""}${before}” comes “${piece}”, with probability ${written(p, 2)} at ${end} step${end === 1 ? "" : "s"}.`;
-  };
+  const outcome = (...found) => { $("headline").textContent = sentence(...found); };
   const headline = ({ tokens, top, p, kl, loss, times }) => {
     const [end, last] = [times.length - 1, tokens.length - 1];
     let since = end;
@@ -124,8 +124,7 @@
     $("grid").replaceChildren(
       make("thead", {}, make("tr", {}, make("th", { textContent: "token" }), ...tokens.map((token) => make("th", { scope: "col", textContent: token, title: token })))),
       make("tbody", {}, ...rows));
-    const shadeOf = (share) => { const sample = make("i"); sample.style.background = css(colour(RISING, share)); return sample; };
-    $("legend").replaceChildren(`${$("colour").selectedOptions[0].text}: 0`, shadeOf(0), shadeOf(0.5), shadeOf(1), `${written(most, most < 10 ? 2 : 1)}. `,
+    $("legend").replaceChildren(`${$("colour").selectedOptions[0].text}: `, ...range(0, written(most, most < 10 ? 2 : 1)), ". ",
       "In each cell the top token, its probability and the KL divergence to the end; bold: the token that comes out at the end.");
   };
 
@@ -172,11 +171,12 @@
         [token.style.background, token.style.color] = [css(shade), ink(shade)];
         return token;
       }));
-      $("heads").replaceChildren(strips(heads));
+      $("heads").replaceChildren(...strips(heads));
+      $("shares").replaceChildren("Share of attention, above: ", ...range(0, written(most, 2)), "; of single heads: ", ...range(0, written(Math.max(...heads.flat()), 2)), ".");
     }
     for (const name of ["QK", "OV"]) {
       $(name).parentElement.hidden = !cell.eigenvalues;
-      if (cell.eigenvalues) $(name).replaceChildren(plane(cell.eigenvalues[name], name, state.head));
+      if (cell.eigenvalues) $(name).replaceChildren(plane(cell.eigenvalues[name], name, state.head, [], shown.reach[state.run]?.[name]));
     }
   };
 
@@ -188,7 +188,7 @@
   };
   const drawWeights = () => {
     $("timeNow").textContent = `t = ${state.time.toFixed(2)}`;
-    scrubbed(state.run, state.time, shown.weights, state.head);
+    scrubbed(state.run, state.time, shown.weights, state.head, shown.reach[state.run]);
   };
 
   // One question at a time; of those that come meanwhile the newest alone is asked. What is there is not asked again.
@@ -196,6 +196,7 @@
   const refresh = async () => {
     fill();
     toAddress();
+    forget();
     const began = performance.now();
     const key = JSON.stringify([question(), state.other >= 0 && compared()]);
     if (key !== answered) {
@@ -222,6 +223,8 @@
       shown.cell = await backend.cell({ ...question(), step, position });
       opened = place;
     }
+    // One scale for all steps of a run, that of those it was trained with; asked once.
+    if (shown.cell.eigenvalues) shown.reach[state.run] ??= await backend.reach({ ...question(), ...ownDepth() });
     drawCell();
     const asked = JSON.stringify([key, position, state.overlay]);
     if (state.overlay && asked !== explained) {
@@ -285,8 +288,16 @@
     if (playing === own) [playing, $("play").textContent] = [0, "Play"];
   });
 
-  // One continuation at a time; another question, or the button, ends it.
-  let running = null;
+  // One continuation at a time; another question, or the button, ends it. It is gone once it is of another question.
+  let [running, wentOn] = [null, ""];
+  const usual = $("tally").textContent;
+  const forget = () => {
+    if (!wentOn || wentOn === JSON.stringify(question())) return;
+    wentOn = "";
+    $("written").replaceChildren();
+    $("tally").textContent = usual;
+    $("kinds").hidden = true;
+  };
   const goOn = async () => {
     const own = running = running ? null : {};
     const [asked, steps, draft, threshold, began] = [{ ...question(), rtol: null }, state.steps, state.draft > 0 ? state.draft : 0, state.exit, JSON.stringify(question())];
@@ -295,8 +306,10 @@
       if (ended) return;
       $("written").replaceChildren(make("span", { className: "before", textContent: `${state.text.slice(-60)}` }), ...continued(found, steps, draft));
       $("tally").textContent = tally(found, steps, draft, threshold);
+      $("kinds").hidden = !draft;
     };
     if (!own) return;
+    wentOn = began;
     $("go").textContent = "Stop";
     try {
       const start = (await backend.read({ ...asked })).tokens.length;
@@ -304,7 +317,7 @@
       if (count < 1) throw new Error("The text fills the model's context; shorten it to continue it.");
       await continuation({ question: asked, count, draft, threshold, start, told, stopped });
     } catch (error) {
-      $("tally").textContent = error.message;
+      if (!stopped()) $("tally").textContent = error.message;
     }
     if (running === own) running = null;
     if (!running) $("go").textContent = "Continue";
@@ -312,8 +325,12 @@
   };
   $("go").addEventListener("click", goOn);
   $("controls").addEventListener("submit", (event) => event.preventDefault());
-  const open = (cell) => { if (cell) update({ step: Number(cell.dataset.step), position: Number(cell.dataset.position) }); };
-  $("grid").addEventListener("click", (event) => open(event.target.closest("td[data-step]")));
+  $("grid").addEventListener("click", async (event) => {
+    const cell = event.target.closest("td[data-step]");
+    if (!cell) return;
+    await update({ step: Number(cell.dataset.step), position: Number(cell.dataset.position) });
+    $("top").parentElement.scrollIntoView({ block: "nearest" });
+  });
   $("grid").addEventListener("keydown", (event) => {
     const cell = event.target.closest("td[data-step]");
     const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0], Home: [0, -Infinity], End: [0, Infinity], Enter: [0, 0], " ": [0, 0] }[event.key];
@@ -323,6 +340,13 @@
     const to = (value, by, count) => Math.min(Math.max(Number(value) + by, 0), count - 1);
     update({ step: to(cell.dataset.step, move[0], rows), position: to(cell.dataset.position, move[1], columns) });
   });
+  const swipe = () => {
+    const box = $("grid").parentElement;
+    $("swipe").hidden = box.scrollWidth <= box.clientWidth;
+    $("swipe").textContent = `${$("grid").rows[0]?.cells.length - 1} tokens: swipe or scroll sideways.`;
+  };
+  new ResizeObserver(swipe).observe($("grid"));
+  window.addEventListener("resize", swipe);
   window.addEventListener("hashchange", () => { state = fromAddress(); update(); });
 
   const save = (name, kind, text) => {
@@ -330,30 +354,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  const picture = () => {
-    const { tokens, top, p } = shown.reading;
-    const [w, h, left] = [84, 30, 64];
-    const [width, height] = [left + w * tokens.length, h * (top.length + 1) + 24];
-    const short = (piece) => (piece.length > 11 ? `${piece.slice(0, 10)}…` : piece);
-    const { paint } = scale(shown.reading);
-    const image = draw("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "monospace", "font-size": 11 });
-    image.append(draw("rect", { width, height, fill: "#ffffff" }));
-    tokens.forEach((token, i) => image.append(draw("text", { x: left + w * i + 4, y: 18, fill: "#1c2128", "font-weight": "bold" }, short(token))));
-    top.forEach((row, step) => {
-      const y = h * (step + 1);
-      image.append(draw("text", { x: 4, y: y + 18, fill: "#5b6470" }, step ? `step ${step}` : "depth 0"));
-      row.forEach((piece, i) => {
-        const value = valueAt(shown.reading, step, i);
-        const shade = value === null ? [255, 255, 255] : paint(value);
-        image.append(draw("rect", { x: left + w * i, y, width: w - 1, height: h - 1, fill: css(shade) }),
-          draw("text", { x: left + w * i + 4, y: y + 13, fill: ink(shade) }, short(piece)),
-          draw("text", { x: left + w * i + 4, y: y + 24, fill: ink(shade), "font-size": 9 }, `p ${written(p[step][i], 2)}`));
-      });
-    });
-    image.append(draw("text", { x: 4, y: height - 8, fill: MARK }, `${$("which").textContent}. Colour: ${$("colour").selectedOptions[0].text}.`));
-    return new XMLSerializer().serializeToString(image);
-  };
-  $("picture").addEventListener("click", () => save("explorer.svg", "image/svg+xml", picture()));
+  $("picture").addEventListener("click", () => save("explorer.svg", "image/svg+xml", gridPicture(shown.reading, shown.reading[state.colour], scale(shown.reading).paint, `${$("which").textContent}. Colour: ${$("colour").selectedOptions[0].text}.`)));
   $("data").addEventListener("click", () => save("explorer.json", "application/json", JSON.stringify({ ...state, ...shown }, null, 1)));
   update();
 }

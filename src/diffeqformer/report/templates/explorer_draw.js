@@ -2,7 +2,7 @@
 const $ = (id) => document.getElementById(id);
 const about = JSON.parse($("about").textContent);
 const MARK = "#b3261e";
-const written = (value, digits = 3) => (value === null ? "–" : digits > 2 && value && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits));
+const written = (value, digits = 3) => (value === null ? "–" : minus(digits > 2 && value && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits)));
 const make = (tag, properties = {}, ...children) => {
   const { dataset, ...rest } = properties;
   const element = Object.assign(document.createElement(tag), rest);
@@ -37,31 +37,67 @@ const curve = ({ moved }, position, step) => {
   return picture;
 };
 
+// A row of colours for every head, and its name beside it, which no width makes smaller.
 const strips = (attention) => {
-  const [w, h] = [Math.min(22, 900 / attention[0].length), 14];
+  const count = attention[0].length;
   const most = Math.max(...attention.flat());
-  const picture = draw("svg", { viewBox: `0 0 ${60 + w * attention[0].length} ${h * attention.length}`, role: "img", "aria-label": "Attention of every head to every token" });
-  picture.style.maxWidth = `${60 + w * attention[0].length}px`;
-  attention.forEach((row, head) => {
-    picture.append(draw("text", { x: 52, y: head * h + 11, "text-anchor": "end" }, `head ${head}`));
-    row.forEach((value, i) => picture.append(draw("rect", { x: 60 + i * w, y: head * h, width: w, height: h - 1, fill: css(colour(RISING, value / most)) })));
+  return attention.flatMap((row, head) => {
+    const picture = draw("svg", { viewBox: `0 0 ${count} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `Attention of head ${head} to every token` });
+    picture.style.maxWidth = `${22 * count}px`;
+    row.forEach((value, i) => picture.append(draw("rect", { x: i, y: 0, width: 1, height: 1, fill: css(colour(RISING, value / most)) })));
+    return [make("span", { textContent: `head ${head}` }), picture];
   });
-  return picture;
 };
+const swatch = (share) => { const sample = make("i"); sample.style.background = css(colour(RISING, share)); return sample; };
+const range = (low, high) => [`${low} `, swatch(0), swatch(0.5), swatch(1), ` ${high}`];
 
-// Eigenvalues by head, one of them in colour (-1 for all); `past` are those at times that were seen before.
-const plane = (heads, name, own, past = []) => {
-  const size = 240;
-  const reach = Math.max(...[heads, ...past].flat(3).map(Math.abs), 1e-12) * 1.08;
-  const at = (value) => (size / 2) * (1 + value / reach);
-  const picture = draw("svg", { viewBox: `0 0 ${size} ${size + 16}`, role: "img", "aria-label": `Eigenvalues of ${name} in the complex plane` });
-  picture.style.maxWidth = "17rem";
-  picture.append(draw("path", { d: `M0 ${size / 2}H${size}M${size / 2} 0V${size}`, stroke: "var(--line)", fill: "none" }));
+// The next number above that is easy to read.
+const easy = (value) => {
+  const unit = 10 ** Math.floor(Math.log10(value));
+  return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((one) => one >= (value / unit) * (1 - 1e-9));
+};
+// Eigenvalues by head, one of them in colour (-1 for all); `past` are those at times that were seen before; both axes
+// end at `reach`, or further if a value is there.
+const plane = (heads, name, own, past = [], reach = 0) => {
+  const [size, half] = [240, 104];
+  const end = easy(Math.max(...[heads, ...past].flat(3).map(Math.abs), reach, 1e-12));
+  const at = (value) => size / 2 + (half * value) / end;
+  const picture = draw("svg", { viewBox: `0 0 ${size} ${size + 16}`, class: "plane", role: "img", "aria-label": `Eigenvalues of ${name} in the complex plane, both axes from ${minus(String(-end))} to ${end}` });
+  const [low, high, tick] = [size / 2 - half, size / 2 + half, 4];
+  const marks = [low, high].map((x) => `M${x} ${size / 2 - tick}v${2 * tick}M${size / 2 - tick} ${x}h${2 * tick}`).join("");
+  picture.append(draw("path", { d: `M0 ${size / 2}H${size}M${size / 2} 0V${size}`, stroke: "var(--line)", fill: "none" }), draw("path", { d: marks, stroke: "var(--quiet)", fill: "none" }));
   const dots = (of, r, look) => of.forEach((values, head) => {
     for (const [re, im] of values) picture.append(draw("circle", { cx: at(re), cy: size - at(im), r, ...look(own < 0 || !of[own] || head === own) }));
   });
   for (const one of past) dots(one.map((values, head) => (own < 0 || !one[own] || head === own ? values : [])), 1, () => ({ fill: "var(--series-0)", opacity: 0.35, class: "past" }));
   dots(heads, 2.5, (chosen) => (chosen ? { fill: "var(--series-0)", opacity: 0.9 } : { fill: "var(--quiet)", opacity: 0.3 }));
-  picture.append(draw("text", { x: size, y: size / 2 - 4, "text-anchor": "end" }, written(reach, 2)), draw("text", { x: 0, y: size + 12 }, "real part across, imaginary part up"));
+  const number = String(Number(end.toPrecision(2)));
+  const label = (x, y, anchor, text) => draw("text", { x, y, "text-anchor": anchor }, text);
+  picture.append(label(low, size / 2 + 17, "middle", `−${number}`), label(high, size / 2 + 17, "middle", number),
+    label(size / 2 + 8, low + 4, "start", `${number} i`), label(size / 2 + 8, high + 4, "start", `−${number} i`),
+    label(0, size + 12, "start", "real part across, imaginary part up"));
   return picture;
+};
+
+// The grid as a picture of its own.
+const gridPicture = ({ tokens, top, p }, values, paint, said) => {
+  const [w, h, left] = [84, 30, 64];
+  const [width, height] = [left + w * tokens.length, h * (top.length + 1) + 24];
+  const short = (piece) => (piece.length > 11 ? `${piece.slice(0, 10)}…` : piece);
+  const image = draw("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "monospace", "font-size": 11 });
+  image.append(draw("rect", { width, height, fill: "#ffffff" }));
+  tokens.forEach((token, i) => image.append(draw("text", { x: left + w * i + 4, y: 18, fill: "#1c2128", "font-weight": "bold" }, short(token))));
+  top.forEach((row, step) => {
+    const y = h * (step + 1);
+    image.append(draw("text", { x: 4, y: y + 18, fill: "#5b6470" }, step ? `step ${step}` : "depth 0"));
+    row.forEach((piece, i) => {
+      const value = values[step]?.[i] ?? null;
+      const shade = value === null ? [255, 255, 255] : paint(value);
+      image.append(draw("rect", { x: left + w * i, y, width: w - 1, height: h - 1, fill: css(shade) }),
+        draw("text", { x: left + w * i + 4, y: y + 13, fill: ink(shade) }, short(piece)),
+        draw("text", { x: left + w * i + 4, y: y + 24, fill: ink(shade), "font-size": 9 }, `p ${written(p[step][i], 2)}`));
+    });
+  });
+  image.append(draw("text", { x: 4, y: height - 8, fill: MARK }, said));
+  return new XMLSerializer().serializeToString(image);
 };

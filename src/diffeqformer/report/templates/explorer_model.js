@@ -323,10 +323,15 @@ const backend = (() => {
         eigenvalues: step ? spectraOfHeads(looked[step - 1].at(-1)[1]) : null,
       };
     };
-    return { read, cell, predict, weights: weightsAt };
+    // The largest real or imaginary part over all steps.
+    const reach = async (question) => {
+      const found = (await walk(question)).looked.map((evaluations) => spectraOfHeads(evaluations.at(-1)[1]));
+      return Object.fromEntries(["QK", "OV"].map((name) => [name, Math.max(0, ...found.map((one) => one[name]).flat(3).map(Math.abs))]));
+    };
+    return { read, cell, predict, reach, weights: weightsAt };
   };
 
   const opened = [];
   const of = (run) => (opened[run] ??= open(runs[run], run));
-  return Object.fromEntries(["read", "cell", "predict", "weights"].map((name) => [name, async (question) => of(question.run)[name](question)]));
+  return Object.fromEntries(["read", "cell", "predict", "reach", "weights"].map((name) => [name, async (question) => of(question.run)[name](question)]));
 })();

@@ -1,5 +1,19 @@
 // What goes with the grid: a continuation as it is generated, an overlay on the text, weights over depth.
 
+// The prediction at the end, in words.
+const plural = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
+const sentence = (tokens, piece, p, end) => {
+  const before = tokens.slice(-4).join(tokens.some((token) => token.includes("·")) ? "" : " ");
+  return `Most likely next after “${tokens.length > 4 ? "…" : ""}${before}”: “${piece}”, with probability ${written(p, 2)} at ${plural(end)}.`;
+};
+// What the dial says of the depths of training, and how it looks: elsewhere a prediction is no fact about the model.
+const trainedAt = ({ trained, least, most }, { steps, rtol }) => {
+  const said = trained.length > 1 ? `${trained.slice(0, -1).join(", ")} and ${trained.at(-1)} steps` : plural(trained[0]);
+  if (rtol !== null) return [`Trained at ${said}; with a tolerance the solver chooses its own.`, "elsewhere"];
+  if (trained.includes(steps) || least === most) return [`Trained at ${said}.`, ""];
+  return [`Trained at ${said}${trained.length > 1 ? "" : " alone"}; other depths may mean little.`, "elsewhere"];
+};
+
 // Greedy continuation, token by token. With `draft` so many steps propose four tokens, which all steps then verify at
 // once: those up to the first that differs are accepted, and its replacement is the deep reading's own.
 const DRAFTED = 4;
@@ -57,11 +71,11 @@ const overlay = (cells, tokens, { name, description, signed }, { piece, p, score
 // Eigenvalues at a time; those of other times that were seen stay as a faint trail.
 const TRAIL = 60;
 const trails = new Map();
-const scrubbed = (run, time, found, own) => {
+const scrubbed = (run, time, found, own, reach) => {
   if (!trails.has(run)) trails.set(run, new Map());
   const trail = trails.get(run);
   trail.set(time, found);
   if (trail.size > TRAIL) trail.delete(trail.keys().next().value);
   const past = [...trail].filter(([t]) => t !== time).map(([, one]) => one);
-  for (const name of ["QK", "OV", "FF"]) $(`depth${name}`).replaceChildren(plane(found[name], name, name === "FF" ? -1 : own, past.map((one) => one[name])));
+  for (const name of ["QK", "OV", "FF"]) $(`depth${name}`).replaceChildren(plane(found[name], name, name === "FF" ? -1 : own, past.map((one) => one[name]), reach?.[name]));
 };

@@ -1,16 +1,14 @@
 // Token maps: a text coloured by how much each of its tokens matters to one output, and two figures linked to it.
 {
-  const written = (value) => {
-    const size = Math.abs(value);
-    const text = value !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(+value.toPrecision(4));
-    return text.replace("-", "−");
-  };
+  // A score as Python writes it in the table; a reading of one that would be zero there in powers of ten.
+  const inTable = (value) => minus(value.toLocaleString("en-US", { minimumFractionDigits: 4, maximumFractionDigits: 4 }));
+  const written = (value) => (value && Math.abs(value) < 1e-3 ? minus(value.toExponential(2)) : inTable(value));
   const make = (section) => {
     const find = (name) => section.querySelector(name);
     const { tokens, outputs, methods, headlines, captions } = JSON.parse(find("script").textContent);
     let [method, row, pointed] = [0, outputs.length - 1, -1];
     const headline = [...document.querySelectorAll("header p")].find((p) => p.textContent === headlines[row]);
-    const caption = [...document.querySelectorAll("h2.caption")].find((h) => h.textContent === captions[row]);
+    const caption = [...document.querySelectorAll("h2.caption")].find((h) => h.dataset.caption === captions[row]);
     const columns = [...(caption?.parentElement.querySelectorAll("thead th") ?? [])].slice(1).map((th) => th.textContent);
     const chooser = find(".method");
     const span = find(".span");
@@ -143,14 +141,14 @@
     const follow = () => {
       if (headline) headline.textContent = headlines[row];
       if (!caption) return;
-      caption.textContent = captions[row];
+      caption.textContent = captions[row].split("\n")[0];
       const element = (tag, text, rest) => Object.assign(document.createElement(tag), { textContent: text, ...rest });
       const cell = (name, place) => methods.find((m) => m.name === name)?.scores[row][place];
       caption.parentElement.querySelector("tbody").replaceChildren(...tokens.slice(0, outputs[row] + 1).map((token, place) => {
         const line = document.createElement("tr");
         line.append(element("th", `${place} ${token}`, { scope: "row" }), ...columns.map((name) => {
           const value = cell(name, place);
-          return element("td", known(value) ? written(value) : "–", { className: "number" });
+          return element("td", known(value) ? inTable(value) : "–", { className: "number" });
         }));
         return line;
       }));
@@ -165,7 +163,7 @@
       follow();
       // The other pages of the run open at the same token.
       history.replaceState(null, "", `#token=${outputs[row]}`);
-      for (const home of document.querySelectorAll("a.home")) home.hash = location.hash;
+      homeward();
     };
     const placeOf = (event) => {
       const button = event.target.closest("button");

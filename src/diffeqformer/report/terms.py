@@ -1,0 +1,81 @@
+"""What the words of pages mean: of each page those that stand in it."""
+
+import re
+from dataclasses import dataclass
+
+_UNSEEN = re.compile(r"<style>.*?</style>|<script(?: type=\"application/octet-stream\"[^>]*)?>.*?</script>", re.DOTALL)
+"""Looks, programs and arrays; what a page's JSON documents say is read by whoever chooses a token."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word, the pattern by which a page is known to use it, and what it means."""
+
+    name: str
+    pattern: str
+    meaning: str
+
+
+TERMS = (
+    Term("Depth, step", r"\bdepths?\b|\bsteps?\b",
+         "A state is carried from the embedding, at depth 0, to the output, at depth 1, in steps of a solver. In an "
+         "ordinary transformer each step is a layer."),
+    Term("Scheme", r"\bschemes?\b",
+         "How one step goes: which evaluations of attention and feed-forward it is made of. Weights are trained with "
+         "one; others solve the same equation."),
+    Term("Tolerance", r"\btolerances?\b|\brtol\b",
+         "The solver chooses the steps itself, so that its estimate of the relative error stays below."),
+    Term("Head", r"\bheads?\b", "One of the parts of attention that look at the text each in its own way."),
+    Term("QK, OV, FF", r"(?-i:\bQK\b|\bOV\b|\bFF\b)",
+         "Products of matrices: W_Q W_Kᵀ, who looks at whom; W_V W_O, what is copied from the tokens looked at; "
+         "W_up W_down, the feed-forward block without its activation."),
+    Term("Eigenvalue", r"\beigenvalues?\b|\bspectr",
+         "By how much a matrix stretches a direction that it keeps. A positive real part keeps the sign of what it "
+         "acts on, a negative one turns it over; an imaginary part turns it in a plane."),
+    Term("Spectral radius", r"\bspectral radi|\bradius\b", "The largest absolute value among a matrix's eigenvalues."),
+    Term("Effective rank", r"\beffective rank",
+         "How many directions count: e to the entropy of the singular values (over depth, of their squares) as shares "
+         "of their sum. 1 if one direction has all, the full number if all are equal."),
+    Term("Prefix matching", r"\bprefix matching\b|\bmatch(?:es)? prefixes\b",
+         "How much of its attention a head gives, at a token that stood in the text before, to the token that "
+         "followed it then; so begins the copying of a repeated sequence."),
+    Term("Rollout", r"\brollout\b",
+         "Attention followed through all of depth: the product of the steps' mean attention, each averaged with the "
+         "identity, which stands for the state that goes on unchanged."),
+    Term("Occlusion", r"\bocclusion\b",
+         "How far log p of the prediction falls when the embedding of one token is replaced by the mean one."),
+    Term("Integrated gradients", r"\bintegrated gradients\b",
+         "The gradient of log p by a token's embedding, averaged on the straight way from the mean embedding to its "
+         "own, times the difference; over all tokens this adds up to the change of log p."),
+    Term("Knots", r"\bknots?\b",
+         "Depths at which weights are stored; in between they are interpolated."),
+    Term("d_emb", r"\bd_emb\b", "Width of the small networks that compute the weights from the time."),
+    Term("Logit lens", r"\blogit lens\b|\bplain lens\b|after every step",
+         "What the model would predict if depth ended there: its final norm and its head on the state after a step."),
+    Term("Nats", r"\bnats?\b|\blog p\b",
+         "Units of log p with the natural logarithm; a loss in nats per token is the mean of −ln p(next token)."),
+    Term("Perplexity", r"\bperplexit",
+         "e to the loss: between how many equally likely tokens the model is, on average, undecided."),
+    Term("Bits per byte", r"\bbits per byte\b|\bbits/byte\b",
+         "The loss as bits per byte of text, which can be compared between tokenizers."),
+    Term("Effective parameters", r"\beffective parameters\b|<th[^>]*>effective</th>",
+         "Numbers in the weights of all steps, once they are computed; parameters stored are those that are trained "
+         "and kept, from which they are computed."),
+    Term("State length", r"\bstate length\b|\blength of (?:a|the) states?\b",
+         "Root mean square of the numbers in a token's state."),
+    Term("KL to the end", r"\bKL\b|\bdivergence",
+         "How far a prediction is from the last one: the KL divergence of the last one from it, in nats."),
+    Term("Exponent", r"\bexponents?\b|\blyapunov\b",
+         "Natural logarithm of how much a small change grows: 0 neither grows nor shrinks."),
+    Term("· ⏎ ⇥ ∅ �", r"·\S|[⏎⇥∅�]", "In tokens: a space, a line break, a tab, nothing; � is a part of a character."),
+)  # fmt: skip
+
+
+def terms_of(page: str) -> list[Term]:
+    """The terms whose words a page uses, in order.
+
+    **Arguments:** `page`, its HTML.
+    """
+    seen = _UNSEEN.sub(" ", page)
+    text = re.sub(r"<[^>]*>", " ", re.sub(r"<code>.*?</code>", " ", seen, flags=re.DOTALL))
+    return [term for term in TERMS if re.search(term.pattern, seen if "<" in term.pattern else text, re.IGNORECASE)]
