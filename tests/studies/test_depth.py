@@ -8,7 +8,16 @@ import pytest
 from diffeqformer.evaluation.depth import DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.report.figures import COLORS, save
-from diffeqformer.studies.depth import comparisons, depths_table, exits_table, finding, marks_table, result
+from diffeqformer.studies.depth import (
+    comparisons,
+    depths_table,
+    exits_table,
+    finding,
+    lowest,
+    marks_table,
+    result,
+    speeds,
+)
 from diffeqformer.studies.depth_figures import field_evaluations, quality_over_compute, quality_over_depth
 from tests.studies.pictures import WIDTHS, hexed, legend, points
 
@@ -46,6 +55,16 @@ def test_the_sentence_says_what_is_seen(perplexities, end):
     assert said.startswith("At its own 6 steps DiffEqFormer") and said.endswith(end), said
 
 
+def test_captions_begin_with_what_is_seen():
+    found = curve({4: 60.0, 6: 20.0, 8: 19.0, 9: math.nan})
+    assert lowest(found) == "Of 4 depths 8 steps have the lowest perplexity, 19.00"
+    assert lowest(curve({6: 20.0, 7: 21.0})) == "Of 2 depths 6 steps (its own) have the lowest perplexity, 20.00"
+    assert lowest(curve({6: math.nan})) == "No depth has a finite perplexity"
+    said = "DiffEqFormer reads 3,000 tokens per second at 4 steps and 1,333 tokens per second at 9 steps"
+    assert speeds(found) == said
+    assert [one.caption.partition(":")[0] for one in result(found, "t", {}).figures] == [lowest(found), said]
+
+
 def test_nothing_finite_is_said_so():
     assert finding(curve({6: math.nan})) == "DiffEqFormer has no finite perplexity at its own 6 steps."
 
@@ -60,7 +79,7 @@ def test_tables():
     found = curve({4: 60.0, 6: 20.0}, VANILLA, LORA)
     table = depths_table(found)
     columns, rows = table.columns, table.rows
-    assert rows[0] == ("4", "60.00", "3.00\u00a0times", "4.0943", "1.500", "4 + 8", "3,000")
+    assert rows[0] == ("4", "60.00", "3.00\u00a0times", "4.094", "1.500", "4 + 8", "3,000")
     assert rows[1][:3] == ("6 (own)", "20.00", "–") and {len(row) for row in rows} == {len(columns)}
     table = marks_table(found)
     columns, rows = table.columns, table.rows

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from diffeqformer.plain import Document
-from diffeqformer.report.text import compact, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, compact, finite, join, nats, number, perplexity
 
 Model = Document
 """An entry of the results' `models`."""
@@ -79,6 +79,12 @@ def comparison(models: Sequence[Model]) -> str:
             trained = f"They were not trained equally long: {seen}, once each."
     stored = [f"{compact(m['parameters']['stored'])} in {m['name']}" for m in models]
     parameters = f"Parameters stored: {compact(models[0]['parameters']['stored']) if one else join(stored)}."
+    effective = [compact(m["parameters"].get("effective")) for m in models]
+    if MISSING not in effective:
+        named = [f"{size} in {m['name']}" for size, m in zip(effective, models, strict=True)]
+        same = f"{effective[0]} in each" if not one else effective[0]
+        said = same if len({*effective}) == 1 else join(named)
+        parameters = f"{parameters[:-1]}; effective, once the weights of every step are populated: {said}."
     caution = "" if one else " With a single run of each, a small difference can be chance."
     return f"{trained} {parameters}{caution}"
 

@@ -110,21 +110,23 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
     colours = f"Colour: points that end in one cluster ({percent} of the mean distance); dark: alone at the end."
     figures, animations = [], []
     arrays: dict[str, np.ndarray] = {}
+    ends = {variant: [ends_of(one, share) for one in several] for variant, several in found.items()}
     for variant, several in found.items():
         clouds = tuple(draw.cloud_of(one, share) for one in several)
         about = f"{DESCRIPTIONS[variant]} Time runs to {steps * arguments.dt:g} in {steps} steps."
         animations.append(Animation(f"{about} {colours}", clouds, several[0].times, "time"))
-        paths = f"Paths of the first system from ring to dot, {variant}. {colours}"
+        counted = "; ".join(cloud.title for cloud in clouds)
+        paths = f"{counted} at the end of the paths of the first system, from ring to dot, {variant}. {colours}"
         gathered = (
-            f"How gathered the points are, {variant}: medians over {arguments.systems} systems, bands between the "
-            "quartiles. Dotted: the energy if all points had one direction."
+            f"{finding(ends[variant])} Medians over {arguments.systems} systems, bands between the quartiles. Dotted: "
+            "the energy if all points had one direction."
         )
         figures.append(both_widths(f"{variant}-trajectories", paths, draw.trajectories, clouds))
         figures.append(both_widths(f"{variant}-measures", gathered, draw.measures, several, share))
         for one in several:
             kept = one.arrays() | {"heights": one.measures.heights.astype(np.float32)}
             arrays |= {f"{variant}_order{one.order}_{name}": value for name, value in kept.items()}
-    rows = [ends_of(one, share) for several in found.values() for one in several]
+    rows = [row for several in ends.values() for row in several]
     unit = steps * arguments.dt if arguments.unit is None else arguments.unit
     return Result(
         "clusters",

@@ -114,10 +114,10 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
-    plain = "Perplexity against the number of steps run."
+    plain = f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning."
     measured = (
-        "Perplexity against what it costs: measured tokens per second, and evaluations of the vector field for the "
-        "whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
+        f"{speeds(curve)}: perplexity against what it costs, measured tokens per second, and evaluations of the vector "
+        "field for the whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
     )
     others = [table(curve) for table, there in ((exits_table, curve.exits), (marks_table, curve.marks)) if there]
     return Result(
@@ -182,6 +182,23 @@ def finding(curve: "DepthCurve") -> str:
     if failed:
         parts.append(f"it is not finite at {_list(failed)}")
     return f"{start}; run at other depths without fine-tuning, {join(parts)}."
+
+
+def lowest(curve: "DepthCurve") -> str:
+    """At which depth the perplexity is lowest."""
+    known = {steps: found.perplexity for steps, found in curve.points.items() if finite(found.perplexity)}
+    if not known:
+        return "No depth has a finite perplexity"
+    best = min(known, key=known.__getitem__)
+    own = " (its own)" if best == curve.own else ""
+    return f"Of {len(curve.points)} depths {_steps(best)}{own} have the lowest perplexity, {perplexity(known[best])}"
+
+
+def speeds(curve: "DepthCurve") -> str:
+    """How fast the shallowest and the deepest run are."""
+    speed = lambda steps: f"{number(curve.points[steps].tokens_per_second)} tokens per second at {_steps(steps)}"
+    ends = sorted({min(curve.points), max(curve.points)})
+    return f"{curve.name} reads {join([speed(steps) for steps in ends])}"
 
 
 def groups_of(curve: "DepthCurve") -> "dict[tuple[bool, str], list[Mark]]":
@@ -254,7 +271,7 @@ def marks_table(curve: "DepthCurve") -> Table:
 def _numbers(found: "Evaluation") -> tuple[str, ...]:
     halves = {"attention": found.attention_evaluations, "feed_forward": found.feed_forward_evaluations}
     bits = nats(found.bits_per_byte)
-    return number(found.loss, 4), bits, evaluations(halves), number(found.tokens_per_second)
+    return nats(found.loss), bits, evaluations(halves), number(found.tokens_per_second)
 
 
 def _steps(steps: int) -> str:

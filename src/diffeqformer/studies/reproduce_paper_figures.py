@@ -18,6 +18,7 @@ from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import COLORS, MARKERS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
+from diffeqformer.report.text import join
 from diffeqformer.studies import reproduce_adapt_figures as adapt
 from diffeqformer.studies.clusters_figures import cloud_of, trajectories
 from diffeqformer.studies.compare import accuracies
@@ -83,7 +84,8 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
     if not there:
         return []
     models = [{**one.entry, "name": name} for name, one in there.items()]
-    said = "Training loss (lines) and validation loss (points) over training."
+    ends = join([f"{one.entry['validation']['loss']:.3f} in {name}" for name, one in there.items()])
+    said = f"Validation loss is {ends}, in nats per token. Training loss (lines) and validation loss (points)."
     return [both_widths(f"curves-{names[0]}", said, loss_curves, models)]
 
 
@@ -107,8 +109,11 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
             f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
         },
     }
+    losses = panels["loss (nats per token)"][""]
+    best = min(range(len(losses)), key=lambda place: np.mean(losses[place]))
     said = (
-        "Against d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
+        f"d_emb {d_emb[best]:g} has the lowest validation loss, {np.mean(losses[best]):.3f} nats per token. Against "
+        "d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
         "memory of an update as compiled. Points: seeds."
     )
     return [both_widths("sizes", said, against, "d_emb", d_emb, panels)]

@@ -113,8 +113,9 @@ def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
     add("steps", lambda m: m, _steps)
     add("NFE", lambda m: m.get("evaluations"), text.evaluations)
     add("parameters", lambda m: m["parameters"]["stored"], text.compact)
-    add("tokens per second", lambda m: m["tokens_per_second"], text.number, max)
-    add("training time", lambda m: m["seconds"], text.duration, min)
+    add("effective parameters", lambda m: m["parameters"].get("effective"), text.compact)
+    add("tokens per second", lambda m: m["tokens_per_second"], text.number)  # of machines that others share: not ranked
+    add("training time", lambda m: m["seconds"], text.duration)
     names, cells = zip(*columns, strict=True)
     return Table("Results", names, tuple(zip(*cells, strict=True))), best
 
@@ -136,7 +137,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
     shown = finite_points(everything)
     if not shown:
         return []
-    notes = []
+    notes = list(filter(None, [_learned(models)]))
     if any(trains):
         window = max(map(run_figures.smooth_window, trains))
         average = f" and as a moving average over up to {window} of its points" if window > 1 else ""
@@ -160,7 +161,10 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
     run, vocabulary = [m for m in models if m["depth"]], results["corpus"].get("vocabulary")
     if not run:
         return None
-    said = [finding for m in run if (finding := run_text.depth_finding(m))] if len(run) == 1 else []
+    if len(run) == 1:
+        said = [finding for m in run if (finding := run_text.depth_finding(m))]
+    else:
+        said = list(filter(None, [_best_depth(run)]))
     if (part := results.get("depth_part", 1.0)) < 1:
         said.append(f"All of this was read on {text.number(100 * part)} % of the validation text, evenly spread.")
     if any(m["weights"].startswith("time") and run_text.poor_elsewhere(m) for m in run):
@@ -173,6 +177,28 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
     if (guess := run_figures.uniform_loss(models, vocabulary)) is not None:
         said.append(f"Dotted: guessing every token uniformly, {text.nats(guess)} nats.")
     return both_widths("depth", " ".join(said), run_figures.depth_curve, models, vocabulary)
+
+
+def _learned(models: Sequence[Model]) -> str:
+    """Where the estimates of the validation loss end, or of the training loss if there are none."""
+    for kind in ("validation", "train"):
+        ends = {m["name"]: points[-1][1] for m in models if (points := finite_points(m["curve"][kind]))}
+        if ends:
+            what = "Validation" if kind == "validation" else "Training"
+            where = [f"{text.nats(loss)} in {name}" for name, loss in ends.items()]
+            said = text.join(where) if len(models) > 1 else text.nats(next(iter(ends.values())))
+            return f"{what} loss ends at {said} ({NATS})."
+    return ""
+
+
+def _best_depth(run: Sequence[Model]) -> str:
+    """Which of several models has the lowest loss, and at which depth."""
+    points = [(p["loss"], m["name"], p["steps"]) for m in run for p in run_text.depth_points(m)]
+    known = [point for point in points if text.finite(point[0])]
+    if not known:
+        return ""
+    loss, name, depth = min(known)
+    return f"The lowest loss, {text.nats(loss)} nats, is that of {name} at {run_text.steps(depth)}."
 
 
 def _drawn_table(model: Model) -> Table | None:
