@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint import Checkpointer
 
 from diffeqformer.errors import BadInput, RunFailed
-from diffeqformer.runs import arrays, checkpoint
+from diffeqformer.runs import checkpoint
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.checkpoint import Checkpoints
 
@@ -175,7 +176,7 @@ def test_a_write_killed_at_any_stage_leaves_the_checkpoint_before(tmp_path, monk
 
     where = {
         "mkdir": (checkpoint, "write_arrays"),
-        "orbax": (arrays.ocp.Checkpointer, "save"),
+        "orbax": (Checkpointer, "save"),
         "digest": (checkpoint, "_digest_of_new"),
         "manifest": (checkpoint, "write_sealed"),
         "commit": (checkpoint.os, "rename"),
