@@ -109,12 +109,13 @@ def result(
         arrays |= {"tuned_loss": tuned[0], "tuned_kl": tuned[1]}
     return Result(
         "steps",
-        "What each step does",
+        "What does each step do?",
         (
             headline(found),
             about,
-            "The prediction after a step is the final norm and the head on the state there (the logit lens). Energy is "
-            "the share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
+            "The prediction after a step is the final norm and the head on the state there (the logit lens): a stop on "
+            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). Energy is the "
+            "share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
             "constant weights. The effective rank over depth runs from 1, constant weights up to a factor, to the "
             "number of steps.",
             *([tuned_finding(found, tuned)] if tuned else []),
