@@ -17,6 +17,7 @@ from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.analysis.spectra import Spectra, Spectrum
 from diffeqformer.analysis.tables import MOST_ROWS, scores_table
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
 
 HOSTILE = "</table><script>alert('1')</script>&amp;\""
 ALLOWED = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
@@ -89,9 +90,9 @@ def test_a_result_is_a_whole_table_with_its_numbers(name):
     known = {
         "spectra": lambda f: f"{f.pairs[HOSTILE].radius[0].mean():.3g}",
         "induction": lambda f: "+0.10 to +0.90",
-        "pairwise": lambda f: f"{f.leading[-1, 2]:.4f}",
-        "end-to-end": lambda f: f"{f.growth[-1, 0]:.4f}",
-        "attributions": lambda f: f"{f.scores[HOSTILE][-1, 1]:.4f}",
+        "pairwise": lambda f: number(f.leading[-1, 2], 4),
+        "end-to-end": lambda f: number(f.growth[-1, 0], 4),
+        "attributions": lambda f: number(f.scores[HOSTILE][-1, 1], 4),
         "faithfulness": lambda f: str(f.estimates("direction")["occlusion"]),
         "simulation": lambda f: f"{f.measures.energy[-1].mean():.4g}",
         "hidden states": lambda f: f"{f.measures.distance[0].mean():.4g}",

@@ -187,7 +187,7 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
     assert "## Nowhere\n\nThe paper: that a norm helps\n\nIts figure: two curves\n\na task, given\n\n| claim" in text
     page = (folder / "runs/index.html").read_text()
     assert "the norm helps" in page
-    assert "validation loss (points) over training. The paper's: two curves" in page
+    assert "validation loss (points). The paper's: two curves" in page
     models = next(table for table in result.tables if table.caption.startswith("Models\n"))
     assert [row[0] for row in models.rows] == ["wide", "normed"]
     assert [row[3] for row in models.rows] == ["its own", "wide"]

@@ -44,7 +44,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
              for name in ITEMS if name in measured or name in known}  # fmt: skip
     rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
     models = model_rows(measured, runs, record)
-    drawn = [(name, claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
+    drawn = [(_title(name), claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
     caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
     figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
     for name in measured:

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
-from diffeqformer.report.figures import COLORS, MARKERS, WIDE, drawing
+from diffeqformer.report.figures import COLORS, MARKERS, VERDICTS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
 from diffeqformer.report.text import join
@@ -25,7 +25,6 @@ from diffeqformer.studies.compare import accuracies
 from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper import Finished, Verdict
-from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_measures import adapted_runs, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper_runs import Runs
 from diffeqformer.studies.reproduce_adapt import records
@@ -33,8 +32,6 @@ from diffeqformer.studies.spectra_figures import real_parts
 
 Names = tuple[str, ...]
 
-COLOURS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "untested": "#999999"}
-"""Beside the words, which say the same."""
 LINEAR = 0.1
 """Effects of at most so much are drawn on a linear part of the axis."""
 
@@ -42,13 +39,13 @@ LINEAR = 0.1
 def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
     """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
     line, across = (44, 70) if width >= WIDE else (24, 34)
-    names = [fill(f"{title_of(item)}: {claim} ({verdict.word})", line) for item, claim, verdict in rows]
+    names = [fill(f"{where}: {claim} ({verdict.word})", line) for where, claim, verdict in rows]
     heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # inches, of lines of 7 points and a gap
     places = np.cumsum(heights) - np.array(heights) / 2
     with drawing(width, sum(heights) + 1.2) as (figure, grid):
         axes = grid[0, 0]
         for place, (_, _, verdict) in zip(places, rows, strict=True):
-            colour = COLOURS[verdict.word]
+            colour = VERDICTS[verdict.word]
             axes.plot(
                 list(verdict.effects.values()), np.full(len(verdict.effects), place), "|", color=colour, markersize=7
             )
@@ -64,12 +61,6 @@ def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) ->
         said = f"effect, in the claim's unit; linear up to ±{LINEAR:g}, logarithmic beyond"
         axes.set(ylim=(sum(heights), 0), xlabel=fill(said, across))
     return figure
-
-
-def title_of(item: str) -> str:
-    """Where an item stands in the paper."""
-    where = ITEMS[item].where
-    return where[0].upper() + where[1:]
 
 
 def _there(runs: Runs, names: Names) -> dict[str, Finished]:
