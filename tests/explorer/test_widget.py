@@ -55,7 +55,7 @@ def test_questions_of_the_frame_are_answered_by_the_kernel(widget, tmp_path):
         browser.look(1280)
         browser.open(host.as_uri())
         answered = 0
-        while answered < 2:  # what the page shows first: the text after every step, and one cell
+        while answered < 3:  # what the page shows first: the text after every step, a cell, and how far its planes go
             browser.wait(f"window.sent?.length > {answered}", 5)
             made._asked(made, browser.run(f"return sent[{answered}]"), [])
             browser.run("told(arguments[0])", sent[answered])
