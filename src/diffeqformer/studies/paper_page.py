@@ -84,13 +84,14 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
     """The main questions and their answers; how many claims hold; what was trained, and the rule."""
     a = runs.arguments
     seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
-    answers = [
-        f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}."
-        for _, claim, verdict in rows
-        if claim.question and verdict.word in ANSWERS
-    ]
+    asked = [(claim, verdict) for _, claim, verdict in rows if claim.question and verdict.word in ANSWERS]
+    answers = {
+        claim: f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}." for claim, verdict in asked
+    }
+    losses = [answer for claim, answer in answers.items() if _nats(claim)]  # one without the other would flatter
     return [
-        *answers,
+        *([" ".join(losses)] if losses else []),
+        *(answer for claim, answer in answers.items() if not _nats(claim)),
         f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
         "What holds or fails here is said of models of this size and length of training, not of the paper's.",
