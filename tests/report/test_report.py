@@ -357,3 +357,10 @@ def test_what_each_step_does_is_told_of_the_models_that_have_it():
     assert "25\u00a0% of the weights’ energy" in page.visible.replace("'", "’")
     assert [row[2] for row in page.tables["steps"][1:]] == ["9.000", "4.020", "4.000"]
     assert "What each step does" not in Page(render(examples.comparison())).visible
+
+
+@pytest.mark.parametrize(("sample", "depths"), [("4-9", [4, 5, 6, 7, 8, 9]), ([9, 4], [4, 9]), ([], [6])])
+def test_trained_depths_are_those_drawn_or_else_those_of_the_config(sample, depths):
+    model = {"steps": 6, "config": {"depth": {"sample": sample}}}
+    assert run_text.trained_depths(model) == depths
+    assert run_text.trained_depths(model | {"drawn": [{"steps": 5, "updates": 2}, {"steps": 7, "updates": 0}]}) == [5]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from diffeqformer.config import DepthConfig
 from diffeqformer.plain import Document
 from diffeqformer.report.text import MISSING, compact, finite, join, nats, number, perplexity
 
@@ -112,7 +113,9 @@ def compute_at(model: Model, update: float) -> float:
 def trained_depths(model: Model) -> list[int]:
     """Numbers of steps that updates were made at, increasing."""
     drawn = {d["steps"] for d in model.get("drawn", []) if d["updates"]}
-    return sorted(drawn or {*model["config"].get("depth", {}).get("sample", ())}) or [model["steps"]]
+    sample = model["config"].get("depth", {}).get("sample", ())
+    depths = DepthConfig(sample=sample if isinstance(sample, str) else tuple(sample)).depths
+    return sorted(drawn or {*depths}) or [model["steps"]]
 
 
 def depth_points(model: Model) -> list[Document]:
