@@ -78,6 +78,8 @@ def test_training_again_returns_the_same_results(call, place, monkeypatch):
     del kept[SEAL]
     assert called.status == 0 and document == kept
     assert [model["key"] for model in document["models"]] == ["diffeqformer"]
+    assert 'href="analysis/index.html"' in report.read_text()
+    assert 'href="../report.html"' in (report.parent / "analysis" / "index.html").read_text()
     assert "<html" in report.read_text() and str(report) in called.err
     table = call("train", place.layer)
     entry = strict_json((place.run("layer") / "results.json").read_text())["models"][0]

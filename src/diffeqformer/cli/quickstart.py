@@ -62,7 +62,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
     from diffeqformer.runs.compare import Readings, compare
-    from diffeqformer.studies.run_report import write_report
+    from diffeqformer.studies.run_report import write_linked_report
 
     progress = Terminal()
     part = min(1.0, max(0.05, minutes / WHOLE_DEPTHS))
@@ -71,7 +71,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         configs, list(MODELS.values()), folder, "Quickstart", readings, began + 60 * minutes - START, progress
     )
     report = folder / "report.html"
-    write_report(found, report)
+    write_linked_report(found, report)
     if as_json:
         print_json(found)
     else:

@@ -68,12 +68,12 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     from diffeqformer.report.text import drawn_depths, evaluations, number
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import read_results
-    from diffeqformer.studies.run_report import write_report
+    from diffeqformer.studies.run_report import write_linked_report
 
     document = read_results(result.folder / RESULTS)
     assert document is not None
     report = result.folder / "report.html"
-    write_report(document, report)
+    write_linked_report(document, report)
     progress.say(f"report: {report}")
     if as_json:
         return print_json({**document, **more})

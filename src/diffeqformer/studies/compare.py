@@ -14,6 +14,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import ANALYSES_FOLDER
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     found = compare_runs(arguments.first, arguments.second)
     other = re.sub(r"[^\w.-]+", "-", found.sides[1].folder.resolve().name)
-    folder = path_of(arguments.to) if arguments.to else found.sides[0].folder / "analysis" / f"compare-{other}"
+    folder = path_of(arguments.to) if arguments.to else found.sides[0].folder / ANALYSES_FOLDER / f"compare-{other}"
     return result(found, folder)
 
 

@@ -18,6 +18,8 @@ from diffeqformer.store.paths import path_of, require_writable
 if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
 
+ANALYSES_FOLDER = "analysis"
+"""Folder of a run's analyses, in the run's own."""
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
 
@@ -84,7 +86,7 @@ def folder_for(name: str, to: str, run: "Run | None") -> Path:
 
     **Raises:** `BadInput` if that is a file, or cannot be written.
     """
-    folder = path_of(to) if to else (run.folder if run else Path()) / "analysis" / name
+    folder = path_of(to) if to else (run.folder if run else Path()) / ANALYSES_FOLDER / name
     require_writable(folder, "--to")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--to is {str(folder)!r}, but that is a file; name a folder.")

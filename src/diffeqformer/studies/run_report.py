@@ -1,11 +1,14 @@
 """The report of a run, or of a comparison of several: `results.json` as sentences, tables, figures, and one page."""
 
+import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from diffeqformer.plain import Document
 from diffeqformer.report import run_figures, run_text, text
@@ -14,7 +17,9 @@ from diffeqformer.report.page import Figure, both_widths, drawn, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
 from diffeqformer.store.files import write_output
+from diffeqformer.store.paths import path_of
 from diffeqformer.studies import steps
+from diffeqformer.studies.inputs import ANALYSES_FOLDER
 from diffeqformer.studies.study import Result
 
 NATS = "nats per token"
@@ -44,8 +49,26 @@ def write_report(results: Document, path: Path) -> None:
     write_output(Path(path), run_report(results).page().encode())
 
 
-def run_report(results: Document) -> RunReport:
+def write_linked_report(results: Document, path: Path) -> None:
+    """As `write_report`, with links to the page of each run's analyses, which is begun in the run's folder.
+
+    **Raises:** `RunFailed` if a page cannot be written.
+    """
+    from diffeqformer.studies.all import write_index
+
+    runs = [str(model["config"]["run"]) for model in results["models"]]
+    folders = [path_of(run) / ANALYSES_FOLDER for run in runs]
+    addresses = [quote(Path(os.path.relpath(folder, path.parent)).as_posix()) for folder in folders]
+    inside = [(shlex.quote(run), f"{address}/index.html") for run, address in zip(runs, addresses, strict=True)]
+    write_output(path, run_report(results, inside).page().encode())
+    for run, folder in zip(runs, folders, strict=True):
+        write_index(folder, run)
+
+
+def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> RunReport:
     """The report of what `results.json` holds.
+
+    **Arguments:** `inside`, for each model its run and the address of the page of its analyses; no links if empty.
 
     Sections whose numbers are missing (an empty `depth`, an empty `curve`, a null `sample`) are left out, and so are
     columns without a single number.
@@ -67,6 +90,7 @@ def run_report(results: Document) -> RunReport:
         "by_depth": by_depth,
         "by_step": by_step,
         "samples": [sample for i, m in enumerate(models) for sample in _samples(i, m)],
+        "inside": [(i, m["name"], *link) for i, (m, link) in enumerate(zip(models, inside, strict=False))],
         "corpus": _corpus(results["corpus"]),
         "every": every,
         "differing": differing,
