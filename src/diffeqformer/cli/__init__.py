@@ -168,31 +168,32 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     if words[0] == "--version":
         _print_version(as_json)
         return 0
-    module = module_of(words[0])
+    _require_verb(words[0])
     if own_process:  # a program that calls `main` keeps its own process as it is
         from diffeqformer.cli.accelerators import use_recommended_flags
         from diffeqformer.cli.compiled import keep_compiled_programs
         from diffeqformer.cli.memory import restart_with_kept_memory
 
         use_recommended_flags()
-        restart_with_kept_memory()
+        restart_with_kept_memory()  # before anything large is imported, which would have to be imported twice
         keep_compiled_programs(words[0])
     try:
-        module.run(words[1:], as_json)
+        module_of(words[0]).run(words[1:], as_json)
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else 0
     return 0
 
 
-def module_of(verb: str) -> ModuleType:
-    """The module of a verb, with its `Arguments` and `run`.
-
-    **Raises:** `BadInput` for an unknown verb, with the nearest one.
-    """
+def _require_verb(verb: str) -> None:
+    """**Raises:** `BadInput` for an unknown verb, with the nearest one."""
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}."
         raise BadInput(f"unknown verb {verb!r}: {advice}")
+
+
+def module_of(verb: str) -> ModuleType:
+    """The module of a verb, with its `Arguments` and `run`."""
     return importlib.import_module(f"diffeqformer.cli.{MODULES.get(verb, verb)}")
 
 

@@ -17,12 +17,12 @@ from diffeqformer.config import (
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapted_config
+from diffeqformer.model.build import Build
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import TOKENIZER
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.paths import path_of
-from diffeqformer.training.update import Build
 
 Method = Literal["lora", "full", "continuous"]
 ROLES: dict[Method, tuple[Role, ...]] = {

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from diffeqformer.config import Config, Which
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -17,7 +18,6 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.store.paths import path_of
-from diffeqformer.training.update import Build
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from diffeqformer.config import Config
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import Build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
@@ -19,7 +20,7 @@ from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
 from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.recipe import Recipe
-from diffeqformer.training.update import Build, State, initial_state
+from diffeqformer.training.update import State, initial_state
 
 
 @dataclass

@@ -22,6 +22,7 @@ from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
+from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
@@ -39,7 +40,6 @@ from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
 from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Recipe
-from diffeqformer.training.update import Build
 
 
 @dataclass(frozen=True)
