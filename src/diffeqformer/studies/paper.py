@@ -118,8 +118,8 @@ class Item:
     """Ours: a function of `reproduce_paper_figures`, and the models that it draws."""
     missing: str = ""
     """What it takes to test what is not tested here; empty if all is."""
-    updates: int = 0
-    """Of runs that its claims train themselves, per seed, each like one of DiffEqFormer's."""
+    length: float = 0.0
+    """Of all that its claims train themselves, per seed, in runs of DiffEqFormer."""
 
 
 @dataclass(frozen=True)

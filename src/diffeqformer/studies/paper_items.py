@@ -222,7 +222,7 @@ ITEMS = {
         missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
-        updates=9000,
+        length=4 + 20 * by.TUNING,
     ),
     "figure-7": Item(
         "figure 7, C.5",

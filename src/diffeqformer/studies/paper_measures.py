@@ -39,6 +39,8 @@ P = ParamSpec("P")
 NATS = "nats per token"
 MATCHING = 0.5
 """Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
+TUNING = 1 / 4
+"""Length of fine-tuning, in that of pretraining."""
 CONTEXTS = 24
 """On which explanations are tested."""
 TASKS = (
@@ -238,10 +240,11 @@ def adapted_runs(folder: Path, seed: int) -> Document | None:
 @measured
 def adapted(found: Trained, steps: int) -> float | None:
     """GPT's perplexity after LoRA over DiffEqFormer's at so many steps, as a logarithm, over both directions."""
-    words = Arguments(texts=("own", "other"))
     document = adapted_runs(found.folder, found.seed)
     if document is None and found.other and found.train:
-        own = found.models[OURS].config.data
+        ours = found.models[OURS].config
+        own, updates = ours.data, ours.trainer.updates
+        words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
         texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
         folder = found.folder / f"adapt/seed-{found.seed}"
         document = reproduce(words, texts, found.seed, folder, found.progress)

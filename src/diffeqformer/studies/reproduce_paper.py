@@ -103,8 +103,8 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
         models = [one for one in runs.models if any(one in claim.models for claim in ITEMS[name].claims)]
         wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
         left = {run: seconds for run, seconds in wanted.items() if run not in there}
-        own = {(name, f"own-{seed}"): ITEMS[name].updates * runs.seconds(OURS) / runs.arguments.length
-               for seed in seeds if ITEMS[name].updates and runs.arguments.other}  # fmt: skip
+        own = {(name, f"own-{seed}"): ITEMS[name].length * runs.seconds(OURS)
+               for seed in seeds if ITEMS[name].length and runs.arguments.other}  # fmt: skip
         # The search's run at the best rate is the first seed's.
         searched = {(model, "search"): max(0, runs.searches(model) - ((model, f"seed-{seeds[0]}") in left))
                     * runs.seconds(model) for model in models}  # fmt: skip
