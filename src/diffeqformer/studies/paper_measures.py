@@ -95,7 +95,11 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
 @measured
 def growth(found: Trained, name: str, pair: str) -> float:
     """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
-    seen = spectra(found.models[name].open().model, times=24)
+    return grown(spectra(found.models[name].open().model, times=24), pair)
+
+
+def grown(seen: Spectra, pair: str) -> float:
+    """As `growth`, of spectra."""
     radius = seen.pairs[pair].radius
     over_depth = radius.reshape(len(radius), -1).mean(1)
     third = max(1, len(over_depth) // 3)

@@ -18,14 +18,14 @@ from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import COLORS, MARKERS, VERDICTS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
-from diffeqformer.report.text import join
+from diffeqformer.report.text import finite, join
 from diffeqformer.studies import reproduce_adapt_figures as adapt
 from diffeqformer.studies.clusters_figures import cloud_of, trajectories
-from diffeqformer.studies.compare import accuracies
+from diffeqformer.studies.compare import accuracies, findings
 from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper import Finished, Verdict
-from diffeqformer.studies.paper_measures import adapted_runs, heads_of, planned_memory, spectra_of
+from diffeqformer.studies.paper_measures import adapted_runs, grown, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper_runs import Runs
 from diffeqformer.studies.reproduce_adapt import records
 from diffeqformer.studies.spectra_figures import real_parts
@@ -139,7 +139,11 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
     for name, one in _there(runs, names).items():
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
         for pair in ("QK", "OV"):
-            said = f"Real parts of the eigenvalues of {pair} over depth, in the course of training: {name}."
+            ratio = math.exp(grown(moments[-1][1], pair))
+            said = (
+                f"In {name} the spectral radius of {pair} in the last third of depth is in the end {ratio:.2f} times "
+                "that in the first. Real parts of its eigenvalues over depth, in the course of training."
+            )
             figures.append(both_widths(f"{name}-{pair.lower()}", said, real_parts, moments, pair))
     return figures
 
@@ -149,9 +153,16 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
     figures = []
     for name, one in _there(runs, names).items():
         found = heads_of(one, runs.arguments.seeds[0])
+        best, rho = found.behaviours["prefix matching"].max(), found.inference.rho
+        heads = f"{name}: prefix matching of the best head is {best:.2f}. Every head at every step, and its spectra."
+        ranked = f"have a rank correlation of {rho:+.2f}" if finite(rho) else "cannot be ranked"
+        test = (
+            f"{name}: over heads, prefix matching and positive eigenvalues of both pairs {ranked}. What heads do "
+            "against their spectra."
+        )
         figures += [
-            both_widths(f"heads-{name}", f"Every head at every step, and its spectra: {name}.", induction_maps, found),
-            both_widths(f"heads-test-{name}", f"Behaviour against spectrum: {name}.", induction_scatter, found),
+            both_widths(f"heads-{name}", heads, induction_maps, found),
+            both_widths(f"heads-test-{name}", test, induction_scatter, found),
         ]
     return figures
 
@@ -171,11 +182,12 @@ def adaptation(runs: Runs, names: Names) -> list[Figure]:
     """Fine-tuning at other depths, of all seeds that are finished."""
     found = (adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds)
     rows = records([one for one in found if one is not None])
+    systems = adapt.systems_of(rows)
     return [
-        both_widths(f"adaptation-{number}", f"Fine-tuning, {direction}.", adapt.adaptation, rows, direction,
-                    adapt.systems_of(rows))
+        both_widths(f"adaptation-{number}", said, adapt.adaptation, rows, direction, systems)
         for number, direction in enumerate(sorted({row["direction"] for row in rows}))
-    ]  # fmt: skip
+        for said in (" ".join(adapt.findings(rows, [direction])[-len(adapt.TUNED) :]),)
+    ]
 
 
 def tasks(runs: Runs, names: Names) -> list[Figure]:
@@ -187,8 +199,9 @@ def tasks(runs: Runs, names: Names) -> list[Figure]:
         compared = compare_runs(*(one.config.run for one in there.values()))
     except BadInput:
         return []
-    said = "Accuracies with standard errors, and differences with 95 % intervals over items."
-    return [both_widths("tasks", said, task_figure, compared)] if accuracies(compared) else []
+    *_, found = ("", *findings(compared))
+    said = f"{found} Accuracies with standard errors, and differences with 95 % intervals over items."
+    return [both_widths("tasks", said.strip(), task_figure, compared)] if accuracies(compared) else []
 
 
 FIGURES: Mapping[str, Callable[[Runs, Names], list[Figure]]] = {
