@@ -79,7 +79,7 @@ def test_spectra_beside_behaviours_are_those_of_the_spectra_analysis():
     found, own = measure_induction(model, samples=10, **SIZES), spectra(model, times=2)
     for name in ("QK", "OV"):
         at = own.attention_step
-        np.testing.assert_allclose(found.summaries[f"{name} sum ratio"], own.pairs[name].copying[at], atol=1e-4)
+        np.testing.assert_allclose(found.summaries[f"{name} sum ratio"], own.pairs[name].sum_ratio[at], atol=1e-4)
         np.testing.assert_allclose(found.summaries[f"{name} spectral radius"], own.pairs[name].radius[at], rtol=1e-4)
 
 

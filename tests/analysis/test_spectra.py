@@ -67,7 +67,7 @@ def test_every_spectrum_is_that_of_the_dense_product(kind, fold_norm):
                 singular = np.linalg.svd(matrix, compute_uv=False)[: len(mine)]
                 np.testing.assert_allclose(spectrum.singular_values[number, head], singular, atol=1e-10 * singular[0])
                 trace = np.trace(matrix) / np.abs(dense).sum()
-                assert spectrum.copying[number, head] == pytest.approx(trace, abs=1e-8)
+                assert spectrum.sum_ratio[number, head] == pytest.approx(trace, abs=1e-8)
                 p = singular / singular.sum()
                 assert spectrum.effective_rank[number, head] == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-6)
                 assert spectrum.radius[number, head] == pytest.approx(scale, rel=1e-8)
@@ -169,10 +169,10 @@ def test_products_in_closed_form():
 def test_summaries_in_closed_form():
     spectrum = Spectrum(np.array([[[3.0, -1.0, 2j, -2j]]]), np.array([[[2.0, 2.0, 0.0, 0.0]]]))
     assert spectrum.radius.item() == 3 and spectrum.largest_real.item() == 3
-    assert spectrum.positive_share.item() == 1 / 4 and spectrum.copying.item() == pytest.approx(2 / 8)
+    assert spectrum.positive_share.item() == 1 / 4 and spectrum.sum_ratio.item() == pytest.approx(2 / 8)
     assert spectrum.effective_rank.item() == pytest.approx(2)
     nothing = Spectrum(np.zeros((2, 1, 3), complex), np.zeros((2, 1, 3)))
-    assert nothing.copying.max() == 0 and nothing.jump.max() == 0
+    assert nothing.sum_ratio.max() == 0 and nothing.jump.max() == 0
 
 
 def test_what_makes_no_sense_is_refused():

@@ -297,7 +297,7 @@ def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: int) -> dict
         mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)
         summaries |= {
             f"{name} positive share": mean(spectrum.positive_share),
-            f"{name} sum ratio": mean(spectrum.copying),
+            f"{name} sum ratio": mean(spectrum.sum_ratio),
             f"{name} spectral radius": mean(spectrum.radius),
         }
     summaries["QK and OV positive"] = np.minimum(summaries["QK positive share"], summaries["OV positive share"])

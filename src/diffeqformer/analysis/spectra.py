@@ -34,7 +34,7 @@ Matrix = jax.Array | np.ndarray
 Pair = tuple[Matrix, Matrix]
 """The factors L (..., n, r) and R (..., r, n) of `L R`."""
 
-RADIUS, SHARE, COPYING = "spectral radius", "share of positive real parts", "sum(lambda)/sum|lambda|"
+RADIUS, SHARE, SUM_RATIO = "spectral radius", "share of positive real parts", "sum ratio"
 
 _CHUNK_BYTES = 256_000_000
 
@@ -64,11 +64,11 @@ class Spectrum:
         return (np.real(self.eigenvalues) > 0).mean(-1)
 
     @property
-    def copying(self) -> np.ndarray:
+    def sum_ratio(self) -> np.ndarray:
         """`sum(lambda) / sum |lambda|`, (time, head): 1 if all are positive, -1 if all are negative, 0 if they cancel.
 
         The sum is real, because eigenvalues come in conjugate pairs. Zero where all eigenvalues are.
-        Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", "copying" score of OV.
+        Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", of OV.
         """
         total = np.abs(self.eigenvalues).sum(-1)
         return np.divide(np.real(self.eigenvalues).sum(-1), total, out=np.zeros_like(total), where=total > 0)
@@ -96,7 +96,7 @@ class Spectrum:
             RADIUS: self.radius,
             "largest real part": self.largest_real,
             SHARE: self.positive_share,
-            COPYING: self.copying,
+            SUM_RATIO: self.sum_ratio,
             "effective rank": self.effective_rank,
         }
 
@@ -125,7 +125,7 @@ class Spectra:
         for name, spectrum in self.pairs.items():
             key = name.replace(" ", "_")
             found |= {f"{key}_eigenvalues": spectrum.eigenvalues, f"{key}_singular_values": spectrum.singular_values}
-            names = ("radius", "largest_real", "positive_share", "copying", "effective_rank", "jump")
+            names = ("radius", "largest_real", "positive_share", "sum_ratio", "effective_rank", "jump")
             found |= {f"{key}_{what}": getattr(spectrum, what) for what in names}
         return found
 

@@ -33,6 +33,9 @@ TERMS = (
          "By how much a matrix stretches a direction that it keeps. A positive real part keeps the sign of what it "
          "acts on, a negative one turns it over; an imaginary part turns it in a plane."),
     Term("Spectral radius", r"\bspectral radi|\bradius\b", "The largest absolute value among a matrix's eigenvalues."),
+    Term("Sum ratio", r"\bsum ratio\b",
+         "The sum of a matrix's eigenvalues over the sum of their absolute values (Elhage et al. 2021): 1 if all are "
+         "positive, −1 if all are negative, 0 if they cancel."),
     Term("Effective rank", r"\beffective rank",
          "How many directions count: e to the entropy of the singular values (over depth, of their squares) as shares "
          "of their sum. 1 if one direction has all, the full number if all are equal."),

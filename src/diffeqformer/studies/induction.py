@@ -83,8 +83,8 @@ def findings(name: str, found: "Induction") -> tuple[str, ...]:
         "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
         "and outputs are those of the forward pass itself (Olsson et al. 2022).",
         "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
-        "is the smaller of a head's two shares of positive real parts; 'sum ratio' is sum(λ)/sum|λ| (Elhage et al. "
-        "2021). A correlation is Spearman's, over all heads and steps, with a bootstrap interval.",
+        "is the smaller of a head's two shares of positive real parts. A correlation is Spearman's, over "
+        "all heads and steps, with a bootstrap interval.",
     )
 
 

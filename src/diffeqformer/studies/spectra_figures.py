@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import offset_copy
 
-from diffeqformer.analysis.spectra import COPYING, RADIUS, Spectra
+from diffeqformer.analysis.spectra import RADIUS, Spectra
 from diffeqformer.plain import clean
 from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, log_axis, style
 from diffeqformer.studies.spectra import Models
@@ -98,8 +98,7 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
             log_axis(axis, "y", LogLocator(subs=subs, numticks=8))  # of two models, one may be many times the other
             axes[row, 0].set_title(pair) if stacked else axes[row, 0].set_ylabel(pair)
         for column, name in enumerate(names):
-            short = "Σλ / Σ|λ|" if name == COPYING else name
-            axes[0, column].set_ylabel(short, fontsize=8) if stacked else axes[0, column].set_title(short, fontsize=8)
+            axes[0, column].set_ylabel(name, fontsize=8) if stacked else axes[0, column].set_title(name, fontsize=8)
         for axis in grid[-1]:
             axis.set_xlabel("depth t")
         for axis in grid.flat:
