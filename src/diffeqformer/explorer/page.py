@@ -54,7 +54,14 @@ def _page(
 ) -> str:  # fmt: skip
     return from_template(
         "explorer.html",
-        scripts=("colours.js", "explorer_draw.js", *backend, "explorer_panels.js", "explorer.js"),
+        scripts=(
+            "colours.js",
+            "explorer_draw.js",
+            *backend,
+            "explorer_panels.js",
+            "explorer_address.js",
+            "explorer.js",
+        ),
         title=f"{' and '.join(run.folder.name for run in session.runs)}: explorer",
         connections=connections,
         about={
