@@ -18,6 +18,14 @@ def test_times_are_the_ends_of_the_steps_and_find_their_layers(steps):
     assert Grid(steps).layer_at(times).tolist() == list(range(steps))
 
 
+@pytest.mark.parametrize("steps", [7, 24, 105, 117, 229])
+def test_traced_times_find_their_layers(steps):
+    edges = np.linspace(0, 1, steps + 1) ** 1.3
+    for grid in (Grid(steps), Grid.of(edges)):
+        times = jnp.asarray(grid.times(), jnp.float32)
+        assert jax.jit(grid.layer_at)(times).tolist() == list(range(steps))
+
+
 def test_nodes_come_step_by_step():
     np.testing.assert_allclose(Grid.of(2).times((0.0, 0.5, 1.0)), [0, 0.25, 0.5, 0.5, 0.75, 1.0])
 

@@ -29,7 +29,7 @@ Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[
 `Grid`."""
 
 ROUNDING = 1e-6
-"""Of a step: times that are nearer to an edge count as on it, so that `l/L` finds its layer whatever its rounding."""
+"""Of a step: times that are nearer to an edge count as on it."""
 
 
 class Nodes(NamedTuple):
@@ -54,6 +54,15 @@ def widest(times: Times) -> tuple[ModuleType, Times]:
     if isinstance(times, Tracer):
         return jnp, times.astype(wide(times.dtype))
     return np, np.asarray(times, np.float64)
+
+
+def rounding(times: Times, lengths: Any) -> Any:
+    """How near to an edge times count as on it, so that `l/L` finds its layer whatever its rounding.
+
+    `ROUNDING` of a step of that length, and not less than four units in the last place of 1.
+    """
+    xp = np if isinstance(times, np.ndarray) else jnp
+    return xp.maximum(ROUNDING * lengths, 4 * float(jnp.finfo(times.dtype).eps))
 
 
 @dataclass(frozen=True)
@@ -148,8 +157,9 @@ class Grid:
         """The step in force at `time`, from 0: step l from after its start to its end."""
         xp, time = widest(time)
         if self.given is None:
-            return xp.clip(xp.ceil(time * self.steps - ROUNDING).astype(int) - 1, 0, self.steps - 1)
-        starts = xp.asarray(self.edges[:-1] + ROUNDING * self.lengths, time.dtype)
+            rounded = time - rounding(time, 1 / self.steps)
+            return xp.clip(xp.ceil(rounded * self.steps).astype(int) - 1, 0, self.steps - 1)
+        starts = xp.asarray(self.edges[:-1] + rounding(time, self.lengths), time.dtype)
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
     def row_at(self, time: Times, nodes: tuple[float, ...]) -> Times:

@@ -15,7 +15,7 @@ from jaxtyping import Key
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, ROUNDING, Grid, Nodes, Times, widest
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
 from diffeqformer.ode.weights.source import initial_rows, unstack
 
 
@@ -33,7 +33,8 @@ class LayerDropWeights(eqx.Module):
     def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`; between two of them, within rounding, the deeper one."""
         xp, times = widest(times)
-        rows = xp.clip(xp.floor(times * self.depth + ROUNDING).astype(int), 0, self.depth - 1)
+        rounded = times + rounding(times, 1 / self.depth)
+        rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
         return jax.tree.map(lambda leaf: leaf[rows], self.layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
