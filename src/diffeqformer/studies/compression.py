@@ -99,6 +99,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     about = (
         f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
         f"{opened.folder} at update {opened.step}, {layers} layers."
+        f"{'' if arguments.data else inputs.whole_split(opened, layers)}"
     )
     known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": whole}
     return result(found, known, about, folder)

@@ -185,6 +185,25 @@ def validation_windows(run: "Run", count: int | None, length: int, progress: Pro
     return spread_windows(tokens, count, length)
 
 
+def whole_split(run: "Run", steps: int) -> str:
+    """What the run's own evaluation found on its whole validation split, to stand beside the losses of a sample.
+
+    **Returns:** a sentence; an empty one if this model at so many steps is not the one that was evaluated.
+    """
+    from diffeqformer.report.text import finite, nats, perplexity
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
+
+    entry = ((read_results(run.folder / RESULTS) or {}).get("models") or [{}])[0]
+    found = entry.get("validation") or {}
+    if (entry.get("updates"), entry.get("steps")) != (run.step, steps) or not finite(found.get("loss")):
+        return ""
+    return (
+        f" On its whole validation split the run has {nats(found['loss'])} nats per token, perplexity "
+        f"{perplexity(found['perplexity'])}."
+    )
+
+
 def finite_rows(values: Any) -> list[list[float | None]]:
     """Scores as JSON takes them: `None` for what is not a finite number."""
     return [[float(v) if np.isfinite(v) else None for v in row] for row in values]

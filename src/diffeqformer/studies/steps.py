@@ -70,7 +70,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         probes = lens_of.read(opened.model, texts, steps=grid)
     found = participation(opened.model, texts, steps=grid, progress=progress)
     about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {len(texts)} texts of {length - 1} tokens"
-    made = result(found, f"{about}.", opened.which, folder, probes)
+    made = result(found, f"{about}.{inputs.whole_split(opened, grid.steps)}", opened.which, folder, probes)
     if ids is None:
         return made
     from diffeqformer.analysis.reading import lens, walk
