@@ -99,7 +99,7 @@ def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden,
         [hidden.norm], [hidden.measures.distance / hidden.norm], [hidden.measures.energy],
     ]  # fmt: skip
     titles = (
-        "clusters per token", "mean state length (norm)", "mean distance / length of states", "interaction energy"
+        "clusters per token", "mean state norm", "mean distance / length of states", "interaction energy"
     )  # fmt: skip
     for axis, curves, said in zip(figure.axes, wanted, titles, strict=True):
         for line, values in zip(axis.lines, curves, strict=False):
@@ -156,8 +156,12 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     assert [r["depth"] for r in rows] == TIMES.tolist()
     table = states_table(rows, (0.25, 0.5), "c")
     assert [r[0] for r in table.rows] == ["0.000", "0.700", "0.900", "1.000"]
-    assert table.columns[3:] == ("state length (norm)", "mean distance", "distance / length", "interaction energy")
+    assert table.columns[3:] == ("state norm", "mean distance", "distance / length", "interaction energy")
     assert all(cell.isdigit() for row in table.rows for cell in row[1:3])  # counts are whole
     start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
     for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
-        assert said in gathering(start, {"energy": energy, "clusters": {"0.5": clusters}}, "0.5")
+        assert said in gathering([start, {"energy": energy, "clusters": {"0.5": clusters}}], "0.5")
+    path = [start, {"energy": 1.5}, {"energy": 1.1}]
+    assert gathering(path, "0.5").startswith("Tokens gather in direction up to step 1 of 2, where the energy is 1.500")
+    path = [start, {"energy": 0.5}, {"energy": 1.1}]
+    assert gathering(path, "0.5").startswith("Tokens scatter in direction up to step 1 of 2, where the energy is 0.500")

@@ -41,7 +41,10 @@ VANILLA = Mark("Vanilla GPT", False, "runs/gpt", 8, measured(21.0, 8))
     ("perplexities", "end"),
     [
         ({6: 20.0}, "has perplexity 20.00."),
-        ({4: 40.0, 6: 20.0}, "; run at other depths without fine-tuning, it is 2.00\u00a0times (4 steps) as high."),
+        (
+            {4: 40.0, 6: 20.0},
+            "; run without fine-tuning at the others of these depths, it is 2.00\u00a0times (4 steps) as high.",
+        ),
         (
             {1: 400.0, 5: 20.4, 6: 20.0, 7: 19.0, 8: 30.0},
             "at 5 and 7 steps it is at most 2 % above that and elsewhere 1.50\u00a0times (8 steps) to 20\u00a0times "

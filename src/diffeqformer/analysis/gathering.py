@@ -63,7 +63,7 @@ class HiddenStates:
     def _repr_html_(self) -> str:
         values = zip(self.times, self.norm, self.measures.distance, self.measures.energy, strict=True)
         rows = [(f"{time:.3g}", *(f"{one.mean():.4g}" for one in rest)) for time, *rest in values]
-        columns = ("depth", "state length (norm)", "mean distance", "energy")
+        columns = ("depth", "state norm", "mean distance", "energy")
         return Table(f"hidden states of {self.norm.shape[1]} texts", columns, rows).to_html()
 
 

@@ -86,10 +86,10 @@ class Induction:
         most = float(self.behaviours["prefix matching"].max())
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return (
-                f"This model has hardly any induction heads: none matches prefixes more than {most:.3f} "
-                f"({self.chance:.3f} by chance), and repeating a random sequence lowers its loss by "
-                f"{self.loss_first - self.loss_later:.2f} nats. So the paper's inference from eigenvalues cannot be "
-                f"tested here ({spread})."
+                f"This model has no induction heads: the best matches prefixes by {most:.3f} ({self.chance:.3f} by "
+                f"chance), and repeating a random sequence lowers its loss by {self.loss_first - self.loss_later:.2f} "
+                f"nats. The paper's inference from eigenvalues cannot be tested here: {spread} is of heads that do "
+                "next to nothing."
             )
         if low > 0:
             return f"Heads with positive spectra match prefixes more: the inference is supported here ({spread})."

@@ -98,12 +98,12 @@ def write_page(result: Result, arguments: Any) -> dict[str, str]:
 
     In the usual folder of an analysis, a page beside it links those of all analyses.
     """
-    usual = result.name in ANALYSES and not getattr(arguments, "to", "")
+    usual = result.name in (*ANALYSES, "compare") and not getattr(arguments, "to", "")
     path = result.write(home="../index.html" if usual else "")
     if usual:
         from diffeqformer.studies.all import write_index
 
-        write_index(path.parents[1], getattr(arguments, "run", ""))
+        write_index(path.parents[1], getattr(arguments, "run", getattr(arguments, "first", "")))
     return {"page": str(path), "arrays": str(path.with_name(f"{result.name}.npz"))}
 
 

@@ -60,9 +60,15 @@ def write_contents(
         for name, about, address, seen in found
     ]  # fmt: skip
     there = {name for name, *_ in found}
+    made = len(there & {*known})
+    said = (
+        f"What {made} {'analysis says' if made == 1 else 'analyses say'} of it, in a sentence each."
+        if made
+        else "No analysis was made of it yet."
+    )
     run = make.removeprefix("diffeqformer analyze all ")
     values = {
-        "title": title, "name": "contents", "findings": (), "entries": entries, "make": make, "images": "'self'",
+        "title": title, "name": "contents", "findings": (said,), "entries": entries, "make": make, "images": "'self'",
         "explore": f"diffeqformer explore {run}" if run != make else "",
         "texts": texts_of((name, seen) for name, _, _, seen in found),
         "refused": {name: why for name, why in (refused or {}).items() if name not in there},

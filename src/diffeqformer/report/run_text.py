@@ -146,7 +146,9 @@ def depth_finding(model: Model) -> str:
     start = f"{model['name']} was trained at {where} its loss is {loss} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
-    return f"{start} Run at other depths without fine-tuning, its loss lies between {at(near)} and {at(far)}."
+    return (
+        f"{start} Of the other depths read here, without fine-tuning, its loss lies between {at(near)} and {at(far)}."
+    )
 
 
 def poor_elsewhere(model: Model) -> bool:

@@ -64,7 +64,7 @@ TERMS = (
     Term("Effective parameters", r"\beffective parameters\b|<th[^>]*>effective</th>",
          "Numbers in the weights of all steps, once they are computed; parameters stored are those that are trained "
          "and kept, from which they are computed."),
-    Term("State length", r"\bstate length\b|\blength of (?:a|the) states?\b",
+    Term("State size", r"\bstate size\b|\bsize of (?:a|the) states?\b",
          "Root mean square of the numbers in a token's state."),
     Term("KL to the end", r"\bKL\b|\bdivergence",
          "How far a prediction is from the last one: the KL divergence of the last one from it, in nats."),

@@ -163,21 +163,25 @@ def _check(arguments: Arguments) -> None:
 
 def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str, np.ndarray]") -> str:
     """What an output expects, and the token that most of it rests on, by occlusion and by two others."""
-    best = {name: int(np.nanargmax(scores[name])) for name in ("occlusion", "Lyapunov, end-to-end", "attention")}
-    named = {name: f"token {place}, “{tokens[place]}”" for name, place in best.items()}
-    fall = scores["occlusion"][best["occlusion"]]
+    best = int(np.nanargmax(scores["occlusion"]))
+    fall = scores["occlusion"][best]
     rests = (
-        f"That rests most on {named['occlusion']}: with the mean embedding in its place, log p falls by {fall:.3g} nats"
+        f"That rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p falls by "
+        f"{fall:.3g} nats"
         if fall > 0
         else "It rests on no single token: with the mean embedding in the place of any, log p does not fall"
     )
-    lyapunov, attention = named["Lyapunov, end-to-end"], named["attention"]
+    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion)."
+    if not at:
+        return said
+    earlier = (int(np.nanargmax(scores[name][:at])) for name in ("Lyapunov, end-to-end", "attention"))
+    lyapunov, attention = (f"token {place}, “{tokens[place]}”" for place in earlier)
     others = (
-        f"End-to-end exponents point to {lyapunov}, attention to {attention}"
+        f"end-to-end exponents point to {lyapunov}, attention to {attention}"
         if lyapunov != attention
-        else f"End-to-end exponents and attention both point to {attention}"
+        else f"end-to-end exponents and attention both point to {attention}"
     )
-    return f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion). {others}."
+    return f"{said} Of the tokens before it, {others}."
 
 
 def trust(found: "Faithfulness", length: int) -> Table:

@@ -242,8 +242,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         "clusters",
         f"Do the tokens of {opened.folder.name} gather in depth?",
         (
-            f"{gathering(start, end, half)} {change}. The interaction energy, which says how far states point the same "
-            f"way, goes from {start['energy']:.3f} to {end['energy']:.3f} (1.359 if all had one direction).",
+            f"{gathering(rows, half)} {change}. The interaction energy, which says how far states point the same way, "
+            f"goes from {start['energy']:.3f} to {end['energy']:.3f} (1.359 if all had one direction).",
             f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
             f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
             "distance of the same depth; the energy is half the mean of exp(cos) over all pairs of states.",
@@ -284,7 +284,7 @@ def states_table(rows: Sequence[Values], shares: Sequence[float], caption: str) 
          f"{row['relative_distance']:.2f}", f"{row['energy']:.3f}")
         for depth, row in zip(depths([row["depth"] for row in rows]), rows, strict=True)
     ]  # fmt: skip
-    columns = ("depth", *clusters, "state length (norm)", "mean distance", "distance / length", "interaction energy")
+    columns = ("depth", *clusters, "state norm", "mean distance", "distance / length", "interaction energy")
     return Table(caption, columns, cells)
 
 
@@ -297,8 +297,24 @@ def ends_of_states(start: Values, end: Values, share: str) -> str:
     )
 
 
-def gathering(start: Values, end: Values, share: str) -> str:
-    """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %."""
+def gathering(rows: Sequence[Values], share: str) -> str:
+    """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %.
+
+    Where the energy is at some depth higher, or lower, than at both ends by more than that, they turn there.
+    """
+    start, end = rows[0], rows[-1]
+    energies = [row["energy"] for row in rows]
+    highest, lowest = energies.index(max(energies)), energies.index(min(energies))
+    if energies[highest] > 1.1 * max(start["energy"], end["energy"]):
+        return (
+            f"Tokens gather in direction up to step {highest} of {len(rows) - 1}, where the energy is "
+            f"{energies[highest]:.3f}, and scatter after it."
+        )
+    if energies[lowest] < 0.9 * min(start["energy"], end["energy"]):
+        return (
+            f"Tokens scatter in direction up to step {lowest} of {len(rows) - 1}, where the energy is "
+            f"{energies[lowest]:.3f}, and gather after it."
+        )
     energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
     if energy > 1.1 and clusters < 0.9:
         return "Tokens gather."

@@ -107,7 +107,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             few = len(found.times) <= 30
             band(axis, found.times, values, color(index), marker="o" if few else None, markersize=3)
         titles = (
-            "clusters per token", "mean state length (norm)", "mean distance / length of states", "interaction energy"
+            "clusters per token", "mean state norm", "mean distance / length of states", "interaction energy"
         )  # fmt: skip
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="depth")

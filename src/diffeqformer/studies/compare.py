@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from diffeqformer.config import to_dict
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
@@ -66,6 +67,7 @@ def result(comparison: "Comparison", folder: Path) -> Result:
     """Sentences, the figure of accuracies, and tables of training and of every task."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies.compare_figures import task_figure
+    from diffeqformer.studies.run_report import settings_of
 
     figures = ()
     if accuracies(comparison):
@@ -74,7 +76,9 @@ def result(comparison: "Comparison", folder: Path) -> Result:
             "0.05 (*), 0.01 (**), 0.001 (***) after Holm's correction over all tasks."
         )
         figures = (both_widths("accuracy", caption, task_figure, comparison),)
-    tables = (runs_table(comparison), *((tasks_table(comparison),) if comparison.rows else ()))
+    models = [{"name": side.name, "config": to_dict(side.config)} for side in comparison.sides]
+    differing = settings_of(models)[1]
+    tables = (runs_table(comparison), *(one for one in (tasks_table(comparison), differing) if one.rows))
     return SideBySide(
         name="compare", title=" and ".join(side.name for side in comparison.sides),
         findings=(*findings(comparison), *remarks(comparison)), tables=tables, figures=figures,

@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import finite, perplexity
+from diffeqformer.report.text import finite, join, perplexity
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -147,9 +147,14 @@ def headline(found: Sequence[Values], known: Values) -> str:
         if at[within] < at[over]
         else ("sharing over depth loses less than low rank within layers")
     )
+    over_depth = lambda size: min((r["loss"], r["way"]) for r in found if r["size"] == size)[1] in list(WAYS)[:-2]
+    turned = [
+        f"{one}/{known['layers']}" for one in sorted({r["size"] for r in found}) if over_depth(one) != over_depth(size)
+    ]
+    otherwise = f" With {join(turned)} it is the other way round." if turned else ""
     return (
         f"With {size}/{known['layers']} of the blocks' numbers {better}: perplexity {said(within)} within layers, "
-        f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole."
+        f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole.{otherwise}"
     )
 
 

@@ -126,9 +126,9 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
         (
             finding(curve),
             *comparisons(curve),
-            f"All are evaluated on the same text: {text}. They take turns, one batch each, so that their speeds can be "
-            "compared; making the weights of the steps is part of the time, compiling is not. Low-rank adapters are "
-            "added into their matrices first.",
+            f"All depths and models read the same text, {text}, in turns, one batch each, so that their speeds can be "
+            "compared; speeds are of evaluation, without gradients. Making the steps' weights is part of the time, "
+            "compiling is not. Low-rank adapters are added into their matrices first.",
             *((EARLY,) if curve.exits else ()),
         ),
         (depths_table(curve), *others),
@@ -181,7 +181,7 @@ def finding(curve: "DepthCurve") -> str:
         parts.append(f"{'elsewhere' if near else 'it is'} {span} as high")
     if failed:
         parts.append(f"it is not finite at {_list(failed)}")
-    return f"{start}; run at other depths without fine-tuning, {join(parts)}."
+    return f"{start}; run without fine-tuning at the others of these depths, {join(parts)}."
 
 
 def lowest(curve: "DepthCurve") -> str:

@@ -85,7 +85,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
         what = f"Pairwise exponents of the last output, token {last}, {tokens[last]}, up to each time"
-        said = f"{what}: the inputs it is most sensitive to"
+        said = f"{what}: of the five inputs where they are largest in the end"
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
@@ -104,7 +104,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
             "chosen output is most sensitive to.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
-            "They measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they explain.",
+            "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
+            "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
+            "importance: `analyze attribution --faithfulness` tests what they explain.",
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),

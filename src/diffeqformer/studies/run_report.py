@@ -79,7 +79,7 @@ def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> Run
     depths = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
     by_depth = _depth_table(models)
     by_step = [(i, *_by_step(m)) for i, m in enumerate(models) if m.get("participation")]
-    every, differing = _settings(models)
+    every, differing = settings_of(models)
     sections = {
         "created": _date(results["created"]),
         "main": main,
@@ -282,7 +282,7 @@ def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tu
     return [*on_the_way, (index, model["name"], last, settings)]
 
 
-def _settings(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
+def settings_of(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
     """Every setting of every model by its dotted name, with the rows that differ; and a table of those alone."""
     flat = [dict(_flatten(m["config"])) for m in models]
     names = list(dict.fromkeys(name for one in flat for name in one))

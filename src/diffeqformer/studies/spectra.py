@@ -172,12 +172,16 @@ def headline(found: "Spectra") -> str:
     """Which pair changes most from the first step to the last."""
     from diffeqformer.analysis.spectra import SHARE
 
-    ends = {p: found.pairs[p].summaries()[SHARE][found.steps(p)].mean(-1)[[0, -1]] for p in WHAT}
-    most = max(ends, key=lambda pair: abs(ends[pair][1] - ends[pair][0]))
-    first, last = ends[most]
+    shares = {p: found.pairs[p].summaries()[SHARE][found.steps(p)].mean(-1) for p in WHAT}
+    most = max(shares, key=lambda pair: abs(shares[pair][-1] - shares[pair][0]))
+    share = shares[most]
+    first, last, least, largest = share[0], share[-1], int(share.argmin()), int(share.argmax())
+    between = [place for place in (least, largest) if min(abs(share[place] - first), abs(share[place] - last)) > 0.05]
+    times = found.times[found.steps(most)]
+    turn = "".join(f", {percent(share[place])} at t = {times[place]:.2f}" for place in sorted(between))
     return (
-        f"Through depth {WHAT[most]} ({most}) changes most: {percent(first)} of its eigenvalues keep the sign of what "
-        f"they act on (a positive real part) in the first step, {percent(last)} in the last."
+        f"From the first step to the last {WHAT[most]} ({most}) changes most: {percent(first)} of its eigenvalues keep "
+        f"the sign of what they act on (a positive real part) in the first step{turn}, {percent(last)} in the last."
     )
 
 

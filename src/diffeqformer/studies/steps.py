@@ -137,6 +137,11 @@ def headline(found: "Participation") -> str:
 
     steps, settled = len(found.loss) - 1, found.settled
     energy = sum(found.energy.values()) / len(found.energy)
+    falls = -np.diff(found.loss)
+    most = int(falls.argmax())
+    share = falls[most] / (found.loss[0] - found.loss[-1]) if found.loss[0] > found.loss[-1] else 0.0
+    alone = f", and step {most + 1} alone makes {100 * min(share, 1.0):.0f} % of the loss's fall"
+    alone = alone if share > 0.5 and steps > 1 else ""
     if settled >= steps:
         used = f"All {steps} steps change the prediction: its loss is {found.loss[-1]:.3f} nats after the last"
         used += f" and {found.loss[-2]:.3f} after the one before" if steps > 1 else ""
@@ -145,7 +150,7 @@ def headline(found: "Participation") -> str:
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
             f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
         )
-    return f"{used}; {100 * energy:.0f} % of the weights' energy is change over depth."
+    return f"{used}{alone}; {100 * energy:.0f} % of the weights' energy is change over depth (mean over matrices)."
 
 
 def losses_caption(found: "Participation") -> str:
