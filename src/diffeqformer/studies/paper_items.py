@@ -219,10 +219,9 @@ ITEMS = {
                   question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
             for steps in (3, 4, 6, 8)
         ),
-        missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too. One "
-        "rate, 1e-2, serves both, which was not searched at this length and is too high for GPT in one direction: of "
-        "seed 1 it ends at perplexity 284 on the standard library, and at 91 with 3e-3 (on the other text at 80 and "
-        "89), where DiffEqFormer of 6 steps ends at 69 and 68. The intervals are as wide as they are for that reason.",
+        missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too. LoRA "
+        "has one rate for both systems, which was not searched at this length: where it is too high for one of them, "
+        "effects differ between seeds for that reason (docs/log.md has such a case).",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
         length=4 + 20 * by.TUNING,
