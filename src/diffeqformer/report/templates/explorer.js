@@ -63,7 +63,10 @@
     while (since && top[since - 1][last] === top[end][last]) since -= 1;
     outcome(tokens, top[end][last], p[end][last], end);
     const before = top.some((row, step) => step < since && row[last] === top[end][last]);
-    $("terms").textContent = `${since === end ? `${before ? "It was the first choice before, and is again after" : "Only"} the last step${before ? "" : " makes it the first choice"}` : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`}${end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : ""}.${loss ? ` Loss of the whole text: ${written(loss[end])} nats per token.` : ""}`;
+    const lately = before ? "It was the first choice before, and is again after the last step" : "Only the last step makes it the first choice";
+    const when = since === end ? lately : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`;
+    const near = end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : "";
+    $("terms").textContent = `${when}${near}.${loss ? ` Loss of the whole text: ${written(loss[end])} nats per token.` : ""}`;
   };
 
   const drawGrid = () => {
