@@ -27,6 +27,13 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
     assert made.arrays["loss"].shape == (14,) and made.document["smaller"] == FOUND
 
 
+def test_the_headline_says_at_which_sizes_the_ways_change_places():
+    lower = [row | ({"loss": 1.0} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
+    assert result(lower, KNOWN, "a text").findings[0].endswith("5.00 whole. With 3/4 it is the other way round.")
+    failed = [row | ({"loss": math.nan} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
+    assert result(failed, KNOWN, "a text").findings[0].endswith("5.00 whole.")
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_way_is_drawn_against_its_share_of_the_numbers(width):
     figure = loss_against_size([*FOUND, {**FOUND[0], "size": 2, "loss": math.nan}], KNOWN, width=width)

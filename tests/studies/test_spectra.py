@@ -1,13 +1,14 @@
 """The figures of spectra show the eigenvalues where they are, and the page says what they say."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
-from diffeqformer.analysis.spectra import RADIUS, Spectra, Spectrum
-from diffeqformer.studies.spectra import change, figures, findings
+from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
+from diffeqformer.studies.spectra import change, figures, findings, headline
 from diffeqformer.studies.spectra_figures import display_names, flow, frame_of_plane, real_parts, summaries
 from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
 
@@ -153,6 +154,22 @@ def test_sentences_are_those_of_the_numbers():
     most = max(shares, key=lambda pair: abs(np.diff(shares[pair])[0]))
     assert f"({most}) changes most: {100 * shares[most][0]:.0f} % of its eigenvalues" in said[0]
     assert "the norms' scales are multiplied in" in said[3] and "m: 5 times" in said[-1]
+
+
+def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
+    shares = {"QK": [0.5, 0.5, 0.5, 0.5], "OV": [0.8, 0.7, 0.2, 0.4], "FF": [0.5, 0.9, 0.5, 0.5]}
+    found = SimpleNamespace(
+        pairs={
+            pair: SimpleNamespace(summaries=lambda s=share: {SHARE: np.array([[0.0], *([one] for one in s)])})
+            for pair, share in shares.items()
+        },
+        steps=lambda pair: np.array([False, True, True, True, True]),
+        times=np.linspace(0, 1, 5),
+    )
+    assert headline(found).endswith(
+        "80 % of its eigenvalues keep the sign of what they act on (a positive real part) in the first step, 20 % at "
+        "t = 0.75, 40 % in the last."
+    )
 
 
 def test_what_steps_of_other_lengths_add_is_comparable():

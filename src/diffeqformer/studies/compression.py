@@ -147,7 +147,8 @@ def headline(found: Sequence[Values], known: Values) -> str:
         if at[within] < at[over]
         else ("sharing over depth loses less than low rank within layers")
     )
-    over_depth = lambda size: min((r["loss"], r["way"]) for r in found if r["size"] == size)[1] in list(WAYS)[:-2]
+    loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
+    over_depth = lambda size: min((r for r in found if r["size"] == size), key=loss)["way"] in list(WAYS)[:-2]
     turned = [
         f"{one}/{known['layers']}" for one in sorted({r["size"] for r in found}) if over_depth(one) != over_depth(size)
     ]
