@@ -1,6 +1,7 @@
 """The page that links all pages of a run."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ def write_contents(
     beside = sorted(page.parent.name for page in folder.glob("compare-*/index.html"))
     pages += [(name, "this run beside another", f"{name}/index.html") for name in beside]
     pages += [("report", "the report of training", f"{up}report.html") for up in ("../", "../../")]
-    found = [(*page, seen) for page in pages if (seen := look(folder / page[2])) is not None]
+    # `..` of a folder that is not there yet leads nowhere, so it is taken out first.
+    found = [(*page, seen) for page in pages if (seen := look(Path(os.path.abspath(folder / page[2])))) is not None]
     entries = [
         {"name": name, "about": about, "address": address, "headline": seen.headline,
          "picture": f"{name}/{seen.picture}" if seen.picture else ""}
