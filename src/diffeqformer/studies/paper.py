@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING
 
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
 
 if TYPE_CHECKING:
     from diffeqformer.config import Config
     from diffeqformer.runs.trainer import TrainResult
 
+Rates = dict[str, tuple[float, dict[float, float]]]
+"""By what was trained, the best learning rate and the loss of every one that was tried."""
+SEARCHED_WITH = 0
+"""The seed of the search for learning rates; its runs are those of this seed."""
 SEEDS = 3
 """That a verdict needs."""
 LEVEL = 0.95
@@ -178,3 +183,14 @@ def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) ->
         else:
             break
     return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
+
+
+def rates_table(found: Rates) -> Table:
+    """The search for learning rates, those left out at which training diverged."""
+    rows = [
+        (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
+         ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items() if math.isfinite(loss)))
+        for name, (best, losses) in found.items()
+    ]  # fmt: skip
+    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
+    return Table(said, ("model", "best", "inside the grid", "loss by rate"), rows)

@@ -31,8 +31,8 @@ from diffeqformer.runs.folder import CHECKPOINTS, RESULTS
 from diffeqformer.runs.footprint import update_footprint
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import read_results
-from diffeqformer.studies.paper import Claim, Finished, Measure, Trained
-from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
+from diffeqformer.studies.paper import SEARCHED_WITH, Claim, Finished, Measure, Trained
+from diffeqformer.studies.reproduce_adapt import Arguments, rates_of, records, reproduce
 from diffeqformer.training.update import initial_state
 
 P = ParamSpec("P")
@@ -241,18 +241,24 @@ def adapted_runs(folder: Path, seed: int) -> Document | None:
     return read_results(folder / f"adapt/seed-{seed}" / RESULTS)
 
 
+def _adapted(found: Trained, seed: int) -> Document | None:
+    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with."""
+    document = adapted_runs(found.folder, seed)
+    if document is not None or not (found.other and found.train):
+        return document
+    searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
+    rates = rates_of(searched) if searched else None
+    ours = found.models[OURS].config
+    own, updates = ours.data, ours.trainer.updates
+    words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
+    texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
+    return reproduce(words, texts, seed, found.folder / f"adapt/seed-{seed}", found.progress, rates)
+
+
 @measured
 def adapted(found: Trained, steps: int) -> float | None:
     """GPT's perplexity after LoRA over DiffEqFormer's at so many steps, as a logarithm, over both directions."""
-    document = adapted_runs(found.folder, found.seed)
-    if document is None and found.other and found.train:
-        ours = found.models[OURS].config
-        own, updates = ours.data, ours.trainer.updates
-        words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
-        texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
-        folder = found.folder / f"adapt/seed-{found.seed}"
-        document = reproduce(words, texts, found.seed, folder, found.progress)
-    if document is None:
+    if (document := _adapted(found, found.seed)) is None:
         return None
     lora = [row for row in records([document]) if row["method"] == "lora"]
     is_ours = lambda row: row["system"].startswith("DiffEqFormer")

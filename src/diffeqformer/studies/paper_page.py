@@ -8,11 +8,12 @@ from dataclasses import replace
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent
-from diffeqformer.studies.paper import LEVEL, SEEDS, Claim, Finished, Verdict, judge
+from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Rates, Verdict, judge, rates_table
 from diffeqformer.studies.paper_items import ITEMS
-from diffeqformer.studies.paper_measures import planned_memory
+from diffeqformer.studies.paper_measures import adapted_runs, planned_memory
 from diffeqformer.studies.paper_record import Record, of_claim
 from diffeqformer.studies.paper_runs import Runs
+from diffeqformer.studies.reproduce_adapt import searches
 from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 from diffeqformer.studies.study import Result
 
@@ -124,10 +125,12 @@ def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
     return Table("\n".join((_title(name), *said)), columns, cells)
 
 
-def searched(runs: Runs) -> dict[str, tuple[float, dict[float, float]]]:
+def searched(runs: Runs) -> Rates:
     """Of each model whose rate was searched for the best one, and the losses of those that came to an end."""
+    tuned = adapted_runs(runs.folder, SEARCHED_WITH)
+    rates = runs.rates | {f"figure 5, {name}": one for name, one in (searches(tuned) if tuned else {}).items()}
     ended = ((name, best, {rate: loss for rate, loss in tried.items() if math.isfinite(loss)})
-             for name, (best, tried) in runs.rates.items())  # fmt: skip
+             for name, (best, tried) in rates.items())  # fmt: skip
     return {name: (best, losses) for name, best, losses in ended if losses}
 
 
@@ -156,13 +159,7 @@ def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
     columns = (*MODEL_COLUMNS, *(("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
     said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
     tables = [Table(said, columns, models)] if models else []
-    tried = [
-        (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
-         ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items()))
-        for name, (best, losses) in searched(runs).items()
-    ]  # fmt: skip
-    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
-    return tables + ([Table(said, ("model", "best", "inside the grid", "loss by rate"), tried)] if tried else [])
+    return [*tables, *([rates_table(tried)] if (tried := searched(runs)) else [])]
 
 
 def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:

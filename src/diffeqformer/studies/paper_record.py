@@ -13,10 +13,7 @@ from pathlib import Path
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.store.files import read_sealed, write_sealed
-from diffeqformer.studies.paper import Claim, Verdict, judge
-
-Rates = dict[str, tuple[float, dict[float, float]]]
-"""By model, the best learning rate and the loss of every one that was tried."""
+from diffeqformer.studies.paper import Claim, Rates, Verdict, judge
 
 
 @dataclass(frozen=True)

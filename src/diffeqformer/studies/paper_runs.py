@@ -17,13 +17,10 @@ from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.paper import Finished, Model, search
-from diffeqformer.studies.paper_record import Rates
+from diffeqformer.studies.paper import SEARCHED_WITH, Finished, Model, Rates, search
 from diffeqformer.studies.reproduce_adapt import with_length
 
 Scale = Literal["laptop", "gpu"]
-SEARCHED_WITH = 0
-"""The seed of the search for learning rates; its runs are those of this seed."""
 UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}
 SEARCHES = 4
 """Runs of a search for a learning rate, usually; at least 3, at most 7."""

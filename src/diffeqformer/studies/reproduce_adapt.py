@@ -2,13 +2,15 @@
 
 Both systems are pretrained on each of two texts. DiffEqFormer, pretrained at N steps, is populated at each of the
 depths and fine-tuned on the other text by LoRA and in full; so is the deeper vanilla GPT, at its only depth. The models
-that were pretrained on that other text are what training from scratch reaches. One tokenizer serves all.
+that were pretrained on that other text are what training from scratch reaches. One tokenizer serves all. The learning
+rate of fine-tuning is searched for each system, method and direction, at the depth of pretraining, with the first seed.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,17 +19,20 @@ import tyro
 
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.paper import Rates, search
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
+    from diffeqformer.runs.opening import Run
     from diffeqformer.runs.trainer import TrainResult
 
-LEARNING_RATES: Mapping[Literal["lora", "full"], float] = {"lora": 1e-2, "full": 3e-3}
-"""Of each way to fine-tune the best of three, for both systems alike (`docs/log.md`)."""
+Method = Literal["lora", "full"]
+LEARNING_RATES: Mapping[Method, float] = {"lora": 5e-3, "full": 1.5e-3}
+"""Of each way to fine-tune, where the search for a rate begins, for both systems alike."""
 EVALUATIONS = 5
 """Of the validation split, in the course of each run."""
 
@@ -77,16 +82,45 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.reproduce_adapt_figures import result_of
 
     folder = path_of(arguments.to)
-    found = [reproduce(arguments, texts, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
-    return result_of(records(found), [_about(arguments, found[0])], folder)
+    found: list[Document] = []
+    for seed in arguments.seeds:
+        rates = rates_of(found[0]) if found else {}
+        found.append(reproduce(arguments, texts, seed, folder / f"seed-{seed}", progress, rates))
+    return result_of(records(found), [_about(arguments, found[0])], folder, searches(found[0]))
 
 
 def reproduce(
-    arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
+    arguments: Arguments,
+    texts: Mapping[str, DataConfig],
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    rates: Mapping[str, float] | None = None,
 ) -> Document:
-    """As `train_all`. **Arguments:** `texts`, two by name; `seed`, of weights and batches."""
+    """As `train_all`.
+
+    **Arguments:** `texts`, two by name; `seed`, of weights and batches; `rates`, as `rates_of` another seed: what is
+    not in it is searched.
+    """
     planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
-    return train_all("Adaptive fine-tuning", _runs(arguments, texts, seed, folder, progress), planned, folder, progress)
+    runs = _runs(arguments, texts, seed, folder, progress, rates or {})
+    return train_all("Adaptive fine-tuning", runs, planned, folder, progress)
+
+
+def rates_of(found: Values) -> dict[str, float]:
+    """The learning rates that the fine-tuned runs of `reproduce` have, by direction, system and method."""
+    tuned = [entry for entry in found["models"] if entry["role"]["source"]]
+    return {entry["role"]["tuned"]: entry["config"]["optimizer"]["learning_rate"] for entry in tuned}
+
+
+def searches(found: Values) -> Rates:
+    """What `reproduce` searched, by direction, system and method."""
+    rates, tried = rates_of(found), (entry["role"] for entry in found["models"] if entry["role"].get("tried"))
+    number = lambda loss: math.inf if loss is None else loss
+    return {
+        role["tuned"]: (rates[role["tuned"]], {float(rate): number(loss) for rate, loss in role["tried"].items()})
+        for role in tried
+    }
 
 
 def train_all(
@@ -120,11 +154,15 @@ def train_all(
 
 
 def _runs(
-    arguments: Arguments, texts: Mapping[str, DataConfig], seed: int, folder: Path, progress: Progress
+    arguments: Arguments,
+    texts: Mapping[str, DataConfig],
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    rates: Mapping[str, float],
 ) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
     from diffeqformer.runs import folder as files
-    from diffeqformer.runs.finetune import finetune_config
     from diffeqformer.runs.opening import load_run
 
     # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
@@ -144,15 +182,45 @@ def _runs(
     for source, text in permutations(texts):
         for system in systems:
             base = load_run(folder / source / system, progress=progress)
-            depths = arguments.depths if base.config.model.time else (base.config.model.steps,)
-            for method, rate in LEARNING_RATES.items():
+            trained = base.config.model.steps
+            depths = arguments.depths if base.config.model.time else (trained,)
+            for method, start in LEARNING_RATES.items():
+                tuned = f"{source}-to-{text}/{system}-{method}"
+                length = with_length(base.config, arguments.finetuning, seed).trainer
+                settings = {"method": method, "data": texts[text], "trainer": length}
+                config = partial(_tuned, base, folder / tuned, settings)
+                tried: dict[float, float] = {}
+                if tuned not in rates:
+                    progress.say(f"learning rate of {tuned}, at {trained} steps")
+                    rate, tried = search(partial(_loss, partial(config, trained), progress), start)
+                else:
+                    rate = rates[tuned]
                 for steps in depths:
-                    config = finetune_config(
-                        base, str(folder / f"{source}-to-{text}" / f"{system}-{method}-{steps}"), steps=steps,
-                        method=method, data=texts[text], optimizer=replace(base.config.optimizer, learning_rate=rate),
-                        trainer=with_length(base.config, arguments.finetuning, seed).trainer,
-                    )  # fmt: skip
-                    yield config, {"text": text, "system": system, "source": source}
+                    role = {"text": text, "system": system, "source": source, "tuned": tuned}
+                    yield config(steps, rate), role | ({"tried": _written(tried)} if steps == trained else {})
+
+
+def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, rate: float) -> Config:
+    """The config of one fine-tuned run."""
+    from diffeqformer.runs.finetune import finetune_config
+
+    run, optimizer = folder / f"steps-{steps}" / f"rate-{rate:.3g}", base.config.optimizer
+    return finetune_config(base, str(run), steps=steps, optimizer=replace(optimizer, learning_rate=rate), **settings)
+
+
+def _loss(config: Callable[[float], Config], progress: Progress, rate: float) -> float:
+    """Of validation after training at a learning rate; infinite where training diverges."""
+    from diffeqformer.runs.trainer import train
+
+    try:
+        return train(config(rate), progress).entry["validation"]["loss"] or math.inf
+    except Diverged as error:
+        progress.say(str(error))
+        return math.inf
+
+
+def _written(tried: Mapping[float, float]) -> Document:
+    return {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in tried.items()}
 
 
 def with_length(config: Config, updates: int, seed: int) -> Config:
@@ -199,12 +267,11 @@ def _about(arguments: Arguments, found: Values) -> str:
         for name, text in found["corpus"].items()
     )
     m, t = found["models"][0]["config"]["model"], found["models"][0]["config"]["trainer"]
-    rates = ", ".join(f"{method} {rate:g}" for method, rate in LEARNING_RATES.items())
     return (
         f"Texts: {texts}; one tokenizer of {m['vocabulary']:,} entries. Width {m['width']}, {m['heads']} heads, "
         f"context {m['context']}, {t['batch_size']} sequences per update. Pretraining, and training from scratch: "
-        f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates; peak learning rates: "
-        f"{rates}; LoRA of rank 8 beside all linear maps, embeddings trained too."
+        f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates, each at its best peak "
+        "learning rate of a search (last table); LoRA of rank 8 beside all linear maps, embeddings trained too."
     )
 
 

@@ -40,6 +40,7 @@ from diffeqformer.report.figures import (
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, finite, join, number, perplexity
+from diffeqformer.studies.paper import Rates, rates_table
 from diffeqformer.studies.study import Result
 
 Record = Document
@@ -55,10 +56,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path()) -> Result:
-    """Sentences computed from the records, a figure and a table for each direction.
+def result_of(
+    records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path(), rates: Rates | None = None
+) -> Result:
+    """Sentences computed from the records, a figure and a table for each direction, and the learning rates.
 
-    **Arguments:** `records`, in the order in which systems are to be listed; `about`, what else is to be told.
+    **Arguments:** `records`, in the order in which systems are to be listed; `about`, what else is to be told; `rates`,
+    those that were searched.
     """
     directions, systems = list(dict.fromkeys(record["direction"] for record in records)), systems_of(records)
     caption = (
@@ -71,7 +75,8 @@ def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path
     )
     return Result(
         "adapt", "Fine-tuning at other depths", (*findings(records, directions), *about, _terms(records)),
-        tuple(Table(direction, COLUMNS, _rows(records, direction)) for direction in directions), tuple(figures),
+        (*(Table(direction, COLUMNS, _rows(records, direction)) for direction in directions),
+         *([rates_table(rates)] if rates else [])), tuple(figures),
         arrays=_arrays(records), document=list(records), folder=folder,
     )  # fmt: skip
 
