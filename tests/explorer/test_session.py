@@ -20,8 +20,8 @@ from diffeqformer.cli import main
 from diffeqformer.config import DepthConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput
-from diffeqformer.explorer.page import OVERLAYS, portable_page, told_apart
-from diffeqformer.explorer.server import MOST_BYTES, serve
+from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
+from diffeqformer.explorer.server import MOST_BYTES, pages_of, serve
 from diffeqformer.explorer.session import about_run
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.studies.inputs import ids_of
@@ -203,6 +203,44 @@ def test_only_the_page_is_answered():
         assert ask(f"{address}fail", b"{}") == (500, "failed with KeyError: 'nothing'")
         with pytest.raises(BadInput, match="cannot be used"):
             serve("", {}, server.server_port)
+        server.shutdown()
+
+
+def test_the_runs_own_pages_are_served_and_nothing_else_of_their_folders(tmp_path):
+    run = tmp_path / "runs" / "my run"
+    for name in ("analysis/index.html", "analysis/steps/steps.svg", "report.html", "config.yaml", "analysis/notes.txt"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(name)
+    (run.parent / "report.html").write_text("the report of all runs")
+    (run.parent / "private.html").write_text("private")
+    (tmp_path / "secret.html").write_text("secret")
+    (run / "analysis/link.html").symlink_to(tmp_path / "secret.html")
+    assert pages_of([run, tmp_path / "none"]) == ["runs-0/my%20run/analysis/index.html", ""]
+    page = served_page(session_of(dataclasses.replace(run_of("diffeqformer"), folder=run), run_of("vanilla")))
+    assert '"pages": "runs-0/my%20run/analysis/index.html"' in page and page.count('"pages": ""') == 1
+    server, address = serve("the explorer", {}, runs=[run])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def ask(path, host=None):
+        request = urllib.request.Request(f"{address}{path}", headers={"Host": host} if host else {})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.read().decode(), answer.headers["Content-Type"]
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with server:
+        assert ask(pages_of([run])[0]) == ("analysis/index.html", "text/html; charset=utf-8")
+        assert ask("runs-0/my%20run/analysis/steps/steps.svg") == ("analysis/steps/steps.svg", "image/svg+xml")
+        assert ask("runs-0/my%20run/report.html")[0] == "report.html"
+        assert ask("runs-0/report.html")[0] == "the report of all runs"
+        for path in ("config.yaml", "analysis/notes.txt", "analysis/link.html", "analysis", "analysis/../config.yaml",
+                     "analysis/../../private.html", "analysis/%2e%2e/%2e%2e/%2e%2e/secret.html", "analysis/none.html",
+                     "analysis/a%00.html", f"analysis/{'a' * 300}.html"):  # fmt: skip
+            assert ask(f"runs-0/my%20run/{path}") == 404, path
+        for path in ("runs-0/private.html", "runs-0/", "runs-1/my%20run/report.html", "runs-0//etc/hosts.html"):
+            assert ask(path) == 404, path
+        assert ask(pages_of([run])[0], host="rebound.example") == 404
         server.shutdown()
 
 

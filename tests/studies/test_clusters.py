@@ -29,7 +29,7 @@ from diffeqformer.studies.clusters_figures import (
     state_trajectories,
     trajectories,
 )
-from tests.studies.pictures import WIDTHS, band, legend, points, title
+from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
 
 TIMES = np.array([0.0, 0.7, 0.9, 1.0])
 DRAW = np.random.default_rng(0)
@@ -106,7 +106,10 @@ def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden,
             np.testing.assert_allclose(points(line), np.stack([TIMES, np.median(values, axis=1)], 1))
         assert (title(axis), axis.get_xlabel()) == (said, "depth") and axis.get_yscale() == "linear"
     assert list(legend(figure)) == [f"clusters at {share} % of the mean distance" for share in (25, 50)]
-    assert list(legend(figure).values()) == list(COLORS[:2])
+    assert {hexed(line) for axis in figure.axes for line in axis.lines} == {INK}  # colours are places in the text there
+    (named,) = [one.get_lines() for one in figure.legends]
+    looks = [(line.get_alpha(), line.get_marker()) for line in named]
+    assert looks == [(line.get_alpha(), line.get_marker()) for line in figure.axes[0].lines] and len({*looks}) == 2
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -19,8 +19,8 @@ KNOWN = {"layers": 4, "block_numbers": 400, "original": math.log(5)}
 def test_the_best_over_depth_stands_beside_the_best_within_layers():
     made = result(FOUND, KNOWN, "a text")
     assert made.findings[0] == (
-        "With 1/4 of the blocks' numbers sharing over depth loses less than low rank within layers: perplexity 23.00 "
-        "(low rank per layer) within layers, 18.00 (knots, layers not aligned) at best over depth, 5.00 whole."
+        "With 1/4 of the blocks' parameters sharing over depth loses less than low rank within layers: perplexity "
+        "23.00 (low rank per layer) within layers, 18.00 (knots) at best over depth, 5.00 whole."
     )
     assert made.tables[0].columns == ("way", "1/4", "3/4")
     assert made.tables[0].rows[-1] == ("low rank per layer, weighted by activations", "24.00", "18.67")

@@ -105,7 +105,7 @@ def test_perplexity_stands_above_the_number_of_steps(width):
     assert points(ring).tolist() == [[6, 20]] and ring.get_markersize() > 10  # around its own depth
     assert points(lora).tolist() == [[4, 22]] and lora.get_markerfacecolor() == COLORS[1]  # fine-tuned: filled
     assert points(gpt).tolist() == [[8, 21]] and gpt.get_markerfacecolor() == "none"
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("steps run (depth)", "perplexity")
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("steps run (depth)", "perplexity (log scale)")
     assert axis.get_yscale() == "log" and {4, 6, 8, 12} <= set(axis.get_xticks())
     assert legend(figure) == {
         "DiffEqFormer, not fine-tuned": COLORS[0],
@@ -127,7 +127,7 @@ def test_perplexity_stands_above_speed_and_work(width):
         assert points(axis.lines[-1])[0] == pytest.approx([x(8), 21])
         assert {text.get_text(): text.xy[1] for text in axis.texts} == {"4": 22, "6": 20, "12": 90, "8": 21}
     assert speed.get_xlabel() == "tokens per second" and work.get_xlabel().startswith("evaluations of the field")
-    assert speed.get_ylabel() == "perplexity" and len(legend(figure)) == 3
+    assert speed.get_ylabel() == "perplexity (log scale)" and len(legend(figure)) == 3
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -96,7 +96,7 @@ def test_every_system_is_drawn_where_it_is_and_under_its_name(width):
                  "GPT 8, from scratch": (2000, 30.0, {30.0})},
     }  # fmt: skip
     for (curves, ends), own in zip((figure.axes[:2], figure.axes[2:]), expected.values(), strict=True):
-        assert (curves.get_xlabel(), curves.get_ylabel()) == ("updates", "validation perplexity")
+        assert (curves.get_xlabel(), curves.get_ylabel()) == ("updates", "validation perplexity (log scale)")
         assert ends.get_xlabel() == "final perplexity" and ends.get_ylim()[0] > ends.get_ylim()[1]
         assert curves.get_yscale() == "log" and curves.get_xscale() == ends.get_xscale() == "linear"
         drawn = by_look(curves)

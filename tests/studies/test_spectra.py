@@ -8,7 +8,8 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
-from diffeqformer.studies.spectra import change, figures, findings, headline
+from diffeqformer.config import DepthConfig
+from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between
 from diffeqformer.studies.spectra_figures import display_names, flow, frame_of_plane, real_parts, summaries
 from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
 
@@ -149,11 +150,31 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
-    said = findings([("m", found)], (), fold_norm=True, seed=3)
+    said = [headline(found), *notes([("m", found)], (), fold_norm=True, seed=3)]
     shares = {p: found.pairs[p].positive_share.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
     most = max(shares, key=lambda pair: abs(np.diff(shares[pair])[0]))
     assert f"({most}) changes most: {100 * shares[most][0]:.0f} % of its eigenvalues" in said[0]
-    assert "the norms' scales are multiplied in" in said[3] and "m: 5 times" in said[-1]
+    assert "the norms' scales are multiplied in" in said[1] and "m: 5 times" in said[-1]
+
+
+def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
+    """Weights between them were never trained: its figures would be mostly of those."""
+    found = dataclasses.replace(model(), continuous=False)
+    said = notes([("m", found), ("n", found)], (), {"m"}, fold_norm=False, seed=0)
+    assert "only those at the steps were trained and are shown" in said[-2] and said[-2].startswith("m: ")
+    assert said[-1] == "n: each step has weights of its own, so there is nothing between them."
+    assert not any("Curves are made" in line for line in said)
+    drawn = real_parts([("m", found)], "QK").subfigs[0].axes[0].collections[0]
+    assert drawn.get_array().shape == (found.pairs["QK"].eigenvalues.shape[-1], found.steps("QK").sum())
+
+
+@pytest.mark.parametrize(
+    ("depth", "between"),
+    [({}, False), ({"sample": (6,)}, False), ({"sample": "4-6"}, True), ({"jitter": 0.5}, True)],
+)
+def test_a_run_of_drawn_depths_was_trained_between_the_steps(depth, between):
+    run = SimpleNamespace(config=SimpleNamespace(depth=DepthConfig(**depth)))
+    assert trained_between(run) is between
 
 
 def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
@@ -180,5 +201,5 @@ def test_what_steps_of_other_lengths_add_is_comparable():
     np.testing.assert_allclose(scaled.pairs["OV"].radius, by * found.pairs["OV"].radius)
     np.testing.assert_allclose(scaled.pairs["FF"].singular_values, by[..., None] * found.pairs["FF"].singular_values)
     assert scaled.pairs["QK"] is found.pairs["QK"]
-    said = findings([("m", scaled), ("n", found)], (lengths, np.ones(4)), fold_norm=False, seed=0)
+    said = notes([("m", scaled), ("n", found)], (lengths, np.ones(4)), fold_norm=False, seed=0)
     assert "multiplied by it, 1 to 3 in m, 1 in n" in " ".join(said)

@@ -277,22 +277,22 @@ def spectra(
 ) -> Spectra:
     """The spectra of a model's pairs at all steps and, where they take weights at times, on a grid between them.
 
-    **Arguments:** `times`, equally spaced times from 0 to 1 besides those of the steps; `steps` of depth, those trained
-    if not given; `ranks`, sizes of random subsets of the feed-forward block's hidden units, of which
+    **Arguments:** `times`, equally spaced times from 0 to 1 besides those of the steps, 0 for none; `steps` of depth,
+    those trained if not given; `ranks`, sizes of random subsets of the feed-forward block's hidden units, of which
     `W_up[:, S] W_down[S, :]` is taken, the same subset S at all times; `seed` of their draw; `fold_norm` as in
     `pairs_of`; `progress` for display.
 
     **Returns:** `Spectra`.
 
-    **Raises:** `BadInput` for fewer than two times, a rank that does not fit, or a number of steps the model lacks.
+    **Raises:** `BadInput` for a single time, a rank that does not fit, or a number of steps the model lacks.
     """
-    if times < 2:
-        raise BadInput(f"times is {times}, but must be at least 2.")
+    if times < 0 or times == 1:
+        raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(config.hidden_width, ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
     averages = _averages(model.weights)
-    continuous = config.continuous and not averages
+    continuous = config.continuous and not averages and times > 0
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:

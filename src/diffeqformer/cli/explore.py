@@ -62,7 +62,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.to:
         write_output(path, portable_page(session).encode(), "page")
         return print_json({"page": str(path)}) if as_json else print_text(str(path))
-    server, address = serve(served_page(session), session.answers, arguments.port)
+    folders = [run.folder for run in session.runs]
+    server, address = serve(served_page(session), session.answers, arguments.port, folders)
     print_json({"address": address}) if as_json else print_text(f"{address}\nCtrl-C ends it.")
     sys.stdout.flush()
     with server, suppress(KeyboardInterrupt):

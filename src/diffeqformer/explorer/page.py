@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from diffeqformer.analysis.attribution import SIGNED
 from diffeqformer.explorer.portable import portable
+from diffeqformer.explorer.server import pages_of
 from diffeqformer.explorer.session import EXPLANATIONS, Session
 from diffeqformer.plain import Document
 from diffeqformer.report.page import from_template
@@ -12,7 +13,9 @@ from diffeqformer.studies.attribution import DESCRIPTIONS
 
 def served_page(session: Session) -> str:
     """The page that asks the server it came from, and nobody else."""
-    return _page(session, ("explorer_server.js",), "'self'", {}, session.about(), list(session.answers))
+    pages = pages_of([run.folder for run in session.runs])
+    about = [one | {"pages": address} for one, address in zip(session.about(), pages, strict=True)]
+    return _page(session, ("explorer_server.js",), "'self'", {}, about, list(session.answers))
 
 
 def framed_page(session: Session) -> str:

@@ -1,25 +1,37 @@
-"""The explorer's page and its answers, on this machine's loopback alone, under an address that cannot be guessed."""
+"""The explorer's page, its answers and the runs' own pages, on this machine's loopback alone, under an address that
+cannot be guessed."""
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import quote, unquote
 
 from diffeqformer.errors import BadInput, DiffEqFormerError
 from diffeqformer.plain import Values, brief, clean
+from diffeqformer.studies.inputs import ANALYSES_FOLDER
 
 MOST_BYTES = 1 << 20
 """Of a question."""
+KINDS = {
+    ".html": "text/html; charset=utf-8", ".png": "image/png", ".svg": "image/svg+xml",
+    ".npz": "application/octet-stream",
+}  # fmt: skip
+"""Of a run's files, those that its pages are made of."""
 Answer = Callable[[Values], Any]
 
 
-def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+def serve(
+    page: str, answers: Mapping[str, Answer], port: int = 0, runs: Sequence[Path] = ()
+) -> tuple[ThreadingHTTPServer, str]:
     """A server that is not running yet, and its address; call `serve_forever`.
 
     **Arguments:** `page`, HTML; `answers`, by name: a function from a JSON object to a JSON document; `port`, 0 for a
-    free one.
+    free one; `runs`, folders whose reports and analyses are served as well, at `pages_of`.
 
     **Raises:** `BadInput` if the port is taken.
     """
@@ -29,8 +41,14 @@ def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[Thre
         timeout = 30  # seconds for a question to arrive
 
         def do_GET(self) -> None:
-            own = self._is_ours() and self.path == root
-            self._send(200, "text/html; charset=utf-8", page) if own else self._refuse(404, "there is no such page.")
+            asked = self.path.removeprefix(root) if self._is_ours() and self.path.startswith(root) else None
+            file = None if asked is None else _file_of(runs, asked)
+            if asked == "":
+                self._send(200, KINDS[".html"], page)
+            elif file is not None:
+                self._send(200, KINDS[file.suffix], file.read_bytes())
+            else:
+                self._refuse(404, "there is no such page.")
 
         def do_POST(self) -> None:
             answer = answers.get(self.path.removeprefix(root)) if self.path.startswith(root) else None
@@ -60,8 +78,8 @@ def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[Thre
         def _refuse(self, status: int, said: str) -> None:
             self._send(status, "application/json", json.dumps({"error": said}))
 
-        def _send(self, status: int, kind: str, text: str) -> None:
-            body = text.encode()
+        def _send(self, status: int, kind: str, content: str | bytes) -> None:
+            body = content.encode() if isinstance(content, str) else content
             self.send_response(status)
             for name, value in (
                 ("Content-Type", kind),
@@ -83,3 +101,26 @@ def serve(page: str, answers: Mapping[str, Answer], port: int = 0) -> tuple[Thre
         raise BadInput(f"port {port} cannot be used: {error.strerror}; leave --port out for a free one.") from error
     host = f"127.0.0.1:{server.server_port}"
     return server, f"http://{host}{root}"
+
+
+def pages_of(runs: Sequence[Path]) -> list[str]:
+    """Where `serve` has the page that links all of a run's, by run; empty where there is none."""
+    addresses = [f"runs-{number}/{quote(run.name)}/{ANALYSES_FOLDER}/index.html" for number, run in enumerate(runs)]
+    return [address if _file_of(runs, address) else "" for address in addresses]
+
+
+def _file_of(runs: Sequence[Path], asked: str) -> Path | None:
+    """A file of the reports and analyses of a run or of those beside it, which pages link; `None` for any other.
+
+    **Arguments:** `asked`, `runs-0/NAME/analysis/...`: the number of a run, and a path from the folder that it is in.
+    """
+    first, *parts = unquote(asked).split("/")
+    folders = {f"runs-{number}": run.resolve().parent for number, run in enumerate(runs)}
+    shown = parts == ["report.html"] or (len(parts) > 1 and parts[1] in ("report.html", ANALYSES_FOLDER))
+    if first not in folders or not shown:
+        return None
+    path = folders[first].joinpath(*parts)
+    with suppress(OSError, ValueError):  # names that no file can have
+        if path.resolve() == path and path.parts[-len(parts) :] == tuple(parts) and path.suffix in KINDS:
+            return path if path.is_file() else None
+    return None

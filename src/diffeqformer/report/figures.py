@@ -171,19 +171,21 @@ def steps_axis(
     axis.set_xlabel("steps run (depth)")
 
 
-def band(axis: Axes, x: np.ndarray, values: np.ndarray, shade: str, **look: Any) -> None:
+def band(axis: Axes, x: np.ndarray, values: np.ndarray, color: str, **look: Any) -> None:
     """The median of `values` (x, sample), and a band from the first to the third quartile."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
-    axis.plot(x, middle, color=shade, **look)
-    axis.fill_between(x, low, high, color=shade, alpha=0.13, linewidth=0)
+    axis.plot(x, middle, color=color, **look)
+    axis.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
 
 
-def perplexity_scale(axis: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis with plain numbers where perplexities span more than a factor of four."""
+def perplexity_scale(axis: Axes, values: Sequence[float], label: str = "") -> None:
+    """A logarithmic axis with plain numbers, and so labelled, where perplexities span more than a factor of four."""
     axis.margins(y=0.1)
     if values and max(values) > 4 * min(values):
         few = max(values) < 50 * min(values)
         log_axis(axis, "y", LogLocator(subs=(1, 2, 3, 5) if few else (1, 3), numticks=12))
+        label = f"{label} (log scale)" if label else ""
+    axis.set_ylabel(label)
 
 
 def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:

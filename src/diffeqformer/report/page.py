@@ -168,6 +168,7 @@ def render(
     title: str,
     findings: Sequence[str],
     *,
+    notes: Sequence[str] = (),
     tables: Sequence[Table] = (),
     figures: Sequence[Figure] = (),
     maps: Sequence[TokenMap] = (),
@@ -175,7 +176,8 @@ def render(
     arrays: Mapping[str, np.ndarray] | None = None,
     home: str = "",
 ) -> str:
-    """The text of a page, in this order: findings, token maps, animations, figures, tables, names of the arrays.
+    """The text of a page, in this order: findings, token maps, animations, figures, tables, notes, names of the
+    arrays.
 
     **Arguments:** `name`, of the study and of its files; `findings`, sentences, the first of which is the headline;
     `home`, the address of the page that links this one, if there is one.
@@ -186,7 +188,7 @@ def render(
     drawing = ("colours.js", "token_maps.js", "clouds.js") if maps or animations else ()
     return from_template(
         "page.html", scripts=(*(("home.js",) if home or maps else ()), *drawing),
-        name=name, title=title, findings=findings, home=home,
+        name=name, title=title, findings=findings, notes=notes, home=home,
         figures=list(map(drawn, figures)), animations=[(one.caption, _animation(one)) for one in animations],
         tables=tables, maps=[_map(one) for one in maps],
         arrays=[(k, "×".join(map(str, v.shape)) or "scalar", str(v.dtype)) for k, v in (arrays or {}).items()],

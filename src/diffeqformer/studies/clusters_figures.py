@@ -16,7 +16,7 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.clusters import Simulation
 from diffeqformer.analysis.gathering import HiddenStates, Measures, members
-from diffeqformer.report.figures import COLORS, INK, WIDE, band, color, drawing, key, legend, log_axis
+from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, key, legend, log_axis
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
 
@@ -94,7 +94,13 @@ def _curves(found: Measures, share: float) -> list[tuple[str, np.ndarray]]:
 
 
 def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float = WIDE) -> Figure:
-    """The same for a model's hidden states over depth, the clusters at several shares of the present mean distance."""
+    """The same for a model's hidden states over depth, the clusters at several shares of the present mean distance.
+
+    All in ink, fainter for larger shares: on that page colours are places in the text.
+    """
+    few = len(found.times) <= 30
+    looks = [{"color": INK, "alpha": alpha, "marker": MARKERS[i % len(MARKERS)] if few else "", "markersize": 3}
+             for i, alpha in enumerate(np.linspace(1.0, 0.4, max(1, len(shares))))]  # fmt: skip
     points = found.measures.heights.shape[-1] + 1
     with drawing(width, *_four(width, len(shares))) as (figure, grid):
         axes = list(grid.flat)
@@ -104,8 +110,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             (axes[3], 0, found.measures.energy),
         ]  # fmt: skip
         for axis, index, values in lines:
-            few = len(found.times) <= 30
-            band(axis, found.times, values, color(index), marker="o" if few else None, markersize=3)
+            band(axis, found.times, values, **looks[index])
         titles = (
             "clusters per token", "mean state norm", "mean distance / length of states", "interaction energy"
         )  # fmt: skip
@@ -115,8 +120,12 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
         axes[1].set_ylim(bottom=0)
         axes[2].set_ylim(bottom=0)
         axes[3].axhline(math.e / 2, color=INK, linestyle=":", linewidth=1.0)
-        handles = [key(color=color(i)) for i in range(len(shares))]
-        legend(figure, handles, [f"clusters at {100 * s:g} % of the mean distance" for s in shares], width)
+        legend(
+            figure,
+            [key(**look) for look in looks],
+            [f"clusters at {100 * s:g} % of the mean distance" for s in shares],
+            width,
+        )
     return figure
 
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 MOST = 8
 """Sizes at most, evenly spread."""
 WAYS = {
-    "knots-as-is": "knots, layers not aligned",
-    "knots": "knots",
-    "knots-weighted": "knots, weighted by activations",
-    "modes": "P truncated over depth",
-    "mean-rank": "mean over depth, low rank per layer",
+    "knots-as-is": "knots",
+    "knots": "knots, aligned",
+    "knots-weighted": "knots, aligned, weighted by activations",
+    "modes": "fewer directions over depth, aligned",
+    "mean-rank": "mean layer, low rank per layer, aligned",
     "rank": "low rank per layer",
     "rank-weighted": "low rank per layer, weighted by activations",
 }
-"""In order, and how they are written; the last two share nothing over depth, the others are of aligned layers."""
+"""In order, and how they are written; the last two share nothing over depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,10 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     """
     from diffeqformer.report.page import both_widths
 
-    caption = "Perplexity against the numbers that the blocks take, without training; the line is the whole model."
+    caption = (
+        "Perplexity against the share of the blocks' parameters that is kept, without training; the grey line is the "
+        "whole model."
+    )
     names = ("size", "numbers", "loss")
     arrays = {name: np.asarray([row[name] for row in found]) for name in names}
     return Result(
@@ -122,17 +125,33 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         "Is a model made smaller over depth, or within layers?",
         (
             headline(found, known),
-            about,
-            "Over depth, of layers that are aligned to their neighbours: K knots by least squares, or the mean and "
-            "K − 1 singular vectors over depth of every array, as time networks with d_emb K − 1 hold them. Within "
-            "layers: each matrix of the rank whose factors take K/L of its numbers; biases and norms are kept. "
-            "Weighted: the outputs on the text come nearest, not the matrices.",
+            f"A share of K/{known['layers']} keeps as many of the blocks' parameters as K of the {known['layers']} "
+            "layers have. Solid lines share over depth: all layers are made of a few. Dashed lines keep every layer, "
+            "each with matrices of lower rank.",
         ),
         (table(found, known),),
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
         arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
         document={**known, "smaller": list(found)},
+        notes=notes(known["layers"], about),
         folder=folder,
+    )
+
+
+def notes(layers: int, about: str) -> tuple[str, ...]:
+    """What was evaluated on what, and what the ways are."""
+    return (
+        about,
+        f"Knots: K of them, between which layers are interpolated linearly over depth, fitted to the {layers} layers "
+        "by least squares.",
+        "Fewer directions over depth: every layer is the mean layer plus a combination of K − 1 others (truncated "
+        "singular value decomposition over depth), which is what time-dependent weights with d_emb = K − 1 hold.",
+        "Mean layer, low rank per layer: every layer is the mean one plus matrices of low rank of its own.",
+        "Low rank per layer: each matrix becomes a product of two thin ones with K/L of its numbers; biases and norms "
+        "are kept.",
+        "Aligned: before, each layer's hidden units and heads are put into the order in which they are most like those "
+        "of the layer before it, which changes no output. Weighted by activations: what is fitted are the outputs on "
+        "the text, not the matrices.",
     )
 
 
@@ -154,7 +173,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
     ]
     otherwise = f" With {join(turned)} it is the other way round." if turned else ""
     return (
-        f"With {size}/{known['layers']} of the blocks' numbers {better}: perplexity {said(within)} within layers, "
+        f"With {size}/{known['layers']} of the blocks' parameters {better}: perplexity {said(within)} within layers, "
         f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole.{otherwise}"
     )
 
@@ -165,7 +184,7 @@ def table(found: Sequence[Values], known: Values) -> Table:
     at = {(row["way"], row["size"]): perplexity(float(np.exp(row["loss"]))) for row in found}
     columns = ("way", *(f"{size}/{known['layers']}" for size in sizes))
     rows = tuple((name, *(at[way, size] for size in sizes)) for way, name in WAYS.items())
-    return Table("Perplexity, by the share of the blocks' numbers", columns, rows)
+    return Table("Perplexity, by the share of the blocks' parameters", columns, rows)
 
 
 def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
@@ -186,9 +205,8 @@ def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -
             if points:
                 axis.plot(*zip(*points, strict=True), **own)
             seen += [y for _, y in points]
-        perplexity_scale(axis, seen)
+        perplexity_scale(axis, seen, "perplexity")
         axis.set_xticks([size / layers for size in sizes], [f"{size}/{layers}" for size in sizes])
         axis.set_xlabel("share of the blocks' parameters kept")
-        axis.set_ylabel("perplexity (log scale)" if axis.get_yscale() == "log" else "perplexity")
         legend(figure, [key(**own) for own in looks.values()], list(WAYS.values()), width)
     return figure

@@ -43,8 +43,7 @@ def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             drawn += line
         steps = {*curve.points, *(mark.steps for mark in curve.marks)}
         steps_axis(axis, steps, {curve.own}, width, own="own depth")
-        axis.set_ylabel("perplexity")
-        perplexity_scale(axis, [y for _, y in drawn])
+        perplexity_scale(axis, [y for _, y in drawn], "perplexity")
         _legend(figure, curve, width)
     return figure
 
@@ -67,9 +66,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
                 axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
             axis.margins(x=0.08)
             axis.set_xlabel(label)
-            perplexity_scale(axis, [y for _, y in drawn])
-        for axis in axes[:, 0]:
-            axis.set_ylabel("perplexity")
+            perplexity_scale(axis, [y for _, y in drawn], "perplexity" if axis in axes[:, 0] else "")
         _legend(figure, curve, width)
     return figure
 

@@ -84,15 +84,17 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["pairwise, leading"] = of_pairwise(found, grid)
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
-        what = f"Pairwise exponents of the last output, token {last}, {tokens[last]}, up to each time"
-        said = f"{what}: of the five inputs where they are largest in the end"
+        said = (
+            f"Of the last output, token {last}, “{tokens[last]}”, whichever is chosen above: its pairwise exponents up "
+            "to each time, of the five inputs where they are largest in the end."
+        )
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
-    caption = f"Exponents of every input for the last output, token {last}, {tokens[last]}"
+    caption = f"Of the last output, token {last}, “{tokens[last]}”, whichever is chosen above: exponents of every input"
     panels = {name: part.panel for name, part in parts.items()}
     name = [*parts][-1]
     headlines = tuple(headline(tokens, at, name, row) for at, row in zip(outputs, scores[name], strict=True))

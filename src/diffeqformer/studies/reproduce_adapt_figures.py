@@ -154,11 +154,11 @@ def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) ->
             drawn += [y for _, y in mean]
             axis.plot(*zip(*thin(mean), strict=True), **_look(systems, one), markevery=max(1, len(thin(mean)) // 8))
     most = MOST * min(drawn, default=0)
-    perplexity_scale(axis, [min(y, most) for y in drawn])
+    perplexity_scale(axis, [min(y, most) for y in drawn], "validation perplexity")
     if drawn and max(drawn) > most:
         axis.set_ylim(top=most)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axis.set(xlabel="updates", ylabel="validation perplexity")
+    axis.set_xlabel("updates")
 
 
 def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:

@@ -1,6 +1,6 @@
 """`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from diffeqformer.analysis.spectra import Spectra
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.report.page import Figure
+    from diffeqformer.runs.opening import Run
 
 AUTHORS_RANKS = (100, 500)
+BETWEEN = 100
+"""Times between the steps that are shown of a model that was trained there."""
+CURVES = " Curves are made by matching the eigenvalues of neighbouring times one to one, so that they move least."
 WHAT = {
     "QK": "which tokens heads look at",
     "OV": "what heads copy from the tokens they look at",
@@ -39,8 +43,9 @@ class Arguments(OfRun):
 
     against: Annotated[str, tyro.conf.arg(metavar="RUN2")] = ""
     """A second run, such as a vanilla one, drawn beside the first."""
-    times: int = setting(100, least=1, most=MOST_STEPS)
-    """Equally spaced times between 0 and 1, besides those of the steps, if weights are functions of time."""
+    times: int | None = setting(None, least=0, most=MOST_STEPS)
+    """Equally spaced times between 0 and 1, besides those of the steps, if weights are functions of time; if not
+    given, 100 for a model that was trained at more than its own steps (drawn depths, jitter), else none."""
     ranks: Annotated[str, tyro.conf.arg(metavar="R,R,...")] = ""
     """Sizes of random subsets of the feed-forward's hidden units; of the authors' 100 and 500 those that fit."""
     seed: int = setting(0, least=0, most=UINT32)
@@ -52,7 +57,7 @@ class Arguments(OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """The spectra of one run, or of two side by side."""
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
-    from diffeqformer.analysis.spectra import hidden_subsets, spectra
+    from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run
 
     opened, folder = arguments.open("spectra", progress)
@@ -62,12 +67,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
         one.model.grid(arguments.steps)
         hidden_subsets(one.model.config.hidden_width, some)
-    models, lengths = [], []
+    models, lengths, left_out = [], [], set()
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
         steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
-        models.append((str(one.folder), spectra(one.model, times=arguments.times, steps=steps, ranks=some, **settings)))
+        times = (BETWEEN if trained_between(one) else 0) if arguments.times is None else arguments.times
+        models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
+        if one.model.config.continuous and not times:
+            left_out.add(str(one.folder))
         lengths.append(step_lengths(one.model, steps))
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
     if comparable:
@@ -80,11 +88,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
     return Result(
         "spectra", "How do eigenvalues change over depth?",
-        findings(models, lengths if comparable else (), fold_norm=arguments.fold_norm, seed=arguments.seed),
+        (headline(models[0][1]), change(models, SHARE, percent), change(models, RADIUS, "{:.3g}".format)),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
+        notes=notes(
+            models, lengths if comparable else (), left_out, fold_norm=arguments.fold_norm, seed=arguments.seed
+        ),
         folder=folder,
     )  # fmt: skip
+
+
+def trained_between(run: "Run") -> bool:
+    """Whether training saw weights at other times than those of a model's own steps."""
+    return len(run.config.depth.depths) > 1 or run.config.depth.jitter > 0
 
 
 def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
@@ -127,7 +143,7 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     )
     of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
     for number, (name, found) in enumerate(models):
-        kind = of_curves if found.continuous else "Dots are the eigenvalues of the layers"
+        kind = of_curves if found.continuous else "Dots are the eigenvalues of the steps' weights"
         for pair in ("QK", "OV", "FF"):
             said = f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}."
             file = _file("flow", pair) + ("-against" if number else "")
@@ -154,6 +170,7 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
     what = of.get(pair) or f"W_up W_down over {pair.split()[1]} random hidden units"
     marks = " Marks above: the forward pass's steps." if any(found.continuous for _, found in models) else ""
+    marks = marks or " A column is a step."
     said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
@@ -185,23 +202,20 @@ def headline(found: "Spectra") -> str:
     )
 
 
-def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool, seed: int) -> tuple[str, ...]:
-    """How shares and radii change, what the matrices are (OV and FF may be multiplied by the `lengths` of every
-    model's steps), and how far the curves can be trusted."""
-    from diffeqformer.analysis.spectra import RADIUS, SHARE
-
+def notes(
+    models: Models, lengths: "Sequence[np.ndarray]", left_out: Collection[str] = (), *, fold_norm: bool, seed: int
+) -> tuple[str, ...]:
+    """What the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far the
+    curves can be trusted. Of models that are `left_out` there are weights between the steps that are not shown."""
     said = [
-        headline(models[0][1]),
-        change(models, SHARE, percent),
-        change(models, RADIUS, "{:.3g}".format),
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
         "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
         "activation). They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
         + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
         "A step multiplies what OV and FF give by its length, horizon / steps: 1 for ordinary transformers. "
         + (multiplied(models, lengths) if lengths else "The products are shown without it."),
-        "Real parts alone are half of a spectrum: the figures of the complex plane show the rest. Curves are made by "
-        "matching the eigenvalues of neighbouring times one to one, so that they move least.",
+        "Real parts alone are half of a spectrum: the figures of the complex plane show the rest."
+        + (CURVES if any(found.continuous for _, found in models) else ""),
     ]
     for name, found in models:
         if found.continuous:
@@ -211,7 +225,13 @@ def findings(models: Models, lengths: "Sequence[np.ndarray]", *, fold_norm: bool
             said.append(
                 f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
                 f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves. {trusted}"
-                "Weights between the steps were never trained: only the steps are what the model computes with."
+                "Of a model of one depth, weights between the steps were never trained: only the steps are what it "
+                "computes with."
+            )
+        elif name in left_out:
+            said.append(
+                f"{name}: its weights are functions of depth, of which only those at the steps were trained and are "
+                f"shown; `--times {BETWEEN}` shows those between them, too."
             )
         else:
             said.append(f"{name}: each step has weights of its own, so there is nothing between them.")

@@ -31,6 +31,8 @@ class Result:
     """Every number by name, to be written as NPZ."""
     document: Any = field(default_factory=dict)
     """What the command prints as JSON."""
+    notes: "tuple[str, ...]" = ()
+    """How it was measured, and what words mean here: below figures and tables."""
     folder: Path = Path()
     """Where `write` writes if it is not told."""
 
@@ -64,14 +66,14 @@ class Result:
     def _repr_html_(self) -> str:
         from html import escape
 
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.findings)
+        said, notes = ("".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self.findings, self.notes))
         drawn = "".join(one.to_html() for one in self.maps)
         if self.figures:
             from diffeqformer.report.figures import svg
 
             drawn += "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
-        return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}"
+        return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}{notes}"
 
     def _shown(self) -> Document:
-        names = ("name", "title", "findings", "tables", "figures", "maps", "animations", "arrays")
+        names = ("name", "title", "findings", "notes", "tables", "figures", "maps", "animations", "arrays")
         return {name: getattr(self, name) for name in names}

@@ -46,6 +46,7 @@
     $("depth").open = state.time !== null;
     if (document.activeElement !== $("time")) $("time").value = state.time ?? 0;
     $("which").textContent = `${own.name}: ${own.said}, update ${own.update}`;
+    [$("pages").hidden, $("pages").href] = [!own.pages, own.pages || ""];
   };
 
   // Colours: of a probability from 0 to 1; of a divergence from 0 to the largest one.
