@@ -165,6 +165,6 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
         assert said in gathering([start, {"energy": energy, "clusters": {"0.5": clusters}}], "0.5")
     path = [start, {"energy": 1.5}, {"energy": 1.1}]
-    assert gathering(path, "0.5").startswith("Tokens gather in direction up to step 1 of 2, where the energy is 1.500")
+    assert gathering(path, "0.5").startswith("Tokens gather in direction up to step 1 of 2 (interaction energy 1.500)")
     path = [start, {"energy": 0.5}, {"energy": 1.1}]
-    assert gathering(path, "0.5").startswith("Tokens scatter in direction up to step 1 of 2, where the energy is 0.500")
+    assert gathering(path, "0.5").startswith("Tokens scatter in direction up to step 1 of 2 (interaction energy 0.500)")

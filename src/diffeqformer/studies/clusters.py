@@ -242,11 +242,9 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         "clusters",
         f"Do the tokens of {opened.folder.name} gather in depth?",
         (
-            f"{gathering(rows, half)} {change}. The interaction energy, which says how far states point the same way, "
+            gathering(rows, half),
+            f"{change}. The interaction energy, which says how far states point the same way, "
             f"goes from {start['energy']:.3f} to {end['energy']:.3f} (1.359 if all had one direction).",
-            f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
-            f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
-            "distance of the same depth; the energy is half the mean of exp(cos) over all pairs of states.",
         ),
         (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (
@@ -256,6 +254,11 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         animations=(Animation(paths, (cloud,), found.times, "depth"),) if found.projection.shape[-1] == 3 else (),
         arrays=found.arrays() | {"texts": texts},
         document={**opened.which, "depths": rows},
+        notes=(
+            f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
+            f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
+            "distance of the same depth; the energy is half the mean of exp(cos) over all pairs of states.",
+        ),
         folder=folder,
     )
 
@@ -307,13 +310,13 @@ def gathering(rows: Sequence[Values], share: str) -> str:
     highest, lowest = energies.index(max(energies)), energies.index(min(energies))
     if energies[highest] > 1.1 * max(start["energy"], end["energy"]):
         return (
-            f"Tokens gather in direction up to step {highest} of {len(rows) - 1}, where the energy is "
-            f"{energies[highest]:.3f}, and scatter after it."
+            f"Tokens gather in direction up to step {highest} of {len(rows) - 1} (interaction energy "
+            f"{energies[highest]:.3f}), and scatter after it."
         )
     if energies[lowest] < 0.9 * min(start["energy"], end["energy"]):
         return (
-            f"Tokens scatter in direction up to step {lowest} of {len(rows) - 1}, where the energy is "
-            f"{energies[lowest]:.3f}, and gather after it."
+            f"Tokens scatter in direction up to step {lowest} of {len(rows) - 1} (interaction energy "
+            f"{energies[lowest]:.3f}), and gather after it."
         )
     energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
     if energy > 1.1 and clusters < 0.9:

@@ -95,7 +95,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                 loss = evaluate(own, batches).loss
                 found.append({"way": way, "size": size, "numbers": smaller.numbers, "loss": loss})
                 stage.advance(1)
-    text = ", ".join(arguments.data) if arguments.data else f"the validation text of {opened.folder}"
+    text = ", ".join(arguments.data) if arguments.data else f"The validation text of {opened.folder}"
     about = (
         f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
         f"{opened.folder} at update {opened.step}, {layers} layers."
@@ -147,8 +147,8 @@ def notes(layers: int, about: str) -> tuple[str, ...]:
         "Fewer directions over depth: every layer is the mean layer plus a combination of K − 1 others (truncated "
         "singular value decomposition over depth), which is what time-dependent weights with d_emb = K − 1 hold.",
         "Mean layer, low rank per layer: every layer is the mean one plus matrices of low rank of its own.",
-        "Low rank per layer: each matrix becomes a product of two thin ones with K/L of its numbers; biases and norms "
-        "are kept.",
+        f"Low rank per layer: each matrix becomes a product of two thin ones with K/{layers} of its numbers; biases "
+        "and norms are kept.",
         "Aligned: before, each layer's hidden units and heads are put into the order in which they are most like those "
         "of the layer before it, which changes no output. Weighted by activations: what is fitted are the outputs on "
         "the text, not the matrices.",
