@@ -97,8 +97,17 @@ def test_rank_correlation_is_scipys():
     x, y = draw.integers(0, 5, (2, 30)).astype(float)
     assert spearman(x, y) == pytest.approx(spearmanr(x, y).statistic)
     assert spearman(x, np.ones(30)) == 0
-    same = correlate("a", x.reshape(5, 6), "b", x.reshape(5, 6), by_head=True, samples=20)
+    same = correlate("a", x.reshape(5, 6), "b", x.reshape(5, 6), crossed=True, samples=20)
     assert same.rho == pytest.approx(1) and same.interval == pytest.approx((1, 1))
+
+
+def test_intervals_know_that_a_heads_steps_and_a_steps_heads_go_together():
+    """What depends on the head alone, or on the step alone, has as many independent values as there are of those."""
+    draw = np.random.default_rng(0).normal
+    width = lambda x, y, crossed: np.ptp(correlate("a", x, "b", y, crossed=crossed, samples=300).interval)
+    for of in ((1, 5), (12, 1)):
+        x, y = (draw(size=of) + 0.01 * draw(size=(12, 5)) for _ in range(2))
+        assert width(x, y, True) > 1.5 * width(x, y, False)
 
 
 def test_results_do_not_depend_on_the_batch(monkeypatch):

@@ -167,9 +167,10 @@ def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, add
     after(browser, lambda: browser.click("#depth summary"))
     dots = "return ['QK', 'OV', 'FF'].map((n) => document.querySelectorAll(`#depth${n} circle:not(.past)`).length)"
     assert browser.run(dots) == [16, 16, 16]
-    wound = after(browser, lambda: browser.run("time.value = 0.5; time.dispatchEvent(new Event('input'));"))
+    wound = after(browser, lambda: browser.run("time.value = 1; time.dispatchEvent(new Event('input'));"))
     assert (
-        browser.run("return document.querySelectorAll('#depthFF .past').length") == 16 and "time=0.5" in wound["hash"]
+        browser.run("return document.querySelectorAll('#depthFF .past').length") == 16
+        and "time=0.6666" in wound["hash"]
     )
     assert wound["sideways"] <= 0 and not browser.complaints()
 

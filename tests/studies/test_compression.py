@@ -30,6 +30,11 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
 def test_the_headline_says_at_which_sizes_the_ways_change_places():
     lower = [row | ({"loss": 1.0} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
     assert result(lower, KNOWN, "a text").findings[0].endswith("5.00 whole. With 3/4 it is the other way round.")
+    near = [
+        row | ({"loss": math.log(10 + 8 / 3) + 0.005} if (row["way"], row["size"]) == ("rank", 3) else {})
+        for row in FOUND
+    ]
+    assert result(near, KNOWN, "a text").findings[0].endswith("whole. With 3/4 the two are within 1 % of each other.")
     failed = [row | ({"loss": math.nan} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
     assert result(failed, KNOWN, "a text").findings[0].endswith("5.00 whole.")
 

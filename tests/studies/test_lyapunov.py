@@ -44,8 +44,17 @@ def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
     assert headline(tokens, 2, "end-to-end, growth", exponents) == (
         "The output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a small change there "
-        "arrives 2 times as large (end-to-end, growth)."
+        "arrives 2 times as large, one at token 2 itself 8.1e+03 times (end-to-end, growth)."
     )
+
+
+def test_tokens_within_two_standard_errors_of_the_first_are_told():
+    exponents, error = np.array([1.0, 0.95, 0.5, 3.0]), np.array([0.02, 0.02, 0.02, 0.1])
+    said = headline(("a", "b", "c", "d"), 3, "growth", exponents, error)
+    assert "to token 0, “a”, of those before it (1 other within two standard errors): a small" in said
+    assert "others" in headline(("a", "b", "c", "d"), 3, "growth", exponents, 10 * error)
+    assert "errors" not in headline(("a", "b", "c", "d"), 3, "growth", exponents, error / 10)
+    assert "errors" not in headline(("a", "b", "c", "d"), 3, "growth", exponents)
 
 
 def test_what_is_drawn_is_the_last_output_up_to_itself():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
-from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
+from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO, Spectra, Spectrum
 from diffeqformer.config import DepthConfig
 from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between
 from diffeqformer.studies.spectra_figures import display_names, flow, frame_of_plane, real_parts, summaries
@@ -151,9 +151,13 @@ def test_sentences_are_those_of_the_numbers():
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
     said = [headline(found), *notes([("m", found)], (), fold_norm=True, seed=3)]
-    shares = {p: found.pairs[p].positive_share.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
-    most = max(shares, key=lambda pair: abs(np.diff(shares[pair])[0]))
-    assert f"({most}) changes most: {100 * shares[most][0]:.0f} % of its eigenvalues" in said[0]
+    radii = {p: found.pairs[p].radius.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
+    most = max(radii, key=lambda pair: abs(np.diff(np.log(radii[pair]))[0]))
+    first, last = radii[most]
+    assert (
+        f"({most}) changes most in size: the largest eigenvalue is {first:.3g} in the first step, {last:.3g} in"
+        in said[0]
+    )
     assert "the norms' scales are multiplied in" in said[1] and "m: 5 times" in said[-1]
 
 
@@ -178,19 +182,26 @@ def test_a_run_of_drawn_depths_was_trained_between_the_steps(depth, between):
 
 
 def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
-    shares = {"QK": [0.5, 0.5, 0.5, 0.5], "OV": [0.8, 0.7, 0.2, 0.4], "FF": [0.5, 0.9, 0.5, 0.5]}
+    radii = {"QK": [2.0, 2.0, 2.0, 2.0], "OV": [8.0, 4.0, 0.2, 1.0], "FF": [3.0, 9.0, 3.0, 3.0]}
+    column = lambda values: np.array([[0.0], *([one] for one in values)])
     found = SimpleNamespace(
         pairs={
-            pair: SimpleNamespace(summaries=lambda s=share: {SHARE: np.array([[0.0], *([one] for one in s)])})
-            for pair, share in shares.items()
+            pair: SimpleNamespace(
+                summaries=lambda own=own: {RADIUS: column(own), SUM_RATIO: column([0.98, 0.5, -0.9, -0.66])}
+            )
+            for pair, own in radii.items()
         },
         steps=lambda pair: np.array([False, True, True, True, True]),
         times=np.linspace(0, 1, 5),
+        edges=np.linspace(0, 1, 5),
     )
-    assert headline(found).endswith(
-        "80 % of its eigenvalues keep the sign of what they act on (a positive real part) in the first step, 20 % at "
-        "t = 0.75, 40 % in the last."
+    assert headline(found) == (
+        "From the first step to the last what heads copy from the tokens they look at (OV) changes most in size: the "
+        "largest eigenvalue is 8 in the first step, 0.2 at step 3, 1 in the last. The sum ratio, 1 if all eigenvalues "
+        "keep the sign of what they act on and −1 if all turn it over, goes from 0.98 to -0.66."
     )
+    found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
+    assert "0.2 at t = 0.75" in headline(found)
 
 
 def test_what_steps_of_other_lengths_add_is_comparable():

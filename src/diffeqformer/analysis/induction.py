@@ -35,6 +35,7 @@ TESTS = (
     ("prefix matching", "QK and OV positive"), ("next token", "QK and OV positive"), ("next token", "OV sum ratio"),
 )  # fmt: skip
 """Which behaviour is compared with which summary of a spectrum."""
+COPYING = ("copying", "OV positive share")
 INFERENCE = ("prefix matching", "QK and OV positive")
 """The paper's: a head of which both shares of positive real parts are large is an induction head."""
 
@@ -48,8 +49,8 @@ class Correlation:
     rho: float
     """Spearman's rank correlation; 0 if either is the same everywhere."""
     interval: tuple[float, float]
-    """95 % bootstrap interval: heads are drawn anew if weights are functions of time (a head's times go together),
-    else heads of all layers are."""
+    """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
+    together), else heads of all layers are."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,23 @@ class Induction:
             return (
                 f"This model has no induction heads: the best matches prefixes by {most:.3f} ({self.chance:.3f} by "
                 f"chance), and repeating a random sequence lowers its loss by {self.loss_first - self.loss_later:.2f} "
-                f"nats. The paper's inference from eigenvalues cannot be tested here: {spread} is of heads that do "
-                "next to nothing."
+                f"nats. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
             )
         if low > 0:
             return f"Heads with positive spectra match prefixes more: the inference is supported here ({spread})."
         if high < 0:
             return f"Heads with positive spectra match prefixes less: the inference fails here ({spread})."
         return f"Positive spectra do not tell which heads match prefixes on this model ({spread})."
+
+    def _copying(self) -> str:
+        """Whether heads copy where OV says so, which needs no induction heads."""
+        found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
+        (low, high), most = found.interval, float(self.behaviours["copying"].max())
+        goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
+        return (
+            f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
+            f"{found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f})."
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, to be saved."""
@@ -206,7 +216,7 @@ def measure_induction(
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(
-            correlate(b, values[b], s, values[s], by_head=continuous, samples=samples, seed=seed) for b, s in TESTS
+            correlate(b, values[b], s, values[s], crossed=continuous, samples=samples, seed=seed) for b, s in TESTS
         ),
         chance=float((prefix_targets(length, repeats).sum(1) / np.arange(1, positions + 1))[length:].mean()),
         loss_first=float(first),
@@ -216,16 +226,19 @@ def measure_induction(
 
 
 def correlate(
-    behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, by_head: bool, samples: int = 1000, seed: int = 0
+    behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, crossed: bool, samples: int = 1000, seed: int = 0
 ) -> Correlation:
     """Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
 
-    **Arguments:** `by_head`, true to draw whole heads, false to draw (step, head) points; `samples` of the bootstrap.
+    **Arguments:** `crossed`, true to draw steps and heads, each apart, and every pair of those drawn (Owen 2007, the
+    pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
+    interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
     """
     draw = np.random.default_rng(seed)
-    a, b = (x, y) if by_head else (x.reshape(1, -1), y.reshape(1, -1))  # what is drawn stands on the last axis
-    picks = (draw.integers(0, a.shape[1], a.shape[1]) for _ in range(samples))
-    found = [spearman(a[:, some].ravel(), b[:, some].ravel()) for some in picks]
+    a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
+    sizes = a.shape
+    picks = (np.ix_(*(draw.integers(0, size, size) for size in sizes)) for _ in range(samples))
+    found = [spearman(a[some].ravel(), b[some].ravel()) for some in picks]
     low, high = np.quantile(found, (0.025, 0.975))
     return Correlation(behaviour, summary, spearman(x.ravel(), y.ravel()), (float(low), float(high)))
 

@@ -144,9 +144,10 @@ class Spectra:
         return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
-        """Means over heads in the first, a middle and the last step."""
+        """In the first, a middle and the last step; of QK and OV, means over heads."""
         of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
-        columns = ("pair: mean over heads", "first step", "middle step", "last step")
+        every = len(of_steps["QK"])
+        columns = ("pair", "first step", f"{every // 2 + 1} of {every}", "last step")
         rows = [
             (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)))
             for name, at in of_steps.items()

@@ -24,6 +24,7 @@ from diffeqformer.analysis.reading import (
     settled,
     walk,
 )  # fmt: skip
+from diffeqformer.analysis.spectra import evaluation_times
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
 from diffeqformer.model.solving import with_scheme
@@ -37,6 +38,7 @@ from diffeqformer.report.text import join
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.studies import inputs
+from diffeqformer.studies.spectra import trained_between
 
 SCHEMES_OFFERED = ("euler", "euler-middle", "lie-trotter", "lie-trotter-middle", "midpoint", "heun", "rk4", "strang")
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -263,11 +265,18 @@ def about_run(run: Run) -> Document:
         "most": MOST_STEPS if any_depth else run.model.grid().steps,
         "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
         "scheme": own,
+        "stops": [] if trained_between(run) else stops_of(run),
         "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],
         "tolerances": [rtol for rtol in TOLERANCES if _adapts(run.model, rtol)],
         "context": config.context,
         "heads": config.heads,
     }
+
+
+def stops_of(run: Run) -> list[float]:
+    """The times at which the steps that a run was trained with take weights."""
+    attention, feed_forward = evaluation_times(run.model)
+    return np.round(np.union1d(attention, feed_forward), 9).tolist()
 
 
 def settings_of(run: Run) -> str:

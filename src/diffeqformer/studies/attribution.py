@@ -171,17 +171,19 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
         if fall > 0
         else "It rests on no single token: with the mean embedding in the place of any, log p does not fall"
     )
-    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion)."
+    against = int(np.nanargmin(scores["occlusion"]))
+    rise = -scores["occlusion"][against]
+    more = f"; token {against}, “{tokens[against]}”, speaks against it by more ({rise:.3g})" if rise > fall > 0 else ""
+    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion){more}."
     if not at:
         return said
-    earlier = (int(np.nanargmax(scores[name][:at])) for name in ("Lyapunov, end-to-end", "attention"))
-    lyapunov, attention = (f"token {place}, “{tokens[place]}”" for place in earlier)
-    others = (
-        f"end-to-end exponents point to {lyapunov}, attention to {attention}"
-        if lyapunov != attention
-        else f"end-to-end exponents and attention both point to {attention}"
-    )
-    return f"{said} Of the tokens before it, {others}."
+    names = {"occlusion": "occlusion", "Lyapunov, end-to-end": "end-to-end exponents", "attention": "attention"}
+    places = {words: int(np.nanargmax(scores[name][:at])) for name, words in names.items()}
+    token = lambda place: f"token {place}, “{tokens[place]}”"
+    effect = scores["occlusion"][places["occlusion"]]
+    first = f"occlusion puts {token(places['occlusion'])} first ({effect:.2g} nats)"
+    others = [f"{words} {token(place)}" for words, place in list(places.items())[1:]]
+    return f"{said} Of the tokens before token {at} {first}, {' and '.join(others)}."
 
 
 def trust(found: "Faithfulness", length: int) -> Table:

@@ -244,7 +244,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         (
             gathering(rows, half),
             f"{change}. The interaction energy, which says how far states point the same way, "
-            f"goes from {start['energy']:.3f} to {end['energy']:.3f} (1.359 if all had one direction).",
+            f"goes from {start['energy']:.3f} to {end['energy']:.3f} (0.5 if all stood at right angles, 1.359 if all "
+            "had one direction).",
         ),
         (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (

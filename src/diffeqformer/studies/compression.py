@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import finite, join, perplexity
+from diffeqformer.report.text import finite, join, percent, perplexity
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST = 8
 """Sizes at most, evenly spread."""
+LEVEL = 0.01
+"""Of perplexity: ways that are nearer than this to each other are called level."""
 WAYS = {
     "knots-as-is": "knots",
     "knots": "knots, aligned",
@@ -167,11 +169,15 @@ def headline(found: Sequence[Values], known: Values) -> str:
         else ("sharing over depth loses less than low rank within layers")
     )
     loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
-    over_depth = lambda size: min((r for r in found if r["size"] == size), key=loss)["way"] in list(WAYS)[:-2]
-    turned = [
-        f"{one}/{known['layers']}" for one in sorted({r["size"] for r in found}) if over_depth(one) != over_depth(size)
-    ]
-    otherwise = f" With {join(turned)} it is the other way round." if turned else ""
+    sizes = sorted({row["size"] for row in found} - {size})
+    least = lambda size, ways: min(loss(row) for row in found if row["size"] == size and row["way"] in ways)
+    lead = {one: least(one, list(WAYS)[-2:]) - least(one, list(WAYS)[:-2]) for one in sizes}
+    sign = 1 if at[over] <= at[within] else -1
+    shares = lambda chosen: join([f"{one}/{known['layers']}" for one in chosen])
+    level = [one for one in sizes if abs(lead[one]) < LEVEL]
+    turned = [one for one in sizes if sign * lead[one] <= -LEVEL]
+    otherwise = f" With {shares(turned)} it is the other way round." if turned else ""
+    otherwise += f" With {shares(level)} the two are within {percent(LEVEL)} of each other." if level else ""
     return (
         f"With {size}/{known['layers']} of the blocks' parameters {better}: perplexity {said(within)} within layers, "
         f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole.{otherwise}"

@@ -84,7 +84,8 @@ def findings(name: str, found: "Induction") -> tuple[str, ...]:
         "and outputs are those of the forward pass itself (Olsson et al. 2022).",
         "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
         "is the smaller of a head's two shares of positive real parts. A correlation is Spearman's, over "
-        "all heads and steps, with a bootstrap interval.",
+        "all heads and steps, with a bootstrap interval: where weights are functions of depth steps and heads are "
+        "drawn, each apart, since a head's values at several steps are not independent; else single heads are.",
     )
 
 

@@ -89,15 +89,20 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "to each time, of the five inputs where they are largest in the end."
         )
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
+    probed = None
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
     caption = f"Of the last output, token {last}, “{tokens[last]}”, whichever is chosen above: exponents of every input"
+    states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
+    first, *_, end = np.sqrt(np.square(np.asarray(states, np.float64)).mean((1, 2, 3)))
     panels = {name: part.panel for name, part in parts.items()}
     name = [*parts][-1]
-    headlines = tuple(headline(tokens, at, name, row) for at, row in zip(outputs, scores[name], strict=True))
+    errors = [None] * len(outputs) if probed is None else probed.error
+    rows = zip(outputs, scores[name], errors, strict=True)
+    headlines = tuple(headline(tokens, at, name, row, error) for at, row, error in rows)
     return Result(
         "lyapunov",
         "Which tokens is a prediction sensitive to?",
@@ -109,6 +114,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
             "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
             "importance: `analyze attribution --faithfulness` tests what they explain.",
+            f"States themselves become {end / first:.2g} times as large on the way (root mean square over tokens): "
+            "what grows less than that becomes smaller beside them.",
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
@@ -124,15 +131,24 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def headline(tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray) -> str:
-    """To which token before it an output is most sensitive, and how much a small change there grows."""
+def headline(
+    tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray, error: np.ndarray | None = None
+) -> str:
+    """To which token before it an output is most sensitive, and how much a small change there grows.
+
+    **Arguments:** `error`, standard errors of the `exponents`: tokens within two of the first are tied with it.
+    """
     if not output:
         return f"The output at token 0, “{tokens[0]}”, has no token before it ({name} {exponents[0]:.2g})."
     before = np.nan_to_num(exponents[:output], nan=-np.inf)
     best = int(np.argmax(before))
+    near = 0.0 if error is None else 2 * np.nan_to_num(np.hypot(error[:output], error[best]))
+    tied = int((before >= before[best] - near).sum()) - 1
+    beside = f" ({tied} other{'s' * (tied > 1)} within two standard errors)" if tied else ""
     return (
         f"The output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, “{tokens[best]}”, of "
-        f"those before it: a small change there arrives {np.exp(before[best]):.2g} times as large ({name})."
+        f"those before it{beside}: a small change there arrives {np.exp(before[best]):.2g} times as large, one at "
+        f"token {output} itself {np.exp(exponents[output]):.2g} times ({name})."
     )
 
 

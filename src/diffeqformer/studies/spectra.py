@@ -135,7 +135,8 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     made.append(
         both_widths(
             "summaries",
-            "Summaries of the spectra over depth. Thin: heads; thick: their mean; points: the forward pass's steps. "
+            "Summaries of the spectra over depth. Thin: heads; with points, which are the forward pass's steps: their "
+            "mean. "
             "The spectral radius is on a logarithmic axis.",
             draw.summaries,
             models,
@@ -186,19 +187,26 @@ def change(models: Models, what: str, write: Callable[[float], str]) -> str:
 
 
 def headline(found: "Spectra") -> str:
-    """Which pair changes most from the first step to the last."""
-    from diffeqformer.analysis.spectra import SHARE
+    """Which pair's size changes most from the first step to the last, whether it turns in between, and its signs."""
+    import numpy as np
 
-    shares = {p: found.pairs[p].summaries()[SHARE][found.steps(p)].mean(-1) for p in WHAT}
-    most = max(shares, key=lambda pair: abs(shares[pair][-1] - shares[pair][0]))
-    share = shares[most]
-    first, last, least, largest = share[0], share[-1], int(share.argmin()), int(share.argmax())
-    between = [place for place in (least, largest) if min(abs(share[place] - first), abs(share[place] - last)) > 0.05]
-    times = found.times[found.steps(most)]
-    turn = "".join(f", {percent(share[place])} at t = {times[place]:.2f}" for place in sorted(between))
+    from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO
+
+    of = lambda what, pair: found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
+    ratio = lambda ends: abs(np.log(max(ends[1], 1e-30) / max(ends[0], 1e-30)))
+    most = max(WHAT, key=lambda pair: ratio(of(RADIUS, pair)[[0, -1]]))
+    radius, signs = of(RADIUS, most), of(SUM_RATIO, most)
+    ends, times = (radius[0], radius[-1]), found.times[found.steps(most)]
+    least, largest = int(radius.argmin()), int(radius.argmax())
+    far = {least: 1.25 * radius[least] < min(ends), largest: radius[largest] > 1.25 * max(ends)}
+    turns = sorted(place for place, beyond in far.items() if beyond)
+    where = lambda i: f"step {i + 1}" if len(radius) == len(found.edges) - 1 else f"t = {times[i]:.2f}"
+    between = "".join(f", {radius[i]:.3g} at {where(i)}" for i in turns)
     return (
-        f"From the first step to the last {WHAT[most]} ({most}) changes most: {percent(first)} of its eigenvalues keep "
-        f"the sign of what they act on (a positive real part) in the first step{turn}, {percent(last)} in the last."
+        f"From the first step to the last {WHAT[most]} ({most}) changes most in size: the largest eigenvalue is "
+        f"{radius[0]:.3g} in the first step{between}, {radius[-1]:.3g} in the last. The sum ratio, 1 if all "
+        "eigenvalues keep the sign of what they act on and −1 if all turn it over, goes from "
+        f"{signs[0]:.2f} to {signs[-1]:.2f}."
     )
 
 

@@ -44,7 +44,9 @@
     if ($("exit").selectedIndex < 0) $("exit").value = state.exit = "";
     state.exit ||= null;
     $("depth").open = state.time !== null;
-    if (document.activeElement !== $("time")) $("time").value = state.time ?? 0;
+    const times = timesOf(own);
+    if (state.time !== null) state.time = nearest(times, state.time);
+    [$("time").max, $("time").value] = [times.length - 1, times.indexOf(state.time)];
     $("which").textContent = `${own.name}: ${own.said}, update ${own.update}`;
     [$("pages").hidden, $("pages").href] = [!own.pages, own.pages || ""];
   };
@@ -152,7 +154,7 @@
         return token;
       }));
       $("heads").replaceChildren(...strips(heads));
-      $("shares").replaceChildren("Share of attention, above: ", ...range(0, written(most, 2)), "; of single heads: ", ...range(0, written(Math.max(...heads.flat()), 2)), ".");
+      $("shares").replaceChildren("Share of attention, above: ", ...range(0, written(most, 2)), "; of single heads: ", ...range(0, written(Math.max(...heads.flat()), 2)), `; ${written(1 / heads[0].length, 2)} each is attention to all alike.`);
     }
     for (const name of ["QK", "OV"]) {
       $(name).parentElement.hidden = !cell.eigenvalues;
@@ -167,7 +169,8 @@
     if (about.methods.length) $("explained").replaceChildren(...(method ? overlay(cells, shown.reading.tokens, method, shown.explained) : []));
   };
   const drawWeights = () => {
-    $("timeNow").textContent = `t = ${state.time.toFixed(2)}`;
+    const { stops } = about.runs[state.run];
+    $("timeNow").textContent = `t = ${state.time.toFixed(2)}${stops.length ? `, ${stops.indexOf(state.time) + 1} of ${stops.length} times at which steps take weights` : ""}`;
     scrubbed(state.run, state.time, shown.weights, state.head, shown.reach[state.run]);
   };
 
@@ -254,15 +257,18 @@
   on("overlay", "change", (overlay) => ({ overlay: overlay || null }));
   on("draft", "change", (draft) => ({ draft: Number(draft) }));
   on("exit", "change", (exit) => ({ exit: exit ? Number(exit) : null }));
-  on("time", "input", (time) => ({ time: Number(time) }));
+  const times = () => timesOf(about.runs[state.run]);
+  on("time", "input", (place) => ({ time: times()[place] }));
   $("depth").addEventListener("toggle", () => { if ($("depth").open !== (state.time !== null)) update({ time: $("depth").open ? 0 : null }); });
   let playing = 0;
   $("play").addEventListener("click", async () => {
     const own = playing = playing ? 0 : performance.now();
     $("play").textContent = playing ? "Pause" : "Play";
-    for (let frame = state.time >= 1 ? 0 : Math.round(state.time * 50); frame <= 50 && playing === own; frame += 1) {
-      await update({ time: frame / 50 });
-      $("time").value = state.time;
+    const rest = times().filter((time) => time > state.time);
+    for (const time of rest.length ? rest : times()) {
+      if (playing !== own) break;
+      await update({ time });
+      await new Promise((done) => setTimeout(done, about.runs[state.run].stops.length ? 400 : 0));
       await new Promise(requestAnimationFrame);
     }
     if (playing === own) [playing, $("play").textContent] = [0, "Play"];

@@ -7,12 +7,17 @@ const sentence = (tokens, piece, p, end) => {
   return `Most likely next after “${tokens.length > 4 ? "…" : ""}${before}”: “${piece}”, with probability ${written(p, 2)} at ${plural(end)}.`;
 };
 // What the dial says of the depths of training, and how it looks: elsewhere a prediction is no fact about the model.
-const trainedAt = ({ trained, least, most }, { steps, rtol }) => {
+const trainedAt = ({ trained, least, most, scheme: own }, { steps, scheme, rtol }) => {
   const said = trained.length > 1 ? `${trained.slice(0, -1).join(", ")} and ${trained.at(-1)} steps` : plural(trained[0]);
+  if (scheme !== own) return [`Trained at ${said} with the scheme ${own}; this is another.`, "elsewhere"];
   if (rtol !== null) return [`Trained at ${said}; with a tolerance the solver chooses its own.`, "elsewhere"];
   if (trained.includes(steps) || least === most) return [`Trained at ${said}.`, ""];
   return [`Trained at ${said}${trained.length > 1 ? "" : " alone"}; other depths may mean little.`, "elsewhere"];
 };
+
+// Times that the weights are shown at: those of the steps where nothing between them was trained, else all over depth.
+const timesOf = ({ stops }) => (stops.length ? stops : Array.from({ length: 51 }, (_, i) => i / 50));
+const nearest = (values, at) => values.reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a));
 
 // Greedy continuation, token by token. With `draft` so many steps propose four tokens, which all steps then verify at
 // once: those up to the first that differs are accepted, and its replacement is the deep reading's own.
@@ -39,7 +44,7 @@ const continuation = async ({ question, count, draft, threshold, start, told, st
 const WORDS = { drafted: "drafted and accepted", replaced: "replaces a draft that was rejected", own: "not drafted" };
 const continued = (found, steps, draft) => found.map(({ piece, p, taken, drafted, replaced }) => {
   const kind = drafted ? "drafted" : replaced ? "replaced" : "own";
-  const token = make("span", { className: draft ? kind : "own", title: `probability ${written(p)}, ${taken} of ${steps} step${steps > 1 ? "s" : ""}${draft ? `, ${WORDS[kind]}` : ""}` }, piece, make("small", { textContent: taken }));
+  const token = make("span", { className: draft ? kind : "own", title: `probability ${written(p)}, ${taken} of ${steps} step${steps > 1 ? "s" : ""}${draft ? `, ${WORDS[kind]}` : ""}` }, piece, ...(draft || taken < steps ? [make("small", { textContent: taken })] : []));
   token.dataset.taken = taken;
   return token;
 });

@@ -126,7 +126,7 @@
         "The chosen output by every method, each in its own colours; click a name to choose the method.";
       find("figure.matrix canvas").ariaLabel = `Scores of every token for each of ${outputs.length} outputs`;
       find("figure.matrix figcaption").textContent =
-        `${name} for all analysed outputs (from above) and all tokens (from the left); click a row to choose its output.`;
+        `${name} for all analysed outputs (from above) and all tokens (from the left)${span.value === "all" ? "" : ", each row in colours of its own"}; click a row to choose its output.`;
       linked();
       read();
     };
