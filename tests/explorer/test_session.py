@@ -147,7 +147,7 @@ def test_one_scale_holds_the_eigenvalues_of_every_step(session):
         ({"scheme": ["euler"]}, "scheme is ['euler']"),
         ({"rtol": -1.0}, "rtol is -1.0"),
         ({"rtol": "x"}, "rtol is 'x'"),
-        ({"text": ""}, "has no tokens"),
+        ({"text": ""}, "the text is empty"),
         ({"text": 5}, "text must be"),
         ({"text": "x" * 100_000}, "text must be"),
         ({"text": "猫" * 30}, "context is 40"),

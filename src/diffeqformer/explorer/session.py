@@ -200,6 +200,8 @@ class Session:
         text, scheme, rtol, added = (asked.get(name) for name in ("text", "scheme", "rtol", "added"))
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
             raise BadInput(f"text must be at most {LONGEST_TEXT} characters.")
+        if not text:
+            raise BadInput("the text is empty, but must have at least one token.")
         if scheme is not None and (not isinstance(scheme, str) or scheme not in SCHEMES):
             raise BadInput(f"scheme is {shown(scheme)}, but must be one of {', '.join(SCHEMES)}.")
         if rtol is not None and not (isinstance(rtol, float) and 0 < rtol < 1):

@@ -66,6 +66,14 @@ TERMS = (
          "and kept, from which they are computed."),
     Term("State size", r"\bstate size\b|\bsize of (?:a|the) states?\b",
          "Root mean square of the numbers in a token's state."),
+    Term("State norm", r"\bstate norm\b|\blength of (?:the |a )?states?\b",
+         "Length of a token's state as a vector: its size (root mean square) times the square root of the width."),
+    Term("Clusters", r"\bclusters\b",
+         "Groups of states: two belong together if they are nearer to each other than a share of the mean distance, or "
+         "if others between them are (single linkage)."),
+    Term("Interaction energy", r"\binteraction energy\b",
+         "Half the mean, over all pairs of states, of e to the cosine of the angle between them: 0.5 if all stand at "
+         "right angles, 1.359 if all have one direction (Geshkovski et al. 2023)."),
     Term("KL to the end", r"\bKL\b|\bdivergence",
          "How far a prediction is from the last one: the KL divergence of the last one from it, in nats."),
     Term("Exponent", r"\bexponents?\b|\blyapunov\b",
