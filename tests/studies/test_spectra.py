@@ -10,7 +10,14 @@ from matplotlib.collections import LineCollection
 from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO, Spectra, Spectrum
 from diffeqformer.config import DepthConfig
 from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between
-from diffeqformer.studies.spectra_figures import display_names, flow, frame_of_plane, real_parts, summaries
+from diffeqformer.studies.spectra_figures import (
+    beyond_frame,
+    display_names,
+    flow,
+    frame_of_plane,
+    real_parts,
+    summaries,
+)
 from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
@@ -122,6 +129,17 @@ def test_a_plane_has_the_frame_of_its_numbers_on_both_axes():
     (left, right), (low, high) = frame_of_plane(np.array([1.0 + 2j, 1 - 2j]), np.array([2.0 + 5j]))
     assert left < 0 and right > 2 and low < -2 and high > 5
     assert frame_of_plane(np.zeros(3, complex)) == ((-0.5, 0.5), (-0.5, 0.5))
+
+
+def test_what_the_frame_leaves_out_is_told():
+    """One eigenvalue of a step in 200, of absolute value 50, is beyond 99 % of them; of other times none is counted."""
+    values = np.tile(np.linspace(-1, 1, 200) + 0j, (5, 1, 1))
+    values[2, 0, 7] = 30 + 40j
+    values[1, 0, 3] = 1000
+    found = dataclasses.replace(model(continuous=False), pairs={"FF": Spectrum(values, np.ones((5, 1, 200)))})
+    assert beyond_frame(found, "FF") == " 1 of 400 lies outside of the frame, of absolute values up to 50."
+    inside = dataclasses.replace(found, pairs={"FF": Spectrum(0 * values, np.ones((5, 1, 200)))})
+    assert beyond_frame(inside, "FF") == ""
 
 
 def test_runs_are_called_by_their_folders_where_these_differ():

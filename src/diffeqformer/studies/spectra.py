@@ -142,11 +142,12 @@ def figures(models: Models) -> "tuple[Figure, ...]":
             models,
         )
     )
-    of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps; what leaves the frame is cut off"
+    of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps"
     for number, (name, found) in enumerate(models):
         kind = of_curves if found.continuous else "Dots are the eigenvalues of the steps' weights"
         for pair in ("QK", "OV", "FF"):
             said = f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}."
+            said += draw.beyond_frame(found, pair)
             file = _file("flow", pair) + ("-against" if number else "")
             made.append(both_widths(file, said, draw.flow, name, found, pair))
     return tuple(made)

@@ -113,13 +113,13 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
 
     Weights that are functions of time give curves, with dots at the times of the forward pass's steps; a table of
     layers gives the dots alone. The frame, one for all heads, is on each axis that of the dots and of 99 % of the
-    curves, and of zero: what leaves it is cut off.
+    curves, and of zero: what leaves it is cut off, and told by `beyond_frame`.
     """
     values: Any = found.pairs[pair].eigenvalues
     times, steps = found.times, found.steps(pair)
     dots, moments = values[steps], times[steps]
     heads = values.shape[1]
-    across, up = frame_of_plane(values if found.continuous else dots, dots)
+    across, up = _frame(found, pair)
     shape = (up[1] - up[0]) / (across[1] - across[0])
     columns = min(heads, (2 if width < 5 else 4) // (2 if shape < 0.4 else 1))  # flat panels are made wider
     rows = -(-heads // columns)
@@ -156,6 +156,25 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
         figure.colorbar(drawn, ax=list(axes.flat), shrink=0.8, pad=0.02).set_label("depth t")
         _title(figure, f"{pair}: eigenvalues in the complex plane ({display_names([name])[name]})")
     return figure
+
+
+def beyond_frame(found: Spectra, pair: str) -> str:
+    """How many of the steps' eigenvalues the frame of `flow` leaves out, and how far off they are."""
+    dots = found.pairs[pair].eigenvalues[found.steps(pair)]
+    (left, right), (low, high) = _frame(found, pair)
+    out = (dots.real < left) | (dots.real > right) | (dots.imag < low) | (dots.imag > high)
+    if not out.any():
+        return ""
+    verb = "lies" if out.sum() == 1 else "lie"
+    return (
+        f" {out.sum()} of {out.size} {verb} outside of the frame, of absolute values up to {abs(dots[out]).max():.3g}."
+    )
+
+
+def _frame(found: Spectra, pair: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    values = found.pairs[pair].eigenvalues
+    dots = values[found.steps(pair)]
+    return frame_of_plane(values if found.continuous else dots, dots)
 
 
 def display_names(names: Sequence[str]) -> dict[str, str]:
