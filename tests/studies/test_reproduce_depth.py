@@ -138,3 +138,17 @@ def test_a_puzzle_shows_how_far_it_reaches():
     assert points(line) == [(2, 1), (4, 2)]
     assert "answers 1.0 hops at 2 and 2.0 hops at 4 steps, most at 4." in result.findings[0]
     assert np.array_equal(result.arrays["steps"], [2, 4])
+
+
+def test_the_marks_of_a_puzzle_are_its_hops():
+    """Two seeds of an elastic model, and models of one depth: level at 2 layers, ahead at 8 in one case only."""
+    right = lambda hops: [1.0] * hops + [0.5] * (8 - hops)
+    elastic = [record("elastic", n, 1.0, seed, right(hops)) for seed in (0, 1) for n, hops in ((2, 3), (8, 7))]
+    assert {row[0]: row[2] for row in judgement(elastic).rows}["8 steps answer more hops than 2"] == "holds"
+    for of_8, verdict in ((7, "holds"), (8, "fails")):
+        gpt = [record("gpt", n, 1.0, seed, right(hops)) for seed in (0, 1) for n, hops in ((2, 3), (8, of_8))]
+        (row,) = [row for row in judgement([*elastic, *gpt]).rows if row[0] == "as many hops as models of that depth"]
+        assert row[1:] == (f"3.0 against 3.0 at 2 and 7.0 against {of_8}.0 at 8", verdict)
+    flat = [record("elastic", n, 1.0, 0, right(3)) for n in (2, 8)]
+    assert {row[0]: row[2] for row in judgement(flat).rows}["8 steps answer more hops than 2"] == "fails"
+    assert not any("hops" in row[0] for row in judgement(records()).rows)

@@ -125,8 +125,25 @@ def _look(index: int, kind: str) -> dict[str, Any]:
 
 def judgement(records: Sequence[Record]) -> Table:
     """Each mark, what was found, and whether it holds."""
-    rows = (_deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records))
+    rows = (
+        *_reaches(records), _deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records)
+    )  # fmt: skip
     return Table("Marks", ("mark", "found", "verdict"), tuple(row for row in rows if row))
+
+
+def _reaches(records: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """Of a puzzle: that more steps answer more hops, and as many as models of that depth do."""
+    if not puzzle(records) or len(elastic := means(records, "elastic", "reach")) < 2:
+        return []
+    shallow, deep = (elastic.get(steps, math.nan) for steps in (SHALLOW // 2, DEEP // 2))
+    found = f"{shallow:.1f} at {SHALLOW // 2}, {deep:.1f} at {DEEP // 2}"
+    rows = [_row(f"{DEEP // 2} steps answer more hops than {SHALLOW // 2}", found, deep > shallow)]
+    alone = [means(records, kind, "reach") for kind in ALONE]
+    best = {n: max(of[n] for of in alone if n in of) for n in elastic if any(n in of for of in alone)}
+    if best:
+        found = join([f"{elastic[n]:.1f} against {best[n]:.1f} at {n}" for n in best])
+        rows.append(_row("as many hops as models of that depth", found, all(elastic[n] >= best[n] for n in best)))
+    return rows
 
 
 def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
