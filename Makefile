@@ -82,7 +82,7 @@ repro-systems: install ## Train every published system at equal tokens: the tabl
 
 TEXTS ?= $(error name two texts, as in make repro-adapt TEXTS="code=stdlib wikitext=wikitext-2-raw/*.raw")
 
-repro-adapt: install ## Reproduce the paper's figure 5 at small scale (TEXTS='a=a.jsonl b=b.raw'; about 60 minutes)
+repro-adapt: install ## Reproduce the paper's figure 5 at small scale (TEXTS='a=a.jsonl b=b.raw'; about two hours)
 	@$(BIN)/diffeqformer reproduce adapt --texts $(TEXTS) $(ARGS)
 
 TASK ?= hops

@@ -148,8 +148,12 @@ def test_points_that_end_together_have_one_colour_and_a_lone_one_none():
 def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     row = ends_of(simulation(0), 0.3)
     assert row["distance"] == [float(np.median(simulation(0).measures.distance[i])) for i in (0, -1)]
-    assert "particles: 2 with f = τ, 4 with f = 1 (shared)" in finding(
-        [row | {"clusters_of_present": [5, 4]}, row | {"order": 1, "clusters_of_present": [5, 2]}]
+    counts = {"clusters_of_present": [5, 4], "clusters": [6, 3]}
+    both = [row | counts, row | counts | {"order": 1, "clusters_of_present": [5, 2]}]
+    sphere = [one | {"variant": "sphere"} for one in both]
+    assert finding(both + sphere) == (
+        "Clusters left at the end, of those at the start: particles, 2 of 5 with f = τ, 4 with f = 1 (shared); "
+        "sphere, 3 of 6 for every f."
     )
     rows = means_of(hidden, (0.25, 0.5))
     relative = [float((hidden.measures.distance[i] / hidden.norm[i]).mean()) for i in (0, -1)]

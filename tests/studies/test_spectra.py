@@ -191,11 +191,15 @@ def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("depth", "between"),
-    [({}, False), ({"sample": (6,)}, False), ({"sample": "4-6"}, True), ({"jitter": 0.5}, True)],
-)
-def test_a_run_of_drawn_depths_was_trained_between_the_steps(depth, between):
-    run = SimpleNamespace(config=SimpleNamespace(depth=DepthConfig(**depth)))
+    ("kind", "depth", "between"),
+    [
+        ("time", {}, False), ("time", {"sample": (6,)}, False), ("time", {"sample": "4-6"}, True),
+        ("time", {"jitter": 0.5}, True), ("shared", {}, True),
+    ],
+)  # fmt: skip
+def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, between):
+    model = SimpleNamespace(weights=SimpleNamespace(kind=kind))
+    run = SimpleNamespace(config=SimpleNamespace(depth=DepthConfig(**depth), model=model))
     assert trained_between(run) is between
 
 

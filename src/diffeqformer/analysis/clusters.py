@@ -29,6 +29,9 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
+SPHERES: tuple[Variant, ...] = ("sphere", "unnormed")
+"""Motions on a sphere. There points do become one, so that clusters are counted by the mean distance at the start; of
+the others by the present one."""
 _LARGEST = 1e250
 """Scores are cut here: the softmax of anything so large is one at its maximum already."""
 
@@ -103,7 +106,7 @@ def move(x: np.ndarray, weights: Weights, variant: Variant, *, steps: int, dt: f
 
     **Arguments:** `x`, points of shape (..., n, d); `weights`, leading axes as those of `x`.
     """
-    on_sphere = variant in ("sphere", "unnormed")
+    on_sphere = variant in SPHERES
     x = directions(x) if on_sphere else x
     yield x
     for step in range(1, steps + 1):

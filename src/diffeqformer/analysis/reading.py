@@ -26,6 +26,7 @@ from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Scheme
+from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import (
     KnotWeights,
@@ -207,7 +208,8 @@ def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
 def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array) -> tuple[PyTree, Array, Array]:
     """Each half is evaluated again where the scheme did: the compiler makes one evaluation of the two."""
     carry, step = take_step(field, scheme, row, carry, dt)
-    square = lambda y: jnp.square(dt * y.astype(step.state.dtype)).mean((0, 2))
+    length = length_taken(scheme, dt)
+    square = lambda y: jnp.square(length * y.astype(step.state.dtype)).mean((0, 2))
     mean = lambda parts: jnp.stack(parts).mean(0)
     attention = mean([square(field.attention(at.weights, at.state)[0]) for at in step.attention])
     feed_forward = mean([square(field.feed_forward(at.weights, at.state)) for at in step.feed_forward])

@@ -255,6 +255,11 @@ def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np
     return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
 
 
+def between_steps(model: Transformer) -> bool:
+    """Whether there are weights between those of the steps: not in a table, nor in means over steps."""
+    return model.config.continuous and not _averages(model.weights)
+
+
 def _averages(weights: WeightSource) -> bool:
     """Whether a step takes the mean of the weights over it."""
     return isinstance(weights, KnotWeights) and weights.average
@@ -293,7 +298,7 @@ def spectra(
     subsets = hidden_subsets(config.hidden_width, ranks, seed)
     jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
     averages = _averages(model.weights)
-    continuous = config.continuous and not averages and times > 0
+    continuous = times > 0 and between_steps(model)
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:

@@ -68,6 +68,8 @@ def portable(run: Run) -> tuple[Document, str]:
     size = sum(leaf.size for leaf in jax.tree.leaves(model))
     if size > MOST_PARAMETERS:
         raise _refusal(run, f"has {size:,} parameters, but a page holds at most {MOST_PARAMETERS:,}")
+    if run.config.model.tolerance is not None:
+        raise _refusal(run, "chooses its steps by a tolerance, but a page has fixed ones")
     field = model.field
     if not isinstance(field, TransformerField):
         raise _refusal(run, "has a field of its own, which a browser cannot run")

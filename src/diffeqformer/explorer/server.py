@@ -105,7 +105,9 @@ def serve(
 
 def pages_of(runs: Sequence[Path]) -> list[str]:
     """Where `serve` has the page that links all of a run's, by run; empty where there is none."""
-    addresses = [f"runs-{number}/{quote(run.name)}/{ANALYSES_FOLDER}/index.html" for number, run in enumerate(runs)]
+    addresses = [
+        f"runs-{number}/{quote(run.resolve().name)}/{ANALYSES_FOLDER}/index.html" for number, run in enumerate(runs)
+    ]
     return [address if _file_of(runs, address) else "" for address in addresses]
 
 

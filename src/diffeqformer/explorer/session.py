@@ -76,7 +76,8 @@ class Session:
         self.answers = {
             name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "reach", "weights")
         }
-        inputs.ids_of(runs[0], self.text)
+        for run in runs if text else runs[:1]:
+            inputs.ids_of(run, self.text)
 
     def about(self) -> list[Document]:
         """What there is to choose from, by run."""
@@ -209,7 +210,7 @@ class Session:
         steps = None if rtol is not None else _whole(asked, "steps", 1, MOST_STEPS)
         run = self.runs[number]
         ids, context, vocabulary = (
-            inputs.ids_of(run, text),
+            inputs.ids_of(run, text, "the text"),
             run.config.model.context,
             run.model.embedding.tokens.shape[0],
         )

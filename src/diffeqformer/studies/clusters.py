@@ -79,6 +79,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return of_run(arguments, progress) if arguments.run else of_particles(arguments, progress)
 
 
+SIMULATED = ("variants", "orders", "systems", "particles", "dt", "unit", "level", "weights", "seed")
+"""Arguments that a run's hidden states do not depend on."""
+
+
 def _check(arguments: Arguments) -> None:
     require_bounds(arguments, "--")
     for name, given in (("variants", arguments.variants), ("orders", arguments.orders)):
@@ -86,6 +90,12 @@ def _check(arguments: Arguments) -> None:
             raise BadInput(f"--{name} is empty, but must name at least one.")
         if len({*given}) < len(given):
             raise BadInput(f"--{name} are {' '.join(map(str, given))}, but each must be named once.")
+    if arguments.text is not None and arguments.texts is not None:
+        raise BadInput(f"--texts is {arguments.texts}, but --text names the one to read; give one of them.")
+    usual = Arguments()
+    given = [name for name in SIMULATED if getattr(arguments, name) != getattr(usual, name)]
+    if arguments.run and given:
+        raise BadInput(f"--{given[0]} is of simulated particles, but --run has none; leave one of them out.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but there is no --run whose model could read it.")
 
@@ -191,18 +201,23 @@ def growth_name(order: int) -> str:
 
 def finding(rows: Sequence[Values]) -> str:
     """What the numbers say for every motion: where the fewest clusters are left, and where the most."""
+    from diffeqformer.analysis.clusters import SPHERES
+
     said = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
-        name = "clusters_of_present" if variant == "particles" else "clusters"
+        name = "clusters" if variant in SPHERES else "clusters_of_present"
+        start = f"{own[0][name][0]:.3g}"
         ends = [pick(own, key=lambda row: row[name][1]) for pick in (min, max)]
         least, most = (f"{row[name][1]:.3g}" for row in ends)
         first, last = (growth_name(row["order"]) for row in ends)
         same = ends[0][name][1] == ends[1][name][1]
         said.append(
-            f"{variant}: {least} for every f" if same else f"{variant}: {least} with {first}, {most} with {last}"
+            f"{variant}, {least} of {start} for every f"
+            if same
+            else f"{variant}, {least} of {start} with {first}, {most} with {last}"
         )
-    return f"Clusters left at the end, of {rows[-1]['clusters'][0]:.3g} at the start. {'; '.join(said)}."
+    return f"Clusters left at the end, of those at the start: {'; '.join(said)}."
 
 
 def of_run(arguments: Arguments, progress: Progress) -> Result:
@@ -233,7 +248,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         "and light blue, blue for its last."
     )
     start, end = rows[0], rows[-1]
-    half = f"{shares[-2]:g}"
+    half = "0.5"
     change = ends_of_states(start, end, half)
     of_what = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
     gathered = f"{change}.{of_what} Dotted: the energy if all states had one direction."

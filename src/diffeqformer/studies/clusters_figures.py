@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scipy.spatial.distance import pdist
 
-from diffeqformer.analysis.clusters import Simulation
+from diffeqformer.analysis.clusters import SPHERES, Simulation
 from diffeqformer.analysis.gathering import HiddenStates, Measures, members
 from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, key, legend, log_axis
 from diffeqformer.report.page import Cloud, frame_of
@@ -36,8 +36,7 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
 
     On the sphere it is of the distance at the start: there points do become one.
     """
-    on_sphere = simulation.variant in ("sphere", "unnormed")
-    reference, end = simulation.states[0 if on_sphere else -1], simulation.states[-1]
+    reference, end = simulation.states[0 if simulation.variant in SPHERES else -1], simulation.states[-1]
     reach = share * pdist(reference).mean()
     labels = members(end, reach)
     sizes = np.bincount(labels)

@@ -160,7 +160,8 @@ def notes(layers: int, about: str) -> tuple[str, ...]:
 def headline(found: Sequence[Values], known: Values) -> str:
     """The best way over depth and the best within layers, at the smallest size, where ways differ most."""
     size = min(row["size"] for row in found)
-    at = {row["way"]: row["loss"] for row in found if row["size"] == size}
+    loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
+    at = {row["way"]: loss(row) for row in found if row["size"] == size}
     over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:-2], list(WAYS)[-2:]))
     said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
     better = (
@@ -168,7 +169,6 @@ def headline(found: Sequence[Values], known: Values) -> str:
         if at[within] < at[over]
         else ("sharing over depth loses less than low rank within layers")
     )
-    loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
     sizes = sorted({row["size"] for row in found} - {size})
     least = lambda size, ways: min(loss(row) for row in found if row["size"] == size and row["way"] in ways)
     lead = {one: least(one, list(WAYS)[-2:]) - least(one, list(WAYS)[:-2]) for one in sizes}

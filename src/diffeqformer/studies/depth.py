@@ -84,7 +84,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     tokens, text_bytes, mask = evaluation_text(source, arguments.data, progress)
     context = min(one.config.model.context for one in (opened, *others))
     exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
-    turns = [(opened.model, steps) for steps in (*depths, *exits)] + [(other.model.merge(), None) for other in others]
+    turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)] + [
+        (other.model.merge(), None) for other in others
+    ]
     found = evaluate_in_turns(
         turns,
         EvaluationBatches(tokens, context, arguments.batch_size, mask),

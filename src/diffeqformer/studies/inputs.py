@@ -93,17 +93,17 @@ def folder_for(name: str, to: str, run: "Run | None") -> Path:
     return folder
 
 
-def ids_of(run: "Run", text: str) -> np.ndarray:
-    """A text as the run's tokens, shape (tokens,).
+def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
+    """A text as the run's tokens, shape (tokens,); `name` is what a person knows it by.
 
     **Raises:** `BadInput` if it is empty or longer than the model's context.
     """
     ids = run.tokenizer.encode(text, add_special_tokens=False).ids  # as the training text was
     if not ids:
-        raise BadInput(f"--text is {text!r}, which has no tokens; give some text.")
+        raise BadInput(f"{name} is {text!r}, which has no tokens; give some text.")
     context = run.config.model.context
     if len(ids) > context:
-        raise BadInput(f"--text has {len(ids)} tokens, but the model's context is {context}; give a shorter text.")
+        raise BadInput(f"{name} has {len(ids)} tokens, but the model's context is {context}; give a shorter text.")
     return np.asarray(ids, np.int32)
 
 

@@ -59,6 +59,7 @@ class Part:
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Exponents by one method or both, as a token map, a figure and a table of the last output."""
+    import equinox as eqx
     import jax.numpy as jnp
 
     from diffeqformer.analysis.end_to_end import end_to_end

@@ -202,10 +202,13 @@ ITEMS = {
         "figure 3, appendix F",
         "Lyapunov exponents say which tokens a prediction is sensitive to, better than attention.",
         tuple(
-            Claim(f"exponents rank tokens by their effect better than attention rollout{said}",
-                  "difference of rank correlations", (OURS,), by.faithful(OURS, other=other), slow=True,
-                  question="" if other else "Do exponents say better than attention what a prediction rests on?")
-            for other, said in ((False, ""), (True, ", on the other text"))
+            Claim(f"exponents rank tokens by their effect better than {against}{said}",
+                  "difference of rank correlations", (OURS,), by.faithful(OURS, against, other=other), slow=True,
+                  question=f"Do exponents say better than {against} what a prediction rests on?" * (not other))
+            for against, other, said in (
+                ("attention rollout", False, ""), ("attention rollout", True, ", on the other text"),
+                ("attention", False, ""),
+            )
         ),
         missing="The second claim needs another text: --other FILES.",
         layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",

@@ -94,13 +94,13 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
 
 @measured
 def growth(found: Trained, name: str, pair: str) -> float:
-    """The logarithm of how much larger the spectral radius is in the last third of depth than in the first."""
-    return grown(spectra(found.models[name].open().model, times=24), pair)
+    """The logarithm of how much larger the spectral radius is in the last third of the steps than in the first."""
+    return grown(spectra(found.models[name].open().model, times=0), pair)
 
 
 def grown(seen: Spectra, pair: str) -> float:
     """As `growth`, of spectra."""
-    radius = seen.pairs[pair].radius
+    radius = seen.pairs[pair].radius[seen.steps(pair)]
     over_depth = radius.reshape(len(radius), -1).mean(1)
     third = max(1, len(over_depth) // 3)
     return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
@@ -115,7 +115,7 @@ def spectra_of(one: Finished) -> dict[int, Spectra]:
     for step in kept.steps():
         if found := kept.of(step, like):
             models[step] = found.items["model"]
-    return {step: spectra(model, times=24) for step, model in models.items()}
+    return {step: spectra(model, times=0) for step, model in models.items()}
 
 
 def heads_of(one: Finished, seed: int) -> Induction:
@@ -153,8 +153,11 @@ def more_clusters(found: Trained, *, level: bool) -> float:
 
 
 @measured
-def faithful(found: Trained, name: str, *, other: bool = False) -> float | None:
-    """How much better the pairwise exponents rank tokens by their effect than attention does, in rank correlation."""
+def faithful(found: Trained, name: str, against: str, *, other: bool = False) -> float | None:
+    """How much better the pairwise exponents rank tokens by their effect than another explanation, in rank correlation.
+
+    **Arguments:** `against`, such as attention (its mean over heads and steps) or attention rollout.
+    """
     if other and not found.other:
         return None
     result = found.models[name].open()
@@ -164,7 +167,7 @@ def faithful(found: Trained, name: str, *, other: bool = False) -> float | None:
         tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
     seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
     of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
-    return of(PAIRWISE) - of("attention rollout")
+    return of(PAIRWISE) - of(against)
 
 
 def counts(found: Trained) -> float:

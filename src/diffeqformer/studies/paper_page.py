@@ -58,7 +58,8 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
         tuple(figures),
         document={
             "claims": [of_claim(name, claim.sentence, claim.unit, verdict) for name, claim, verdict in rows],
-            "rates": {name: {"best": best, "losses": {f"{rate:g}": loss for rate, loss in tried.items()}}
+            "rates": {name: {"best": best, "losses": {f"{rate:g}": loss if math.isfinite(loss) else None
+                                                      for rate, loss in tried.items()}}
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
         },
@@ -126,12 +127,10 @@ def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
 
 
 def searched(runs: Runs) -> Rates:
-    """Of each model whose rate was searched for the best one, and the losses of those that came to an end."""
+    """Of each model whose rate was searched for the best one, and all losses, infinite where training diverged."""
     tuned = adapted_runs(runs.folder, SEARCHED_WITH)
     rates = runs.rates | {f"figure 5, {name}": one for name, one in (searches(tuned) if tuned else {}).items()}
-    ended = ((name, best, {rate: loss for rate, loss in tried.items() if math.isfinite(loss)})
-             for name, (best, tried) in rates.items())  # fmt: skip
-    return {name: (best, losses) for name, best, losses in ended if losses}
+    return {name: one for name, one in rates.items() if any(map(math.isfinite, one[1].values()))}
 
 
 def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, ...]]:

@@ -61,7 +61,7 @@ def read(path: Path, of: Values) -> Record:
         of,
         {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
         {row[0]: tuple(row) for row in document["models"]},
-        {name: (one["best"], {float(rate): loss for rate, loss in one["losses"].items()})
+        {name: (one["best"], {float(rate): math.inf if loss is None else loss for rate, loss in one["losses"].items()})
          for name, one in document["rates"].items()},
     )  # fmt: skip
 

@@ -95,6 +95,7 @@ class Runs:
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
         self.rates: Rates = dict(rates or {})
         self.finished: dict[str, Finished | None] = {}
+        self.untrained: set[str] = set()
 
     def config(self, name: str, seed: int, rate: float) -> Config:
         """Of one run."""
@@ -109,8 +110,9 @@ class Runs:
             trainer=replace(config.trainer, evaluate_batches=BATCHES),
         ))  # fmt: skip
 
-    def rate(self, name: str) -> float:
-        """The learning rate that was searched for a model, or for the one that it takes it from."""
+    def rate(self, name: str) -> float | None:
+        """The learning rate that was searched for a model, or for the one that it takes it from; `None` if the search
+        is not at its end and nothing is to be trained."""
         if self.models[name].rate:
             return self.models[name].rate
         name = self.models[name].rate_of or name
@@ -118,14 +120,18 @@ class Runs:
             return read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
         if name not in self.rates:
             shipped = read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
-            self.rates[name] = search(lambda rate: self._loss(name, rate), shipped)
+            best, tried = search(lambda rate: self._loss(name, rate), shipped)
+            if not self.untrained.isdisjoint(self.config(name, SEARCHED_WITH, rate).run for rate in tried):
+                return None
+            self.rates[name] = best, tried
         return self.rates[name][0]
 
     def trained(self, name: str, seed: int) -> Finished | None:
         """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
         if name not in self.models or (self.models[name].other and not self.arguments.other):
             return None
-        return self._run(name, seed, self.rate(name))
+        rate = self.rate(name)
+        return None if rate is None else self._run(name, seed, rate)
 
     def _loss(self, name: str, rate: float) -> float:
         found = self._run(name, SEARCHED_WITH, rate)
@@ -158,6 +164,7 @@ class Runs:
             RunFolder(config).require_own()
             return _finished(config, found["models"][0], opened)
         if self.arguments.finished:
+            self.untrained.add(config.run)
             return None
         self.progress.say(config.run)
         try:

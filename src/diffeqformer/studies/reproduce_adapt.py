@@ -109,7 +109,7 @@ def reproduce(
 
 def rates_of(found: Values) -> dict[str, float]:
     """The learning rates that the fine-tuned runs of `reproduce` have, by direction, system and method."""
-    tuned = [entry for entry in found["models"] if entry["role"]["source"]]
+    tuned = [entry for entry in found["models"] if "tuned" in entry["role"]]
     return {entry["role"]["tuned"]: entry["config"]["optimizer"]["learning_rate"] for entry in tuned}
 
 
@@ -262,6 +262,8 @@ def _row(entry: Values) -> Document:
 
 def _about(arguments: Arguments, found: Values) -> str:
     """What was trained on what, in one paragraph."""
+    from diffeqformer.runs.finetune import RANK
+
     texts = ", ".join(
         f"{name} ({text['train_tokens']:,} training and {text['validation_tokens']:,} validation tokens)"
         for name, text in found["corpus"].items()
@@ -270,8 +272,9 @@ def _about(arguments: Arguments, found: Values) -> str:
     return (
         f"Texts: {texts}; one tokenizer of {m['vocabulary']:,} entries. Width {m['width']}, {m['heads']} heads, "
         f"context {m['context']}, {t['batch_size']} sequences per update. Pretraining, and training from scratch: "
-        f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates, each at its best peak "
-        "learning rate of a search (last table); LoRA of rank 8 beside all linear maps, embeddings trained too."
+        f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates, at the best peak learning "
+        f"rate of a search at the depth of pretraining (last table); LoRA of rank {RANK} beside all linear maps, "
+        "embeddings trained too."
     )
 
 

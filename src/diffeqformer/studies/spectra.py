@@ -57,7 +57,7 @@ class Arguments(OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """The spectra of one run, or of two side by side."""
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
-    from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
+    from diffeqformer.analysis.spectra import RADIUS, SHARE, between_steps, hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run
 
     opened, folder = arguments.open("spectra", progress)
@@ -74,7 +74,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         times = (BETWEEN if trained_between(one) else 0) if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
-        if one.model.config.continuous and not times:
+        if not times and between_steps(one.model):
             left_out.add(str(one.folder))
         lengths.append(step_lengths(one.model, steps))
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
@@ -99,16 +99,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def trained_between(run: "Run") -> bool:
-    """Whether training saw weights at other times than those of a model's own steps."""
-    return len(run.config.depth.depths) > 1 or run.config.depth.jitter > 0
+    """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths."""
+    depth = run.config.depth
+    return run.config.model.weights.kind == "shared" or len(depth.depths) > 1 or depth.jitter > 0
 
 
 def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
     """The length of every step in the state's clock, by which it multiplies what its block gives."""
-    from diffeqformer.ode.schemes.splitting import Residual
+    import numpy as np
 
-    lengths = model.grid(steps).lengths
-    return 0 * lengths + 1 if isinstance(model.scheme, Residual) else model.config.interval * lengths
+    from diffeqformer.ode.schemes.splitting import length_taken
+
+    return np.asarray(length_taken(model.scheme, model.config.interval * model.grid(steps).lengths))
 
 
 def numbers(found: "Spectra") -> Document:

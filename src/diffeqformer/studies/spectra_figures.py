@@ -160,7 +160,7 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
 
 def beyond_frame(found: Spectra, pair: str) -> str:
     """How many of the steps' eigenvalues the frame of `flow` leaves out, and how far off they are."""
-    dots = found.pairs[pair].eigenvalues[found.steps(pair)]
+    dots: Any = found.pairs[pair].eigenvalues[found.steps(pair)]
     (left, right), (low, high) = _frame(found, pair)
     out = (dots.real < left) | (dots.real > right) | (dots.imag < low) | (dots.imag > high)
     if not out.any():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from diffeqformer.ode.grid import END_OF_STEP, Nodes
-from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, SplitField, State
+from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField, State
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Residual(LieTrotter):
     def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """`y = x + A(x)`, then `y + M(y)`."""
         return super().advance(field, x, 1)
+
+
+def length_taken(scheme: Scheme, dt: Length) -> Length:
+    """The length by which a scheme multiplies what a block gives in a step of `dt`: 1 for `Residual`."""
+    return dt * 0 + 1 if isinstance(scheme, Residual) else dt
 
 
 @dataclass(frozen=True)
