@@ -1,5 +1,7 @@
 """One text read step by step, against the forward pass and the analyses that look at all of it at once."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -33,6 +35,19 @@ def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     every = np.asarray(watch_attention(model, jnp.asarray(IDS)[None], steps=steps))  # step, evaluation, 1, head, query
     for step in (2, steps):
         np.testing.assert_allclose(looks(taken, step, 6), every[step - 1].mean(0)[0, :, 6], atol=STATES)
+
+
+def test_movements_of_layers_are_what_is_added_however_many_are_left_out():
+    """LayerDrop's layers add what they give, as steps of 1: at half of its depth too the halves add up to the move."""
+    model = model_of(dataclasses.replace(TINY, weights="layerdrop", scheme="residual"))
+    for steps in (TINY.steps, TINY.steps - 1):
+        taken = walk(model, IDS, steps=steps)
+        table = model.weights.table(model.grid(steps), model.scheme.nodes)
+        first = jax.tree.map(lambda leaf: leaf[0, 0], table)
+        attended, _ = model.field.attention(first, taken.states[0])
+        np.testing.assert_allclose(
+            taken.moved[0, 0], jnp.square(attended).mean((0, 2)), rtol=1e3 * float(jnp.finfo(jnp.float32).eps)
+        )
 
 
 class WeakerByDepth(eqx.Module):

@@ -17,7 +17,7 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS
 from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
-from diffeqformer.config import DepthConfig
+from diffeqformer.config import DepthConfig, ToleranceConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
@@ -250,6 +250,10 @@ def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
     for kind, said in (("time, reversible", "scheme 'reversible'"), ("head norms", "has head norms")):
         with pytest.raises(BadInput, match=said):
             portable_page(session_of(run_of(kind)))
+    run = run_of("diffeqformer")
+    adaptive = dataclasses.replace(run.config.model, tolerance=ToleranceConfig())
+    with pytest.raises(BadInput, match="chooses its steps by a tolerance, but a page has fixed ones"):
+        portable_page(session_of(dataclasses.replace(run, config=dataclasses.replace(run.config, model=adaptive))))
     assert main(["explore", str(tmp_path), "--to", str(tmp_path / "page.txt")]) == 2
     assert "must end with .html" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

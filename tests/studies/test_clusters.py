@@ -9,9 +9,12 @@ from matplotlib.colors import to_hex, to_rgb
 
 from diffeqformer.analysis.clusters import Simulation
 from diffeqformer.analysis.gathering import HiddenStates, measure
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
 from diffeqformer.report.figures import COLORS, INK
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import (
+    Arguments,
     ends_of,
     ends_of_states,
     finding,
@@ -19,6 +22,7 @@ from diffeqformer.studies.clusters import (
     growth_name,
     means_of,
     states_table,
+    study,
 )
 from diffeqformer.studies.clusters_figures import (
     _project,
@@ -172,3 +176,16 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     assert gathering(path, "0.5").startswith("Tokens gather in direction up to step 1 of 2 (interaction energy 1.500)")
     path = [start, {"energy": 0.5}, {"energy": 1.1}]
     assert gathering(path, "0.5").startswith("Tokens scatter in direction up to step 1 of 2 (interaction energy 0.500)")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run": "runs/a", "systems": 3}, "--systems is of simulated particles, but --run has none"),
+        ({"run": "runs/a", "text": "x", "texts": 2}, "--texts is 2, but --text names the one to read"),
+        ({"text": "x"}, "there is no --run whose model could read it"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(given, said):
+    with pytest.raises(BadInput, match=said):
+        study(Arguments(**given), Silent())

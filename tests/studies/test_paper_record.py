@@ -1,5 +1,6 @@
 """The record of the paper's verdicts, and the page that is made of it."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,11 @@ def test_seeds_of_these_runs_join_those_of_the_record(tmp_path):
     path, of = tmp_path / "record.json", {"scale": "laptop"}
     item, claim = "table-1", ITEMS["table-1"].claims[0]
     three, other = seeds(0.1, 0.11, 0.12), seeds(-0.1, -0.11, -0.12)
-    paper_record.write(path, {"claims": [of_claim(item, claim.sentence, "", three)], "models": [], "rates": {}}, of)
+    rates = {"m": {"best": 0.1, "losses": {"0.1": 4.0, "0.2": None}}}  # at 0.2 training diverged
+    claims = [of_claim(item, claim.sentence, "", three)]
+    paper_record.write(path, {"claims": claims, "models": [], "rates": rates}, of)
     record = paper_record.read(path, of)
+    assert record.rates == {"m": (0.1, {0.1: 4.0, 0.2: math.inf})}
     assert record.claims[item, claim.sentence] == three
     assert record.verdict(item, claim, seeds(0.13, first=3)) == seeds(0.1, 0.11, 0.12, 0.13)
     assert record.verdict(item, claim, seeds(0.2, first=1)) == seeds(0.1, 0.2, 0.12)

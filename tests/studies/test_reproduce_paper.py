@@ -19,7 +19,7 @@ from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies import paper_controls, paper_items, paper_page, paper_record, paper_runs, reproduce_paper
-from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, search
+from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, rates_table, search
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
 from diffeqformer.studies.paper_runs import Arguments, Runs
@@ -324,3 +324,26 @@ def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     with pytest.raises(Damaged, match=r"record\.json"):
         study(gone, Silent())
     path.write_bytes(kept)
+
+
+def test_a_search_that_is_not_at_its_end_gives_no_rate(tmp_path, monkeypatch):
+    """With `--finished` two of three first runs are there: a model that diverged is another thing than one missing."""
+    runs = Runs(Arguments(items=("norm",), finished=True, to=str(tmp_path)), MODELS, Silent())
+    shipped = runs.config("gpt", 0, 1e-3).optimizer.learning_rate
+    ended = {shipped / 2: 4.5, shipped: 4.2}
+
+    def trained(config, model):
+        if (rate := config.optimizer.learning_rate) in ended:
+            return Finished(config, {"validation": {"loss": ended[rate]}}, lambda: None)
+        if rate == 2 * shipped and diverged:
+            return None
+        runs.untrained.add(config.run)
+        return None
+
+    monkeypatch.setattr(runs, "_train", trained)
+    diverged = False
+    assert runs.rate("gpt") is None and runs.trained("gpt", 0) is None and runs.rates == {}
+    runs.finished, runs.untrained, diverged = {}, set(), True
+    assert runs.rate("gpt") == shipped
+    assert runs.rates["gpt"][1] == {shipped / 2: 4.5, shipped: 4.2, 2 * shipped: math.inf}
+    assert rates_table(runs.rates).rows[0][2] == "yes"  # the best is inside, whatever diverged above it
