@@ -334,7 +334,7 @@ def test_a_search_that_is_not_at_its_end_gives_no_rate(tmp_path, monkeypatch):
 
     def trained(config, model):
         if (rate := config.optimizer.learning_rate) in ended:
-            return Finished(config, {"validation": {"loss": ended[rate]}}, lambda: None)
+            return Finished(config, {"validation": {"loss": ended[rate]}}, lambda: pytest.fail("opened"))
         if rate == 2 * shipped and diverged:
             return None
         runs.untrained.add(config.run)
