@@ -146,7 +146,7 @@ class Spectra:
     def table(self, caption: str) -> Table:
         """In the first, a middle and the last step; of QK and OV, means over heads."""
         of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
-        every = len(of_steps["QK"])
+        every = len(next(iter(of_steps.values())))
         columns = ("pair", "first step", f"{every // 2 + 1} of {every}", "last step")
         rows = [
             (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)))

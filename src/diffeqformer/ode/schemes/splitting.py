@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from diffeqformer.ode.grid import END_OF_STEP, Nodes
 from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField, State
 
@@ -35,8 +37,8 @@ class Residual(LieTrotter):
         return super().advance(field, x, 1)
 
 
-def length_taken(scheme: Scheme, dt: Length) -> Length:
-    """The length by which a scheme multiplies what a block gives in a step of `dt`: 1 for `Residual`."""
+def length_taken(scheme: Scheme, dt: Length | np.ndarray) -> Length | np.ndarray:
+    """The length, or lengths, by which a scheme multiplies what a block gives in a step of `dt`: 1 for `Residual`."""
     return dt * 0 + 1 if isinstance(scheme, Residual) else dt
 
 
