@@ -9,7 +9,7 @@ import pytest
 
 from diffeqformer.errors import Diverged
 from diffeqformer.progress import Silent
-from diffeqformer.studies.paper import search
+from diffeqformer.studies.experiments import search
 from diffeqformer.studies.reproduce_adapt import _loss, rates_of, searches
 from diffeqformer.studies.reproduce_adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
 from diffeqformer.studies.study import Result

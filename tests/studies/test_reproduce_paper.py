@@ -19,7 +19,8 @@ from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies import paper_controls, paper_items, paper_page, paper_record, paper_runs, reproduce_paper
-from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge, rates_table, search
+from diffeqformer.studies.experiments import rates_table, search
+from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
 from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
 from diffeqformer.studies.paper_runs import Arguments, Runs

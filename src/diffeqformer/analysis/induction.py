@@ -36,6 +36,7 @@ TESTS = (
 )  # fmt: skip
 """Which behaviour is compared with which summary of a spectrum."""
 COPYING = ("copying", "OV positive share")
+"""Of what needs no induction heads: a head that copies has large shares of positive real parts in OV."""
 INFERENCE = ("prefix matching", "QK and OV positive")
 """The paper's: a head of which both shares of positive real parts are large is an induction head."""
 

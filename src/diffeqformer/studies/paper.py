@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING
 
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
-from diffeqformer.report.table import Table
 
 if TYPE_CHECKING:
     from diffeqformer.config import Config
     from diffeqformer.runs.trainer import TrainResult
 
-Rates = dict[str, tuple[float, dict[float, float]]]
-"""By what was trained, the best learning rate and the loss of every one that was tried."""
 SEARCHED_WITH = 0
 """The seed of the search for learning rates; its runs are those of this seed."""
 SEEDS = 3
@@ -163,34 +160,3 @@ def judge(effects: Mapping[int, float | None], *, exact: bool = False) -> Verdic
     low, high = mean - half, mean + half
     word = "holds" if low > 0 else "fails" if high < 0 else "within noise"
     return Verdict(word if len(known) >= SEEDS else "untested", known, mean, low, high, len(known))
-
-
-def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:
-    """The best learning rate of a grid by factors of two, which grows until its best value is inside it.
-
-    **Arguments:** `loss_of`, what a rate leads to, infinite where training diverged; `start`, the middle of the first
-    three; `most`, how many are tried: the same budget for every model.
-
-    **Returns:** the best rate, and the loss of every one that was tried.
-    """
-    tried = {rate: loss_of(rate) for rate in (start / 2, start, 2 * start)}
-    while len(tried) < most:
-        best = min(tried, key=tried.__getitem__)
-        if best == min(tried):
-            tried[best / 2] = loss_of(best / 2)
-        elif best == max(tried):
-            tried[2 * best] = loss_of(2 * best)
-        else:
-            break
-    return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
-
-
-def rates_table(found: Rates) -> Table:
-    """The search for learning rates, those left out at which training diverged."""
-    rows = [
-        (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
-         ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items() if math.isfinite(loss)))
-        for name, (best, losses) in found.items()
-    ]  # fmt: skip
-    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
-    return Table(said, ("model", "best", "inside the grid", "loss by rate"), rows)

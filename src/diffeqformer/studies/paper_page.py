@@ -8,7 +8,8 @@ from dataclasses import replace
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent
-from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Rates, Verdict, judge, rates_table
+from diffeqformer.studies.experiments import Rates, losses_document, rates_table
+from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_measures import adapted_runs, planned_memory
 from diffeqformer.studies.paper_record import Record, of_claim
@@ -58,8 +59,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
         tuple(figures),
         document={
             "claims": [of_claim(name, claim.sentence, claim.unit, verdict) for name, claim, verdict in rows],
-            "rates": {name: {"best": best, "losses": {f"{rate:g}": loss if math.isfinite(loss) else None
-                                                      for rate, loss in tried.items()}}
+            "rates": {name: {"best": best, "losses": losses_document(tried)}
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
         },

@@ -13,7 +13,8 @@ from pathlib import Path
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.store.files import read_sealed, write_sealed
-from diffeqformer.studies.paper import Claim, Rates, Verdict, judge
+from diffeqformer.studies.experiments import Rates, losses_of
+from diffeqformer.studies.paper import Claim, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ def read(path: Path, of: Values) -> Record:
         of,
         {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
         {row[0]: tuple(row) for row in document["models"]},
-        {name: (one["best"], {float(rate): math.inf if loss is None else loss for rate, loss in one["losses"].items()})
-         for name, one in document["rates"].items()},
-    )  # fmt: skip
+        {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
+    )
 
 
 def write(path: Path, document: Values, of: Values) -> None:

@@ -17,8 +17,8 @@ from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.paper import SEARCHED_WITH, Finished, Model, Rates, search
-from diffeqformer.studies.reproduce_adapt import with_length
+from diffeqformer.studies.experiments import Rates, search, with_length
+from diffeqformer.studies.paper import SEARCHED_WITH, Finished, Model
 
 Scale = Literal["laptop", "gpu"]
 UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}

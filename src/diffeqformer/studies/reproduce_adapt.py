@@ -8,7 +8,7 @@ rate of fine-tuning is searched for each system, method and direction, at the de
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
@@ -23,18 +23,15 @@ from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.paper import Rates, search
+from diffeqformer.studies.experiments import Rates, losses_document, losses_of, search, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
-    from diffeqformer.runs.trainer import TrainResult
 
 Method = Literal["lora", "full"]
 LEARNING_RATES: Mapping[Method, float] = {"lora": 5e-3, "full": 1.5e-3}
 """Of each way to fine-tune, where the search for a rate begins, for both systems alike."""
-EVALUATIONS = 5
-"""Of the validation split, in the course of each run."""
 
 
 @dataclass(frozen=True)
@@ -116,41 +113,7 @@ def rates_of(found: Values) -> dict[str, float]:
 def searches(found: Values) -> Rates:
     """What `reproduce` searched, by direction, system and method."""
     rates, tried = rates_of(found), (entry["role"] for entry in found["models"] if entry["role"].get("tried"))
-    number = lambda loss: math.inf if loss is None else loss
-    return {
-        role["tuned"]: (rates[role["tuned"]], {float(rate): number(loss) for rate, loss in role["tried"].items()})
-        for role in tried
-    }
-
-
-def train_all(
-    title: str,
-    runs: Iterable[tuple[Config, Document]],
-    planned: int,
-    folder: Path,
-    progress: Progress,
-    more: Callable[["TrainResult", Document], Document] = lambda result, role: {},
-) -> Document:
-    """Train every run that is not trained yet, and write `results.json` into `folder`.
-
-    **Arguments:** `runs`, the config of each and its role in the comparison; `planned`, how many there will be; `more`,
-    entries of a run besides its own and its role.
-
-    **Returns:** the document of `runs.results`; its corpus by the `text` of the roles, if they have one.
-    """
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import document, write_results
-    from diffeqformer.runs.trainer import train
-
-    entries, corpora = [], {}
-    for number, (config, role) in enumerate(runs, 1):
-        progress.say(f"{number}/{planned} {config.run}")
-        result = train(config, progress)
-        corpora[role.get("text")] = result.tokens.statistics
-        entries.append({**result.entry, "role": role, **more(result, role)})
-    found = document(title, corpora.get(None, corpora), entries)
-    write_results(folder / RESULTS, found)
-    return found
+    return {role["tuned"]: (rates[role["tuned"]], losses_of(role["tried"])) for role in tried}
 
 
 def _runs(
@@ -197,7 +160,7 @@ def _runs(
                     rate = rates[tuned]
                 for steps in depths:
                     role = {"text": text, "system": system, "source": source, "tuned": tuned}
-                    yield config(steps, rate), role | ({"tried": _written(tried)} if steps == trained else {})
+                    yield config(steps, rate), role | ({"tried": losses_document(tried)} if steps == trained else {})
 
 
 def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, rate: float) -> Config:
@@ -217,17 +180,6 @@ def _loss(config: Callable[[float], Config], progress: Progress, rate: float) ->
     except Diverged as error:
         progress.say(str(error))
         return math.inf
-
-
-def _written(tried: Mapping[float, float]) -> Document:
-    return {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in tried.items()}
-
-
-def with_length(config: Config, updates: int, seed: int) -> Config:
-    """The config of a run of so many updates, evaluated `EVALUATIONS` times on the whole validation split."""
-    every = max(1, updates // EVALUATIONS)
-    trainer = replace(config.trainer, updates=updates, evaluate_every=every, evaluate_batches=0, keep_best=0, seed=seed)
-    return replace(config, trainer=trainer)
 
 
 def records(found: Sequence[Values]) -> list[Document]:

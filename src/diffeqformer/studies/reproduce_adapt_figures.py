@@ -40,7 +40,7 @@ from diffeqformer.report.figures import (
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, finite, join, number, perplexity
-from diffeqformer.studies.paper import Rates, rates_table
+from diffeqformer.studies.experiments import Rates, rates_table
 from diffeqformer.studies.study import Result
 
 Record = Document

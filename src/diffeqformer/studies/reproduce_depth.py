@@ -25,7 +25,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.studies.reproduce_adapt import train_all, with_length
+from diffeqformer.studies.experiments import train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

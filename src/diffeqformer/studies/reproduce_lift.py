@@ -24,7 +24,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import duration
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.reproduce_adapt import train_all, with_length
+from diffeqformer.studies.experiments import train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

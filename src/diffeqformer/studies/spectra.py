@@ -138,8 +138,7 @@ def figures(models: Models) -> "tuple[Figure, ...]":
         both_widths(
             "summaries",
             "Summaries of the spectra over depth. Thin: heads; with points, which are the forward pass's steps: their "
-            "mean. "
-            "The spectral radius is on a logarithmic axis.",
+            "mean. The spectral radius is on a logarithmic axis.",
             draw.summaries,
             models,
         )
@@ -173,8 +172,8 @@ def _file(kind: str, pair: str) -> str:
 def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
     what = of.get(pair) or f"W_up W_down over {pair.split()[1]} random hidden units"
-    marks = " Marks above: the forward pass's steps." if any(found.continuous for _, found in models) else ""
-    marks = marks or " A column is a step."
+    continuous = any(found.continuous for _, found in models)
+    marks = " Marks above: the forward pass's steps." if continuous else " A column is a step."
     said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 

@@ -1,0 +1,98 @@
+"""What experiments share: runs that are trained one after another and kept, and the search for a learning rate."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffeqformer.config import Config
+from diffeqformer.plain import Document, Values
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+
+if TYPE_CHECKING:
+    from diffeqformer.runs.trainer import TrainResult
+
+EVALUATIONS = 5
+"""Of the validation split, in the course of each run."""
+Rates = dict[str, tuple[float, dict[float, float]]]
+"""By what was trained, the best learning rate and the loss of every one that was tried."""
+
+
+def with_length(config: Config, updates: int, seed: int) -> Config:
+    """The config of a run of so many updates, evaluated `EVALUATIONS` times on the whole validation split."""
+    every = max(1, updates // EVALUATIONS)
+    trainer = replace(config.trainer, updates=updates, evaluate_every=every, evaluate_batches=0, keep_best=0, seed=seed)
+    return replace(config, trainer=trainer)
+
+
+def train_all(
+    title: str,
+    runs: Iterable[tuple[Config, Document]],
+    planned: int,
+    folder: Path,
+    progress: Progress,
+    more: Callable[["TrainResult", Document], Document] = lambda result, role: {},
+) -> Document:
+    """Train every run that is not trained yet, and write `results.json` into `folder`.
+
+    **Arguments:** `runs`, the config of each and its role in the comparison; `planned`, how many there will be; `more`,
+    entries of a run besides its own and its role.
+
+    **Returns:** the document of `runs.results`; its corpus by the `text` of the roles, if they have one.
+    """
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import document, write_results
+    from diffeqformer.runs.trainer import train
+
+    entries, corpora = [], {}
+    for number, (config, role) in enumerate(runs, 1):
+        progress.say(f"{number}/{planned} {config.run}")
+        result = train(config, progress)
+        corpora[role.get("text")] = result.tokens.statistics
+        entries.append({**result.entry, "role": role, **more(result, role)})
+    found = document(title, corpora.get(None, corpora), entries)
+    write_results(folder / RESULTS, found)
+    return found
+
+
+def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:
+    """The best learning rate of a grid by factors of two, which grows until its best value is inside it.
+
+    **Arguments:** `loss_of`, what a rate leads to, infinite where training diverged; `start`, the middle of the first
+    three; `most`, how many are tried: the same budget for every model.
+
+    **Returns:** the best rate, and the loss of every one that was tried.
+    """
+    tried = {rate: loss_of(rate) for rate in (start / 2, start, 2 * start)}
+    while len(tried) < most:
+        best = min(tried, key=tried.__getitem__)
+        if best == min(tried):
+            tried[best / 2] = loss_of(best / 2)
+        elif best == max(tried):
+            tried[2 * best] = loss_of(2 * best)
+        else:
+            break
+    return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
+
+
+def losses_document(tried: Mapping[float, float]) -> Document:
+    """Losses by learning rate as JSON has them: `null` where training diverged."""
+    return {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in tried.items()}
+
+
+def losses_of(document: Values) -> dict[float, float]:
+    """What `losses_document` was made of."""
+    return {float(rate): math.inf if loss is None else loss for rate, loss in document.items()}
+
+
+def rates_table(found: Rates) -> Table:
+    """The search for learning rates, those left out at which training diverged."""
+    rows = [
+        (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
+         ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items() if math.isfinite(loss)))
+        for name, (best, losses) in found.items()
+    ]  # fmt: skip
+    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
+    return Table(said, ("model", "best", "inside the grid", "loss by rate"), rows)
