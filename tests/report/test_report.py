@@ -83,6 +83,20 @@ def test_headline_and_terms_are_computed(page):
     assert "Each was trained once, for 1,500 updates, 3.07\u00a0M tokens." in page.visible
 
 
+def test_unequal_compute_at_equal_updates_is_told():
+    """A model that is trained at several depths has more, or less, of it than those of one depth."""
+    models = examples.comparison()["models"]
+    for model, compute in zip(models, (9000, 9000, 9050), strict=True):
+        model["compute"] = compute
+    assert "same compute" not in run_text.comparison(models)  # within one per cent
+    models[2]["compute"] = 11_250
+    first, second, third = (model["name"] for model in models)
+    assert run_text.comparison(models).startswith(
+        "Each was trained once, for 1,500 updates, 3.07\u00a0M tokens, but not with the same compute (steps of depth, "
+        f"summed over updates): 9,000 in {first} and {second} and 11,250 in {third}. Parameters"
+    )
+
+
 def test_headline_follows_the_numbers():
     models = examples.comparison()["models"]
     models[0]["validation"]["loss"] = 4.5

@@ -28,7 +28,7 @@ PROMPT = 'def read_config(path):\n    """'
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train up to four models on Python's standard library with the same compute, and compare them.
+    """Train up to four models on Python's standard library with as many updates each, and compare them.
 
     DiffEqFormer as in the paper, at one depth; vanilla GPT; an elastic model, one checkpoint for every depth; shared
     weights. With little time only the first, or the first two.

@@ -70,7 +70,7 @@ def comparison(models: Sequence[Model]) -> str:
     one = len(models) == 1
     if not unequal(models):
         amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
-        trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}."
+        trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}{_unlike(models)}."
     else:
         seen = join([f"{m['name']} on {compact(m['tokens'])} tokens" for m in models])
         compute = [m.get("compute", 0) for m in models]
@@ -88,6 +88,17 @@ def comparison(models: Sequence[Model]) -> str:
         parameters = f"{parameters[:-1]}; effective, once the weights of every step are populated: {said}."
     caution = "" if one else " With a single run of each, a small difference can be chance."
     return f"{trained} {parameters}{caution}"
+
+
+def _unlike(models: Sequence[Model]) -> str:
+    """That models of equally many updates did not have the same compute, if so: those drawn at other depths."""
+    by: dict[float, list[str]] = {}
+    for m in models:
+        by.setdefault(m.get("compute") or 0, []).append(m["name"])
+    if not 1.01 * min(by) < max(by) or not min(by):
+        return ""
+    said = join([f"{number(compute)} in {join(by[compute])}" for compute in sorted(by)])
+    return f", but not with the same compute (steps of depth, summed over updates): {said}"
 
 
 def unequal(models: Sequence[Model]) -> bool:

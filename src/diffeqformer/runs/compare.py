@@ -79,7 +79,7 @@ def plan(
 
     With too little time for all, the last ones are left out rather than all trained too briefly.
 
-    **Arguments:** `costs` of the models, the most important first; `whole`, updates of each that are the same compute;
+    **Arguments:** `costs` of the models, the most important first; `whole`, updates of each in one proportion;
     `least`, the share of `whole` below which a model is not worth training; `seconds` there are; `most`, a bound of
     the share. Without it one model is planned at least.
 
@@ -150,9 +150,10 @@ def compare(
     continues what was stopped with the same numbers. Between two models the time left is looked at anew: models that
     have not begun are shortened or left out if the machine has become slower. A finished model keeps its weights only.
 
-    **Arguments:** `configs`, each with a run folder of its own, the most important first, whose updates are the same
-    compute. They must agree in data, context, batch size and seed, so that each model sees the same batches in the
-    same order, some of them more. `least`, as for `plan`; `ends`, when all should be done, by `time.perf_counter`.
+    **Arguments:** `configs`, each with a run folder of its own, the most important first, whose updates are in the
+    proportion in which they are planned. They must agree in data, context, batch size and seed, so that each model
+    sees the same batches in the same order, some of them more. `least`, as for `plan`; `ends`, when all should be
+    done, by `time.perf_counter`.
 
     **Returns:** the document, as `results.document` describes it, with the `depth_part`.
 
