@@ -1,16 +1,11 @@
 """The page of fine-tuning at other depths: numbers, missing pieces, and text that is no markup."""
 
 import math
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from diffeqformer.errors import Diverged
-from diffeqformer.progress import Silent
-from diffeqformer.studies.experiments import search
-from diffeqformer.studies.reproduce_adapt import _loss, rates_of, searches
+from diffeqformer.studies.reproduce_adapt import rates_of, searches
 from diffeqformer.studies.reproduce_adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
 from diffeqformer.studies.study import Result
 from tests.studies.drawn import by_look, legend, look, points
@@ -158,14 +153,3 @@ def test_rates_of_one_seed_serve_the_others_and_the_search_is_a_table():
     assert searches(document) == {"a-to-b/gpt-lora": (0.005, {0.0025: 4.5, 0.005: 4.25, 0.01: math.inf})}
     table = result_of(RECORDS, rates=searches(document)).tables[-1]
     assert table.rows == [("a-to-b/gpt-lora", "0.005", "yes", "0.0025: 4.5000, 0.005: 4.2500")]
-
-
-def test_a_rate_at_which_training_diverges_is_not_the_best(monkeypatch):
-    def train(config, progress):
-        if config > 0.004:
-            raise Diverged(f"the loss at {config} is not finite.")
-        return SimpleNamespace(entry={"validation": {"loss": 1 / config}})
-
-    monkeypatch.setattr("diffeqformer.runs.trainer.train", train)
-    best, tried = search(partial(_loss, lambda rate: rate, Silent()), 0.004)
-    assert best == 0.004 and tried == {0.002: 500.0, 0.004: 250.0, 0.008: math.inf}

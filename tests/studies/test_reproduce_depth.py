@@ -1,11 +1,15 @@
 """Where depth pays: what is trained, how it is judged, and what the figures show."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from diffeqformer.config import validate
+from diffeqformer.config import to_dict, validate
+from diffeqformer.progress import Silent
 from diffeqformer.studies import reproduce_depth
 from diffeqformer.studies.reproduce_depth import SAME_COMPUTE, Arguments, runs_of
 from diffeqformer.studies.reproduce_depth_figures import (
@@ -20,6 +24,8 @@ from diffeqformer.studies.reproduce_depth_figures import (
 )
 from diffeqformer.training.depths import compute_of
 from tests.studies.drawn import legend, points
+
+CORPUS = {"name": "hops", "train_tokens": 9, "validation_tokens": 9}
 
 
 def record(kind: str, steps: int, loss: float, seed: int = 0, accuracy=None, energy: float = 0.5) -> dict:
@@ -152,3 +158,39 @@ def test_the_marks_of_a_puzzle_are_its_hops():
     flat = [record("elastic", n, 1.0, 0, right(3)) for n in (2, 8)]
     assert {row[0]: row[2] for row in judgement(flat).rows}["8 steps answer more hops than 2"] == "fails"
     assert not any("hops" in row[0] for row in judgement(records()).rows)
+
+
+def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monkeypatch):
+    """The first seed searches, the others take its rates; the run at a shipped rate keeps its folder."""
+    trained = []
+
+    def train(config, progress):
+        Path(config.run).mkdir(parents=True, exist_ok=True)
+        rate = config.optimizer.learning_rate
+        trained.append((config.run.removeprefix(f"{tmp_path}/"), config.trainer.seed))
+        best = 0.01 if config.model.steps == 2 else 0.003
+        entry = {
+            "validation": {"loss": 1 + abs(math.log(rate / best))}, "updates": 40, "config": {
+                **to_dict(config), "model": {**to_dict(config.model), "vocabulary": 16}
+            },
+        }  # fmt: skip
+        return SimpleNamespace(entry=entry, model=None, config=config, tokens=SimpleNamespace(statistics=CORPUS))
+
+    monkeypatch.setattr("diffeqformer.runs.trainer.train", train)
+    monkeypatch.setattr(reproduce_depth, "energy", lambda model: 0.5)
+    monkeypatch.setattr(reproduce_depth, "readings", lambda result, alone, progress: [
+        {"steps": result.config.model.steps, "loss": 1.0, "perplexity": math.e, "accuracy": [1.0]}
+    ])  # fmt: skip
+    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt",), updates=40, search=True)
+    result = reproduce_depth.study(asked, Silent())
+    assert trained == [
+        *((f"hops/seed-0/gpt-2{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "-rate-0.012",
+                                                     "-rate-0.024", "-rate-0.012")),
+        *((f"hops/seed-0/gpt-4{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "")),
+        ("hops/seed-1/gpt-2-rate-0.012", 1), ("hops/seed-1/gpt-4", 1),
+    ]  # fmt: skip
+    table = result.tables[-1]
+    assert table.rows[0][:3] == ("gpt-2", "0.012", "yes") and table.rows[1][:3] == ("gpt-4", "0.003", "yes")
+    trained.clear()
+    reproduce_depth.study(replace(asked, search=False, seeds=(0,)), Silent())
+    assert trained == [("hops/seed-0/gpt-2", 0), ("hops/seed-0/gpt-4", 0)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffeqformer.config import Config
+from diffeqformer.errors import Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
@@ -75,6 +76,17 @@ def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) ->
         else:
             break
     return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
+
+
+def trained_loss(config: Config, progress: Progress) -> float:
+    """Of validation after training; infinite where training diverges."""
+    from diffeqformer.runs.trainer import train
+
+    try:
+        return train(config, progress).entry["validation"]["loss"] or math.inf
+    except Diverged as error:
+        progress.say(str(error))
+        return math.inf
 
 
 def losses_document(tried: Mapping[float, float]) -> Document:

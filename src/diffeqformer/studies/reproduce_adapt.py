@@ -8,7 +8,7 @@ rate of fine-tuning is searched for each system, method and direction, at the de
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
@@ -19,11 +19,19 @@ import tyro
 
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
-from diffeqformer.errors import BadInput, Diverged
+from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.experiments import Rates, losses_document, losses_of, search, train_all, with_length
+from diffeqformer.studies.experiments import (
+    Rates,
+    losses_document,
+    losses_of,
+    search,
+    train_all,
+    trained_loss,
+    with_length,
+)
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -155,7 +163,8 @@ def _runs(
                 tried: dict[float, float] = {}
                 if tuned not in rates:
                     progress.say(f"learning rate of {tuned}, at {trained} steps")
-                    rate, tried = search(partial(_loss, partial(config, trained), progress), start)
+                    of = partial(config, trained)
+                    rate, tried = search(lambda rate, of=of: trained_loss(of(rate), progress), start)
                 else:
                     rate = rates[tuned]
                 for steps in depths:
@@ -169,17 +178,6 @@ def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, r
 
     run, optimizer = folder / f"steps-{steps}" / f"rate-{rate:.3g}", base.config.optimizer
     return finetune_config(base, str(run), steps=steps, optimizer=replace(optimizer, learning_rate=rate), **settings)
-
-
-def _loss(config: Callable[[float], Config], progress: Progress, rate: float) -> float:
-    """Of validation after training at a learning rate; infinite where training diverges."""
-    from diffeqformer.runs.trainer import train
-
-    try:
-        return train(config(rate), progress).entry["validation"]["loss"] or math.inf
-    except Diverged as error:
-        progress.say(str(error))
-        return math.inf
 
 
 def records(found: Sequence[Values]) -> list[Document]:

@@ -4,7 +4,7 @@ Every model sees the same batches in the same order (equal tokens). If asked for
 more with the compute of the elastic one: NFE, evaluations of the field on the tokens of an update, over all updates.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +25,15 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.studies.experiments import train_all, with_length
+from diffeqformer.studies.experiments import (
+    Rates,
+    losses_document,
+    losses_of,
+    search,
+    train_all,
+    trained_loss,
+    with_length,
+)
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -69,6 +77,8 @@ class Arguments:
     """Of each model; 8,000 for puzzles and 10,000 for text if not given."""
     same_compute: bool = False
     """Train models of one depth a second time, with the compute of the elastic one."""
+    search: bool = False
+    """Search the learning rate of each model first, with the first seed and runs of full length."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs; the source of Python's standard library if not given."""
     cache: str = DataConfig.cache
@@ -85,18 +95,57 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.reproduce_depth_figures import result_of
 
     folder = Path(arguments.to).expanduser() / arguments.task
-    found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
-    return result_of(records(found), [about(found[0])], folder)
+    found: list[Document] = []
+    for seed in arguments.seeds:
+        rates = rates_of(found[0]) if found else {}
+        found.append(reproduce(arguments, seed, folder / f"seed-{seed}", progress, rates))
+    return result_of(records(found), [about(found[0])], folder, searches(found[0]))
 
 
-def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
-    """As `train_all`, with readings at several depths. **Arguments:** `seed`, of all that is drawn."""
+def reproduce(
+    arguments: Arguments, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float] | None = None
+) -> Document:
+    """As `train_all`, with readings at several depths.
+
+    **Arguments:** `seed`, of all that is drawn; `rates`, as `rates_of` another seed: what is not in it is searched, if
+    the arguments say so.
+    """
     runs = list(runs_of(arguments, seed, folder))
+    at_best = (_at_best_rate(arguments, config, role, rates or {}, progress) for config, role in runs)
     read = lambda result, role: {
         "readings": readings(result, role["kind"].removesuffix(SAME_COMPUTE) in ALONE, progress),
         "energy": energy(result.model),
     }
-    return train_all("Depth that pays", runs, len(runs), folder, progress, read)
+    return train_all("Depth that pays", at_best, len(runs), folder, progress, read)
+
+
+def _at_best_rate(
+    arguments: Arguments, config: Config, role: Document, rates: Mapping[str, float], progress: Progress
+) -> tuple[Config, Document]:
+    """A run at its learning rate: that of `rates`, the best of a search if one is asked for, or else as it is."""
+    name, start = Path(config.run).name, config.optimizer.learning_rate
+    role = role | {"name": name}
+
+    def at(rate: float) -> Config:
+        optimizer = replace(config.optimizer, learning_rate=rate)
+        return config if rate == start else replace(config, run=f"{config.run}-rate-{rate:g}", optimizer=optimizer)
+
+    if name in rates or not arguments.search:
+        return at(rates.get(name, start)), role
+    progress.say(f"learning rate of {name}")
+    best, tried = search(lambda rate: trained_loss(at(rate), progress), start)
+    return at(best), role | {"tried": losses_document(tried)}
+
+
+def rates_of(found: Values) -> dict[str, float]:
+    """The learning rates of the runs of `reproduce`, by name."""
+    return {one["role"]["name"]: one["config"]["optimizer"]["learning_rate"] for one in found["models"]}
+
+
+def searches(found: Values) -> Rates:
+    """What `reproduce` searched, by name."""
+    rates, tried = rates_of(found), [one["role"] for one in found["models"] if one["role"].get("tried")]
+    return {role["name"]: (rates[role["name"]], losses_of(role["tried"])) for role in tried}
 
 
 def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:

@@ -15,6 +15,7 @@ from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look,
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, join, number, percent
+from diffeqformer.studies.experiments import Rates, rates_table
 from diffeqformer.studies.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
 
@@ -40,8 +41,13 @@ GAIN, NEAR, RISE, ENERGY = 0.05, 0.02, 0.005, 0.2
 steps are added; and the share of the weights' energy that is change over depth."""
 
 
-def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path()) -> Result:
-    """Figures, tables and sentences of the records of `reproduce_depth`, and `about`, what else is to be told."""
+def result_of(
+    records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path(), rates: Rates | None = None
+) -> Result:
+    """Figures, tables and sentences of the records of `reproduce_depth`.
+
+    **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
+    """
     caption = (
         "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint. Hollow "
         "marks: a model of its own for each depth. Small dots are seeds."
@@ -56,7 +62,7 @@ def result_of(records: Sequence[Record], about: Sequence[str] = (), folder: Path
     arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
     return Result(
         "depth", "Where depth pays", (headline(records), *about, _terms(records)),
-        (*tables, *_equivalent(records), _compute(records)), tuple(figures),
+        (*tables, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])), tuple(figures),
         arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
     )  # fmt: skip
 
