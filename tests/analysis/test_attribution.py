@@ -1,5 +1,7 @@
 """Attributions against plain gradients and plain forward passes in float64."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -17,15 +19,21 @@ def text():
     return tokens(1, POSITIONS)[0]
 
 
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries"])
-def test_every_method_against_its_definition(kind):
-    model, ids = model_of(KINDS[kind]), text()
+def test_every_method_against_its_definition(kind, normed):
+    model, ids = model_of(replace(KINDS[kind], embedding_norm=normed)), text()
     with jax.enable_x64(True):
         model = populated(of_dtype(model, np.float64))
         found = attribute(model, ids, OUTPUTS, points=512)  # a random model is rough
         log_p = jax.jit(lambda x: jax.nn.log_softmax(model.unembed(model.normalise(model.flow(x[None]).state[0]))))
-        x, table = model.embed(ids[None])[0], np.asarray(model.embedding.tokens)
-        baseline = x - table[np.asarray(ids)] + table.mean(0)[None]
+        x, own = model.embed(ids[None])[0], model.embedding.positions
+        at_0 = np.asarray(model.embedding.tokens)[:, None] + (0 if own is None else np.asarray(own)[None, :POSITIONS])
+        at_0 = np.broadcast_to(at_0, (len(at_0), POSITIONS, at_0.shape[-1]))  # every token, at every position
+        if normed:
+            at_0 = at_0 / np.sqrt((at_0**2).mean(-1, keepdims=True) + model.config.norm_epsilon)
+        assert np.allclose(at_0[np.asarray(ids), np.arange(POSITIONS)], x, atol=1e-12)
+        baseline = at_0.mean(0)
         whole, empty, slope = log_p(x), log_p(baseline), jax.jit(jax.jacrev(log_p))(x)
         attention = np.asarray(jax.jit(watch_attention)(model, ids[None]))[:, :, 0].mean(2)  # (step, evaluation, q, k)
         for row, output in enumerate(OUTPUTS):

@@ -50,14 +50,14 @@ def test_simulates(call, tmp_path, monkeypatch):
 
 
 def test_watches_a_runs_hidden_states(call, place, tmp_path):
-    called = call("analyze", "clusters", "--run", place.run("layer"), "--texts", "2", "--to", tmp_path, "--json")
+    called = call("analyze", "clusters", place.run("layer"), "--texts", "2", "--to", tmp_path, "--json")
     assert called.status == 0, called.err
     told = json.loads(called.out)
     assert [depth["depth"] for depth in told["depths"]] == [0, 0.5, 1]
     with np.load(tmp_path / "clusters.npz") as arrays:
         assert arrays["heights"].shape == (3, 2, 15) and arrays["projection"].shape == (3, 16, 3)
     text = ("--text", "the <b>cat</b> eats", "--steps", "3")
-    called = call("analyze", "clusters", "--run", place.run("time"), *text)
+    called = call("analyze", "clusters", place.run("time"), *text)
     assert called.status == 0, called.err
     page = (place.run("time") / "analysis" / "clusters" / "index.html").read_text(encoding="utf-8")
     assert "the·&lt;b&gt;cat&lt;/b&gt;·eats" in page and "<b>cat" not in page

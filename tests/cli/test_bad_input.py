@@ -36,6 +36,7 @@ BAD_WORDS = {
     "too many words": ("train quickstart-gpt more", "nothing that 'more' could be"),
     "heads": ("train quickstart-gpt --model.width 63", "model.width is 63, but must be divisible by model.heads"),
     "heads, config behind": ("train --model.width 63 quickstart-gpt", "model.width is 63, but must be divisible"),
+    "eval: a run as an option": ("eval --run somewhere", "takes RUN as a word of its own"),
     "eval: no run": ("eval", "needs RUN"),
     "eval: missing run": ("eval nowhere", "run folder 'nowhere' does not exist"),
     "eval: not a run": ("eval {here}", "is not a run: it has no config.yaml"),

@@ -318,7 +318,7 @@ COMMANDS = {
     "induction": "analyze induction {run} --sequences 2 --length 4 --repeats 2 --to {here}/out",
     "lyapunov": "analyze lyapunov {run} --text the --to {here}/out",
     "attribution": "analyze attribution {run} --text the --to {here}/out",
-    "clusters": "analyze clusters --run {run} --texts 1 --to {here}/out",
+    "clusters": "analyze clusters {run} --texts 1 --to {here}/out",
     "steps": "analyze steps {run} --texts 1 --to {here}/out",
     "compression": "analyze compression {run} --texts 2 --to {here}/out",
     "depth": "analyze depth {run} --steps 2 --to {here}/out",

@@ -181,9 +181,9 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"run": "runs/a", "systems": 3}, "--systems is of simulated particles, but --run has none"),
+        ({"run": "runs/a", "systems": 3}, "--systems is of simulated particles, which are not made beside a RUN"),
         ({"run": "runs/a", "text": "x", "texts": 2}, "--texts is 2, but --text names the one to read"),
-        ({"text": "x"}, "there is no --run whose model could read it"),
+        ({"text": "x"}, "no RUN is given whose model could read it"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(given, said):

@@ -81,8 +81,8 @@ def attribute(
       sum is `log p(text) - log p(baseline)` (Sundararajan et al. 2017, arXiv:1703.01365). Gauss-Legendre quadrature.
     - `occlusion`: fall of log p when one token's state at depth 0 is replaced by the baseline's (Zeiler & Fergus 2014).
 
-    The baseline is, at every position, the mean of all token vectors (and the position's own vector, where the family
-    has them): a text without any token in particular.
+    The baseline is, at every position, the mean over the vocabulary of the states at depth 0 there: a text without any
+    token in particular. Without a norm of the embedding this is the state of the mean token vector.
 
     **Arguments:** `ids`; `outputs`, positions whose prediction is explained; `points` of the quadrature; `steps` of
     depth, those trained if not given; `tokens`, pieces of the text for whoever looks; `progress`.
@@ -135,7 +135,10 @@ def attribute(
 def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
     """The text's state at depth 0 and the baseline's."""
     x, table = model.embed(ids[None])[0], model.embedding.tokens
-    return x, x - (table[ids] - table.mean(0)[None]).astype(x.dtype)
+    if not model.config.embedding_norm:  # linear, so the mean vector's state is the mean state
+        return x, x - (table[ids] - table.mean(0)[None]).astype(x.dtype)
+    every = jnp.arange(table.shape[0])[:, None]
+    return x, jax.lax.map(lambda at: model.embed(every, at)[:, 0].mean(0), jnp.arange(ids.size))
 
 
 def _log_probabilities(model: Transformer, x: Array, outputs: Array) -> Float[Array, "batch output vocabulary"]:

@@ -282,6 +282,8 @@ def _sentence(box: str, prog: str) -> str:
     if found := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", text):
         return f"{found[1]} is {found[2][:100]}, but must be numbers."
     if found := re.match(r"Missing value for argument '(.*?)'", text):
+        if not found[1].startswith("-"):  # positional, and an option of that name was met in its place
+            return f"`{prog}` takes {found[1].upper()} as a word of its own, without an option in front of it."
         return f"{found[1]} needs a value; one that starts with a dash is written {found[1]}=VALUE."
     if text.startswith("Missing from "):
         missing = [part.split()[0] for part in text.partition(": ")[2].split("(required)") if part.strip()]

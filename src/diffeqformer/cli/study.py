@@ -126,7 +126,7 @@ STUDIES = {
         "Look inside a model: numbers, figures, and a page to read, in RUN/analysis/NAME unless --to names a folder.",
         ("analysis", "analyses"),
         ANALYSES,
-        "analyze clusters --run runs/quickstart/diffeqformer",
+        "analyze clusters runs/quickstart/diffeqformer",
     ),
     "bench": Verb(
         "bench",

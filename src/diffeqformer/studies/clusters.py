@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, require_bounds, setting
@@ -34,12 +35,12 @@ _POWERS = ("", "", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")
 
 @dataclass(frozen=True)
 class Arguments:
-    """Whether tokens gather as depth goes on: simulated particles or, with --run, a model's hidden states.
+    """Whether tokens gather as depth goes on: simulated particles or, with RUN, a model's hidden states.
 
-    Example: diffeqformer analyze clusters --run runs/quickstart/diffeqformer
+    Example: diffeqformer analyze clusters runs/quickstart/diffeqformer
     """
 
-    run: str = ""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
     """Folder of a run whose hidden states are measured; without it, particles are simulated."""
     text: str | None = None
     """A text to run the model on; stretches of its validation split if not given."""
@@ -95,9 +96,11 @@ def _check(arguments: Arguments) -> None:
     usual = Arguments()
     given = [name for name in SIMULATED if getattr(arguments, name) != getattr(usual, name)]
     if arguments.run and given:
-        raise BadInput(f"--{given[0]} is of simulated particles, but --run has none; leave one of them out.")
+        raise BadInput(
+            f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave one of them out."
+        )
     if arguments.text is not None and not arguments.run:
-        raise BadInput(f"--text is {arguments.text!r}, but there is no --run whose model could read it.")
+        raise BadInput(f"--text is {arguments.text!r}, but no RUN is given whose model could read it.")
 
 
 def of_particles(arguments: Arguments, progress: Progress) -> Result:
