@@ -66,7 +66,7 @@ def test_watches_a_runs_hidden_states(call, place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--text", "x"], "there is no --run"),
+        (["--text", "x"], "no RUN is given"),
         (["--systems", "0"], "--systems is 0"),
         (["--particles", "1"], "--particles is 1"),
         (["--dt", "0"], "--dt is 0"),
@@ -77,12 +77,12 @@ def test_watches_a_runs_hidden_states(call, place, tmp_path):
         (["--variants", "sphere", "sphere"], "named once"),
         (["--variants", "cube"], "cube"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--run", "nowhere"], "does not exist"),
-        (["--run", "{run}", "--texts", "0"], "--texts is 0"),
-        (["--run", "{run}", "--texts", "999999"], "--texts is 999999"),
-        (["--run", "{run}", "--text", "a " * 100], "context is 16"),
-        (["--run", "{run}", "--text", ""], "has no tokens"),
-        (["--run", "{run}", "--steps", "0"], "--steps is 0"),
+        (["nowhere"], "does not exist"),
+        (["{run}", "--texts", "0"], "--texts is 0"),
+        (["{run}", "--texts", "999999"], "--texts is 999999"),
+        (["{run}", "--text", "a " * 100], "context is 16"),
+        (["{run}", "--text", ""], "has no tokens"),
+        (["{run}", "--steps", "0"], "--steps is 0"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(call, place, tmp_path, words, said):

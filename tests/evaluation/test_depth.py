@@ -67,6 +67,9 @@ def test_usual_depths():
     assert usual_depths(6) == (3, 4, 5, 6, 7, 8, 9, 12)
     assert usual_depths(18) == (9, 12, 17, 18, 19, 24, 27, 36)
     assert usual_depths(1) == (1, 2)
+    assert usual_depths(6, (6,)) == usual_depths(6)
+    assert usual_depths(6, (2, 3, 8, 12)) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 24)
+    assert usual_depths(2, (1, 2)) == (1, 2, 3, 4)
 
 
 def test_arrays_hold_every_number():

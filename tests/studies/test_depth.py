@@ -1,6 +1,7 @@
 """The page of quality against depth: its sentences are right, its figures show what was measured."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,22 +41,35 @@ VANILLA = Mark("Vanilla GPT", False, "runs/gpt", 8, measured(21.0, 8))
 @pytest.mark.parametrize(
     ("perplexities", "end"),
     [
-        ({6: 20.0}, "has perplexity 20.00."),
+        ({6: 20.0}, " there."),
+        ({4: 40.0, 6: 20.0}, " there; without fine-tuning it is 2.00\u00a0times as high at 4 steps."),
         (
-            {4: 40.0, 6: 20.0},
-            "; run without fine-tuning at the others of these depths, it is 2.00\u00a0times (4 steps) as high.",
+            {1: 400.0, 5: 20.3, 6: 20.0, 7: 19.0, 8: 30.0},
+            "it is at most 1.5\u00a0% higher at 5 and 7 steps and 1.50\u00a0times as high at 8 steps and up to "
+            "20\u00a0times as high at 1 step.",
         ),
-        (
-            {1: 400.0, 5: 20.4, 6: 20.0, 7: 19.0, 8: 30.0},
-            "at 5 and 7 steps it is at most 2 % above that and elsewhere 1.50\u00a0times (8 steps) to 20\u00a0times "
-            "(1 step) as high.",
-        ),
-        ({6: 20.0, 7: 20.0, 9: math.nan}, "at 7 steps it is at most 2 % above that and it is not finite at 9 steps."),
+        ({3: 20.6, 6: 20.0}, "it is 3.0\u00a0% higher at 3 steps."),
+        ({6: 20.0, 7: 20.0, 9: math.nan}, "it is no higher at 7 steps and not finite at 9 steps."),
     ],
 )
 def test_the_sentence_says_what_is_seen(perplexities, end):
     said = finding(curve(perplexities))
-    assert said.startswith("At its own 6 steps DiffEqFormer") and said.endswith(end), said
+    assert said.startswith("DiffEqFormer, trained at 6 steps alone, has perplexity 20.00 there"), said
+    assert said.endswith(end), said
+
+
+def test_depths_of_training_are_told_and_ringed():
+    """A model of drawn depths is not one that happens to work away from its own."""
+    found = replace(curve({3: 20.2, 6: 20.0, 7: 20.1, 12: 20.0}), trained=(3, 6, 12))
+    assert finding(found) == (
+        "DiffEqFormer, trained at 3, 6 and 12 steps, has perplexity 20.00 at 6; without fine-tuning it is at most "
+        "1.0\u00a0% higher at 3, 7 and 12 steps. Not trained: 7 steps."
+    )
+    assert [row[:2] for row in depths_table(found).rows] == [
+        ("3", "yes"), ("6 (own)", "yes"), ("7", "no"), ("12", "yes")
+    ]  # fmt: skip
+    rings = [line for line in quality_over_depth(found).axes[0].lines if line.get_markersize() > 10]
+    assert [points(ring).tolist() for ring in rings] == [[[3, 20.2]], [[6, 20.0]], [[12, 20.0]]]
 
 
 def test_captions_begin_with_what_is_seen():
@@ -82,8 +96,8 @@ def test_tables():
     found = curve({4: 60.0, 6: 20.0}, VANILLA, LORA)
     table = depths_table(found)
     columns, rows = table.columns, table.rows
-    assert rows[0] == ("4", "60.00", "3.00\u00a0times", "4.094", "1.500", "4 + 8", "3,000")
-    assert rows[1][:3] == ("6 (own)", "20.00", "–") and {len(row) for row in rows} == {len(columns)}
+    assert rows[0] == ("4", "no", "60.00", "3.00\u00a0times", "4.094", "1.500", "4 + 8", "3,000")
+    assert rows[1][:4] == ("6 (own)", "yes", "20.00", "–") and {len(row) for row in rows} == {len(columns)}
     table = marks_table(found)
     columns, rows = table.columns, table.rows
     assert rows[0][:5] == ("DiffEqFormer, fine-tuned: LoRA", "runs/lora", "4", "22.00", "60.00")

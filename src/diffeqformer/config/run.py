@@ -185,3 +185,8 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    @property
+    def trained_at(self) -> tuple[int, ...]:
+        """Numbers of steps that updates are made at, increasing."""
+        return tuple(sorted({*self.depth.depths})) or (self.model.steps,)

@@ -38,6 +38,13 @@ class DepthCurve:
     marks: tuple[Mark, ...] = ()
     exits: dict[float, Evaluation] = field(default_factory=dict)
     """With early exit on the grid of the deepest point, by threshold, increasing."""
+    trained: tuple[int, ...] = ()
+    """Depths that it was trained at, increasing; its own alone if not given."""
+
+    @property
+    def trained_at(self) -> tuple[int, ...]:
+        """`trained`, or its own depth."""
+        return self.trained or (self.own,)
 
     def mean_steps(self, found: Evaluation) -> float:
         """Steps that a token took on average, of an evaluation with early exit."""
@@ -61,9 +68,14 @@ class DepthCurve:
         return arrays
 
 
-def usual_depths(own: int) -> tuple[int, ...]:
-    """Depths from half to twice a model's own: the paper's 1/2, 2/3 and 4/3 of it, its neighbours, 3/2, and 2."""
-    parts = (round(own * part) for part in (1 / 2, 2 / 3, 1, 4 / 3, 3 / 2, 2))
+def usual_depths(own: int, trained: Sequence[int] = ()) -> tuple[int, ...]:
+    """Depths from half to twice a model's own: the paper's 1/2, 2/3 and 4/3 of it, its neighbours, 3/2, and 2.
+
+    Of a model that was `trained` at several also those, half of the shallowest and twice the deepest.
+    """
+    parts = [round(own * part) for part in (1 / 2, 2 / 3, 1, 4 / 3, 3 / 2, 2)]
+    if len(trained) > 1:
+        parts += [*trained, min(trained) // 2, 2 * max(trained)]
     return tuple(sorted({steps for steps in (*parts, own - 1, own + 1) if steps >= 1}))
 
 

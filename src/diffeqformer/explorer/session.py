@@ -263,7 +263,7 @@ def about_run(run: Run) -> Document:
         "folder": run.folder.name,
         "update": run.step,
         "said": settings_of(run),
-        "trained": trained_at(run),
+        "trained": list(run.config.trained_at),
         "steps": run.model.grid().steps,
         "most": MOST_STEPS if any_depth else run.model.grid().steps,
         "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
@@ -287,14 +287,9 @@ def settings_of(run: Run) -> str:
     config = run.config.model
     field, weights = config.field.kind, config.weights.kind
     block = BLOCKS.get(field, f"blocks of kind {field}")
-    depths = join(list(map(str, trained_at(run))))
+    depths = join(list(map(str, run.config.trained_at)))
     trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
     return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}, scheme {config.scheme.kind}, {trained}"
-
-
-def trained_at(run: Run) -> list[int]:
-    """Numbers of steps that the model was trained at, increasing."""
-    return sorted({*run.config.depth.depths}) or [run.config.model.steps]
 
 
 def _adapts(model: Transformer, rtol: float) -> bool:

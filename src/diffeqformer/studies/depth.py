@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, percent, perplexity
+from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
 from diffeqformer.studies.inputs import evaluation_text, folder_for, positive_numbers, whole_numbers
 from diffeqformer.studies.study import Result
 
@@ -77,8 +77,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     folder = folder_for("depth", arguments.to, opened)
     for other in others:
         _require_comparable(opened, other)
-    own = opened.config.model.steps
-    depths = sorted({own, *(given or (*usual_depths(own), *(other.config.model.steps for other in others)))})
+    own, trained = opened.config.model.steps, opened.config.trained_at
+    depths = sorted({own, *(given or (*usual_depths(own, trained), *(other.config.model.steps for other in others)))})
     require_depths(opened.model, depths)
     source = opened if arguments.data else _owner_of_text(opened, others)
     tokens, text_bytes, mask = evaluation_text(source, arguments.data, progress)
@@ -101,13 +101,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
     settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
     points = dict(zip(depths, found, strict=False))
-    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled)
+    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled, trained)
     name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
     said = (
         f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
         f"{opened.folder} at update {number(opened.step)}"
     )
-    known = {**opened.which, "against": [one.which for one in others], "text": name, "own_steps": own}
+    known = {
+        **opened.which,
+        "against": [one.which for one in others],
+        "text": name,
+        "own_steps": own,
+        "trained_at": list(trained),
+    }
     return result(curve, said, known, folder)
 
 
@@ -116,7 +122,10 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
-    plain = f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning."
+    plain = (
+        f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning. Rings: depths that it was "
+        "trained at."
+    )
     measured = (
         f"{speeds(curve)}: perplexity against what it costs, measured tokens per second, and evaluations of the vector "
         "field for the whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
@@ -164,8 +173,11 @@ def finding(curve: "DepthCurve") -> str:
     """What the curve shows, in one sentence computed from it."""
     own = curve.points[curve.own].perplexity
     if not finite(own):
-        return f"{curve.name} has no finite perplexity at its own {curve.own} steps."
-    start = f"At its own {_steps(curve.own)} {curve.name} has perplexity {perplexity(own)}"
+        return f"{curve.name} has no finite perplexity at its own {_steps(curve.own)}."
+    alone = curve.trained_at == (curve.own,)
+    trained = f"{_steps(curve.own)} alone" if alone else _list(list(curve.trained_at))
+    place = "there" if alone else f"at {curve.own}"
+    start = f"{curve.name}, trained at {trained}, has perplexity {perplexity(own)} {place}"
     others = {steps: found.perplexity / own for steps, found in curve.points.items() if steps != curve.own}
     if not others:
         return f"{start}."
@@ -175,15 +187,17 @@ def finding(curve: "DepthCurve") -> str:
     failed = [steps for steps in others if steps not in ratios]
     parts = []
     if near:
-        parts.append(f"at {_list(near)} it is at most {percent(NEAR)} above that")
+        rise = max(ratios[steps] for steps in near) - 1
+        parts.append(f"{_rise(rise) if rise >= 0.0005 else 'no'} higher at {_list(near)}")
     if far:
         least, most = min(far, key=far.__getitem__), max(far, key=far.__getitem__)
-        span = f"{_times(far[least])} ({_steps(least)})"
-        span += f" to {_times(far[most])} ({_steps(most)})" if most != least else ""
-        parts.append(f"{'elsewhere' if near else 'it is'} {span} as high")
+        span = f"{_higher(far[least])} at {_steps(least)}"
+        parts.append(span + (f" and up to {_higher(far[most])} at {_steps(most)}" if most != least else ""))
     if failed:
-        parts.append(f"it is not finite at {_list(failed)}")
-    return f"{start}; run without fine-tuning at the others of these depths, {join(parts)}."
+        parts.append(f"not finite at {_list(failed)}")
+    unseen = [steps for steps in others if steps not in curve.trained_at]
+    end = f" Not trained: {_list(unseen)}." if unseen and not alone else ""
+    return f"{start}; without fine-tuning it is {join(parts)}.{end}"
 
 
 def lowest(curve: "DepthCurve") -> str:
@@ -233,11 +247,26 @@ def comparisons(curve: "DepthCurve") -> list[str]:
 def depths_table(curve: "DepthCurve") -> Table:
     """The model at every depth."""
     own = curve.points[curve.own].perplexity
-    columns = ("steps", "perplexity", "against its own", "loss (nats)", "bits/byte", "evaluations", "tokens/s")
+    columns = (
+        "steps",
+        "trained",
+        "perplexity",
+        "against its own",
+        "loss (nats)",
+        "bits/byte",
+        "evaluations",
+        "tokens/s",
+    )
     name = lambda steps: f"{steps} (own)" if steps == curve.own else str(steps)
     ratio = lambda steps, found: MISSING if steps == curve.own else _times(found.perplexity / own)
     rows = [
-        (name(steps), perplexity(found.perplexity), ratio(steps, found), *_numbers(found))
+        (
+            name(steps),
+            "yes" if steps in curve.trained_at else "no",
+            perplexity(found.perplexity),
+            ratio(steps, found),
+            *_numbers(found),
+        )
         for steps, found in curve.points.items()
     ]
     return Table(f"{curve.name} without fine-tuning", columns, rows)
@@ -282,6 +311,15 @@ def _steps(steps: int) -> str:
 
 def _list(steps: list[int]) -> str:
     return f"{join([str(one) for one in steps])} step{'' if steps == [1] else 's'}"
+
+
+def _rise(part: float) -> str:
+    return f"at most {100 * part:.1f}\u00a0%"
+
+
+def _higher(ratio: float) -> str:
+    """How much higher: in per cent up to a tenth, then as a ratio."""
+    return f"{100 * (ratio - 1):.1f}\u00a0% higher" if ratio < 1.1 else f"{_times(ratio)} as high"
 
 
 def _times(ratio: float) -> str:

@@ -85,7 +85,7 @@ def _draw(axis: Axes, curve: DepthCurve, place: Place, *, write_steps: bool = Fa
     axis.plot(xs, ys, **look(0, linestyle="None"))
     for place_in_line, (x, y, steps) in enumerate(line):
         drawn.append((x, y))
-        if steps == curve.own:
+        if steps in curve.trained_at:
             axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(0))
         if write_steps:
             around = ys[max(0, place_in_line - 1) : place_in_line + 2]
