@@ -42,10 +42,11 @@ def dark_is_high(image: Any) -> bool:
     return low > 2.5 and high < 1.5
 
 
-def warm_is_early(image: Any) -> bool:
-    """Whether depth is drawn from orange at 0 to blue at 1."""
+def green_is_early(image: Any) -> bool:
+    """Whether depth is drawn from green at 0 to purple at 1, which no scale of signed values has."""
     start, end = image.cmap(image.norm(0.0)), image.cmap(image.norm(1.0))
-    return start[0] > start[2] + 0.5 and end[2] > end[0] + 0.3 and (image.norm.vmin, image.norm.vmax) == (0, 1)
+    green, purple = start[1] - max(start[0], start[2]), min(end[0], end[2]) - end[1]
+    return green > 0.05 and purple > 0.3 and (image.norm.vmin, image.norm.vmax) == (0, 1)
 
 
 def title(axis: Any) -> str:

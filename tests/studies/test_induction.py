@@ -6,7 +6,7 @@ import pytest
 from diffeqformer.analysis.induction import INFERENCE, TESTS, Correlation, Induction
 from diffeqformer.studies.induction import findings, strongest
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
-from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, points, title, warm_is_early
+from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, green_is_early, points, title
 
 TIMES = np.array([0.7, 0.85, 1.0])
 
@@ -49,7 +49,7 @@ def test_the_test_has_the_spectrum_to_the_right_and_the_behaviour_upwards(found,
         wanted = np.stack([found.summaries[summary].ravel(), found.behaviours[behaviour].ravel()], 1)
         np.testing.assert_allclose(dots.get_offsets(), wanted)
         np.testing.assert_allclose(dots.get_array(), np.repeat(TIMES, 2))
-        assert warm_is_early(dots) and (axis.get_xlabel(), axis.get_ylabel()) == (summary, behaviour)
+        assert green_is_early(dots) and (axis.get_xlabel(), axis.get_ylabel()) == (summary, behaviour)
         chance = [set(points(line)[:, 1]) for line in axis.lines]
         assert chance == ([{found.chance}] if behaviour == "prefix matching" else [])
         rho = next(c.rho for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))

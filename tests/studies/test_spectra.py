@@ -8,8 +8,8 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO, Spectra, Spectrum
-from diffeqformer.config import DepthConfig
-from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between
+from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig
+from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between, why_steps_alone
 from diffeqformer.studies.spectra_figures import (
     beyond_frame,
     display_names,
@@ -18,7 +18,8 @@ from diffeqformer.studies.spectra_figures import (
     real_parts,
     summaries,
 )
-from tests.studies.pictures import WIDTHS, blue_is_high, points, warm_is_early
+from tests.models import TINY, model_of
+from tests.studies.pictures import WIDTHS, blue_is_high, green_is_early, points
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
 STEPS = np.array([False, False, True, False, True])
@@ -113,7 +114,7 @@ def test_the_flow_has_real_parts_to_the_right_and_imaginary_parts_upwards(width)
         at = values[STEPS].ravel()
         np.testing.assert_allclose(dots.get_offsets(), np.stack([at.real, at.imag], -1))
         np.testing.assert_allclose(dots.get_array(), np.repeat([0.7, 1.0], 3))
-        assert warm_is_early(dots) and warm_is_early(curves) and axis.get_aspect() == 1
+        assert green_is_early(dots) and green_is_early(curves) and axis.get_aspect() == 1
         for part, (low, high) in ((at.real, axis.get_xlim()), (at.imag, axis.get_ylim())):
             assert low < min(part.min(), 0) and high > max(part.max(), 0)
         assert axis.get_xlim()[0] > -1 and axis.get_ylim()[1] < 0.5  # each axis has its own: the data's are lopsided
@@ -168,23 +169,21 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
-    said = [headline(found), *notes([("m", found)], (), fold_norm=True, seed=3)]
+    said = [headline(found), *notes([("m", found)], (), {}, fold_norm=True, seed=3)]
     radii = {p: found.pairs[p].radius.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
     most = max(radii, key=lambda pair: abs(np.diff(np.log(radii[pair]))[0]))
     first, last = radii[most]
-    assert (
-        f"({most}) changes most in size: the largest eigenvalue is {first:.3g} in the first step, {last:.3g} in"
-        in said[0]
-    )
+    factor = np.exp(abs(np.log(last / first)))
+    assert f"({most}) changes most in size, by a factor of {factor:.2f} (" in said[0]
+    assert f"the largest eigenvalue is {first:.3g} in the first step, {last:.3g} in the last." in said[0]
     assert "the norms' scales are multiplied in" in said[1] and "m: 5 times" in said[-1]
 
 
 def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
     """Weights between them were never trained: its figures would be mostly of those."""
     found = dataclasses.replace(model(), continuous=False)
-    said = notes([("m", found), ("n", found)], (), {"m"}, fold_norm=False, seed=0)
-    assert "only those at the steps were trained and are shown" in said[-2] and said[-2].startswith("m: ")
-    assert said[-1] == "n: each step has weights of its own, so there is nothing between them."
+    said = notes([("m", found), ("n", found)], (), {"m": "said so", "n": "and so"}, fold_norm=False, seed=0)
+    assert said[-2:] == ("m: said so.", "n: and so.")
     assert not any("Curves are made" in line for line in said)
     drawn = real_parts([("m", found)], "QK").subfigs[0].axes[0].collections[0]
     assert drawn.get_array().shape == (found.pairs["QK"].eigenvalues.shape[-1], found.steps("QK").sum())
@@ -218,12 +217,48 @@ def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
         edges=np.linspace(0, 1, 5),
     )
     assert headline(found) == (
-        "From the first step to the last what heads copy from the tokens they look at (OV) changes most in size: the "
-        "largest eigenvalue is 8 in the first step, 0.2 at step 3, 1 in the last. The sum ratio, 1 if all eigenvalues "
-        "keep the sign of what they act on and −1 if all turn it over, goes from 0.98 to -0.66."
+        "From the first step to the last what heads copy from the tokens they look at (OV) changes most in size, by "
+        "a factor of 8.00 (1.00 in QK and 1.00 in FF): the largest eigenvalue is 8 in the first step, 0.2 at step 3, 1 "
+        "in the last. The sum ratio, 1 if all eigenvalues keep the sign of what they act on and −1 if all turn it "
+        "over, goes from 0.98 to -0.66, that of QK from 0.98 to -0.66 and of FF from 0.98 to -0.66."
     )
     found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
     assert "0.2 at t = 0.75" in headline(found)
+
+
+def test_the_headline_tells_a_mean_from_its_heads():
+    """Two of three heads fall, one grows: the mean does not stand for all."""
+    ends = {"QK": [[1, 1, 1]] * 2, "OV": [[0.3, 0.6, 0.2], [0.25, 0.2, 0.25]], "FF": [[2, 2, 2], [2.4, 2.4, 2.4]]}
+    ratios = {"QK": [[0.5] * 3] * 2, "OV": [[0.3] * 3, [0.2] * 3], "FF": [[0.4] * 3, [-0.3] * 3]}
+    found = SimpleNamespace(
+        pairs={
+            pair: SimpleNamespace(
+                summaries=lambda pair=pair: {RADIUS: np.array(ends[pair]), SUM_RATIO: np.array(ratios[pair])}
+            )
+            for pair in ends
+        },
+        steps=lambda pair: np.array([True, True]), times=np.array([0.25, 0.75]), edges=np.linspace(0, 1, 3),
+    )  # fmt: skip
+    assert (
+        "the largest eigenvalue is 0.367 in the first step, 0.233 in the last (means over heads; it falls in 2 of 3, "
+        "and changes most in head 1, from 0.6 to 0.2)."
+    ) in headline(found)
+    assert headline(found).endswith("goes from 0.30 to 0.20, that of FF from 0.40 to -0.30.")
+
+
+@pytest.mark.parametrize(
+    ("weights", "depth", "said"),
+    [
+        (LayerConfig(), {}, "each step has weights of its own"),
+        (KnotsConfig(knots=4, average=True), {"sample": (2, 4)}, "each step computes with their mean over it"),
+        (KnotsConfig(knots=4), {}, "only those at the steps were trained and are shown; `--times 100`"),
+        (KnotsConfig(knots=4), {"sample": (2, 4)}, "of which those at the steps are shown; `--times 100`"),
+    ],
+)
+def test_why_the_steps_alone_are_shown(weights, depth, said):
+    built = model_of(dataclasses.replace(TINY, weights=weights))
+    run = SimpleNamespace(model=built, config=Config(model=built.config, depth=DepthConfig(**depth)))
+    assert said in why_steps_alone(run)
 
 
 def test_what_steps_of_other_lengths_add_is_comparable():
@@ -234,5 +269,5 @@ def test_what_steps_of_other_lengths_add_is_comparable():
     np.testing.assert_allclose(scaled.pairs["OV"].radius, by * found.pairs["OV"].radius)
     np.testing.assert_allclose(scaled.pairs["FF"].singular_values, by[..., None] * found.pairs["FF"].singular_values)
     assert scaled.pairs["QK"] is found.pairs["QK"]
-    said = notes([("m", scaled), ("n", found)], (lengths, np.ones(4)), fold_norm=False, seed=0)
+    said = notes([("m", scaled), ("n", found)], (lengths, np.ones(4)), {"n": "x"}, fold_norm=False, seed=0)
     assert "multiplied by it, 1 to 3 in m, 1 in n" in " ".join(said)

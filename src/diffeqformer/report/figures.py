@@ -33,8 +33,8 @@ signs, zero is pale and both ends are dark, brown below and blue above."""
 SIGNED, UNSIGNED = (
     LinearSegmentedColormap.from_list(name, stops) for name, stops in (("signed", BOTH), ("rising", RISING))
 )
-DEPTH = LinearSegmentedColormap.from_list("depth", ("#e6a100", "#d9603b", "#b04a9e", "#3f6fd1"))
-"""Of depth, from warm to cool; seen as well on white as on dark paper."""
+DEPTH = LinearSegmentedColormap.from_list("depth", ("#97b312", "#27a07c", "#7a72c8", "#a33a90"))
+"""Of depth, from green to purple: no shade of `SIGNED`; seen as well on white as on dark paper."""
 ON_PAPER: dict[str, tuple[str, str]] = {}
 """Further colours, and how a page has each on white and on dark paper; see `on_paper`."""
 MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -1,6 +1,6 @@
 """`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +9,7 @@ import tyro
 from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
-from diffeqformer.report.text import percent
+from diffeqformer.report.text import join, percent
 from diffeqformer.studies.inputs import OfRun, whole_numbers
 from diffeqformer.studies.study import Result
 
@@ -57,7 +57,7 @@ class Arguments(OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """The spectra of one run, or of two side by side."""
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
-    from diffeqformer.analysis.spectra import RADIUS, SHARE, between_steps, hidden_subsets, spectra
+    from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run
 
     opened, folder = arguments.open("spectra", progress)
@@ -67,15 +67,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
         one.model.grid(arguments.steps)
         hidden_subsets(one.model.config.hidden_width, some)
-    models, lengths, left_out = [], [], set()
+    models, lengths, steps_alone = [], [], {}
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
         steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         times = (BETWEEN if trained_between(one) else 0) if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
-        if not times and between_steps(one.model):
-            left_out.add(str(one.folder))
+        steps_alone[str(one.folder)] = why_steps_alone(one)
         lengths.append(step_lengths(one.model, steps))
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
     if comparable:
@@ -92,7 +91,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
         notes=notes(
-            models, lengths if comparable else (), left_out, fold_norm=arguments.fold_norm, seed=arguments.seed
+            models, lengths if comparable else (), steps_alone, fold_norm=arguments.fold_norm, seed=arguments.seed
         ),
         folder=folder,
     )  # fmt: skip
@@ -102,6 +101,21 @@ def trained_between(run: "Run") -> bool:
     """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths."""
     depth = run.config.depth
     return run.config.model.weights.kind == "shared" or len(depth.depths) > 1 or depth.jitter > 0
+
+
+def why_steps_alone(run: "Run") -> str:
+    """Why nothing is shown between the steps of a model, if nothing is."""
+    from diffeqformer.analysis.spectra import between_steps
+
+    if between_steps(run.model):
+        only = "those at the steps" if trained_between(run) else "only those at the steps were trained and"
+        return (
+            f"its weights are functions of depth, of which {only} are shown; `--times {BETWEEN}` shows those between "
+            "them, too"
+        )
+    if run.config.model.continuous:
+        return "its weights are functions of depth, and each step computes with their mean over it, which is shown"
+    return "each step has weights of its own, so there is nothing between them"
 
 
 def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
@@ -196,7 +210,8 @@ def headline(found: "Spectra") -> str:
 
     of = lambda what, pair: found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
     ratio = lambda ends: abs(np.log(max(ends[1], 1e-30) / max(ends[0], 1e-30)))
-    most = max(WHAT, key=lambda pair: ratio(of(RADIUS, pair)[[0, -1]]))
+    factors = {pair: float(np.exp(ratio(of(RADIUS, pair)[[0, -1]]))) for pair in WHAT}
+    most = max(WHAT, key=factors.__getitem__)
     radius, signs = of(RADIUS, most), of(SUM_RATIO, most)
     ends, times = (radius[0], radius[-1]), found.times[found.steps(most)]
     least, largest = int(radius.argmin()), int(radius.argmax())
@@ -204,19 +219,55 @@ def headline(found: "Spectra") -> str:
     turns = sorted(place for place, beyond in far.items() if beyond)
     where = lambda i: f"step {i + 1}" if len(radius) == len(found.edges) - 1 else f"t = {times[i]:.2f}"
     between = "".join(f", {radius[i]:.3g} at {where(i)}" for i in turns)
+    by = join([f"{factors[pair]:.2f} in {pair}" for pair in WHAT if pair != most])
     return (
-        f"From the first step to the last {WHAT[most]} ({most}) changes most in size: the largest eigenvalue is "
-        f"{radius[0]:.3g} in the first step{between}, {radius[-1]:.3g} in the last. The sum ratio, 1 if all "
-        "eigenvalues keep the sign of what they act on and −1 if all turn it over, goes from "
-        f"{signs[0]:.2f} to {signs[-1]:.2f}."
+        f"From the first step to the last {WHAT[most]} ({most}) changes most in size, by a factor of "
+        f"{factors[most]:.2f} ({by}): the largest eigenvalue is {radius[0]:.3g} in the first step{between}, "
+        f"{radius[-1]:.3g} in the last{_by_head(found, most)}. The sum ratio, 1 if all eigenvalues keep the sign of "
+        f"what they act on and −1 if all turn it over, goes from {signs[0]:.2f} to {signs[-1]:.2f}"
+        f"{_turned(found, most)}."
     )
 
 
+def _by_head(found: "Spectra", pair: str) -> str:
+    """That what was said is a mean, if there are several heads, and how many of them change so."""
+    import numpy as np
+
+    from diffeqformer.analysis.spectra import RADIUS
+
+    ends = found.pairs[pair].summaries()[RADIUS][found.steps(pair)][[0, -1]]
+    if ends.shape[-1] == 1:
+        return ""
+    change = np.log(np.maximum(ends[1], 1e-30) / np.maximum(ends[0], 1e-30))
+    grows = ends.mean(-1)[1] > ends.mean(-1)[0]
+    far = int(np.abs(change).argmax())
+    return (
+        f" (means over heads; it {'grows' if grows else 'falls'} in {int(((change > 0) == grows).sum())} of "
+        f"{len(change)}, and changes most in head {far}, from {ends[0, far]:.3g} to {ends[1, far]:.3g})"
+    )
+
+
+def _turned(found: "Spectra", told: str) -> str:
+    """The pairs, besides the one that is told, whose eigenvalues turn from one sign to the other on the whole."""
+    from diffeqformer.analysis.spectra import SUM_RATIO
+
+    ends = {p: found.pairs[p].summaries()[SUM_RATIO][found.steps(p)].mean(-1)[[0, -1]] for p in WHAT if p != told}
+    turned = [
+        f"of {p} from {a:.2f} to {b:.2f}" for p, (a, b) in ends.items() if a * b < 0 and min(abs(a), abs(b)) > 0.1
+    ]
+    return f", that {join(turned)}" if turned else ""
+
+
 def notes(
-    models: Models, lengths: "Sequence[np.ndarray]", left_out: Collection[str] = (), *, fold_norm: bool, seed: int
+    models: Models,
+    lengths: "Sequence[np.ndarray]",
+    steps_alone: Mapping[str, str],
+    *,
+    fold_norm: bool,
+    seed: int,
 ) -> tuple[str, ...]:
     """What the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far the
-    curves can be trusted. Of models that are `left_out` there are weights between the steps that are not shown."""
+    curves can be trusted; `steps_alone`, by model, why only its steps are shown, if they are."""
     said = [
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
         "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
@@ -238,13 +289,8 @@ def notes(
                 "Of a model of one depth, weights between the steps were never trained: only the steps are what it "
                 "computes with."
             )
-        elif name in left_out:
-            said.append(
-                f"{name}: its weights are functions of depth, of which only those at the steps were trained and are "
-                f"shown; `--times {BETWEEN}` shows those between them, too."
-            )
         else:
-            said.append(f"{name}: each step has weights of its own, so there is nothing between them.")
+            said.append(f"{name}: {steps_alone[name]}.")
     if any(pair.startswith("FF ") for pair in models[0][1].pairs):
         said.append(f"Random hidden units are drawn with seed {seed}, and are the same at all times.")
     return tuple(said)
