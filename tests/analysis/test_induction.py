@@ -141,3 +141,18 @@ def test_without_heads_that_match_prefixes_nothing_is_concluded():
         behaviours = found.behaviours | {"prefix matching": matching}
         one = replace(found, behaviours=behaviours, loss_first=5.0, loss_later=later)
         assert said in one.verdict() and ("no induction heads" in said) == ("no induction heads" in one.verdict())
+
+
+def test_what_copying_goes_with_is_told():
+    """Also where it is another summary of the spectra than the one that the paper names."""
+    found = measure_induction(model_of(TINY), samples=10, **SIZES)
+    unclear = [replace(c, rho=0.1, interval=(-0.1, 0.3)) for c in found.correlations]
+    weak = {"prefix matching": np.full((3, 2), found.chance)}
+    said = lambda ones: replace(found, correlations=tuple(ones), behaviours=found.behaviours | weak).verdict()
+    assert said(unclear).endswith("(rank correlation +0.10, 95 % interval -0.10 to +0.30).")
+    clear = [
+        replace(c, rho=0.8, interval=(0.2, 0.9)) if (c.behaviour, c.summary) == ("copying", "OV sum ratio") else c
+        for c in unclear
+    ]
+    assert clear != unclear
+    assert said(clear).endswith("-0.10 to +0.30); it goes with OV sum ratio (+0.80, +0.20 to +0.90).")

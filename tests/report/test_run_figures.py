@@ -100,13 +100,20 @@ def test_the_page_of_several_models_opens_with_depth_and_shows_losses_against_co
 def test_the_headline_of_a_checkpoint_of_several_depths_is_what_it_reads_at_its_ends():
     models = elastic()
     assert claim(models) == (
-        "One checkpoint at any depth: Elastic DiffEqFormer has a validation loss of 4.100 nats per token at 2 steps "
+        "One checkpoint at 2 to 6 steps: Elastic DiffEqFormer has a validation loss of 4.100 nats per token at 2 steps "
         "and 3.980 at 6, with the same weights."
     )
     models[1]["depth"] = [{**models[1]["validation"], "steps": n, "loss": loss} for n, loss in ((1, 7.5), (2, 6.5))]
     second = "Vanilla GPT, trained at 6 steps alone, has 6.500 nats per token at 2 steps and 4.080 at 6."
     assert claim(models).endswith(second)
+    assert claim(models, 0.25) == f"{claim(models)} Read on 25 % of the validation text."
     assert run_report({**examples.comparison(), "models": models}).findings[0] == claim(models)
+    models[1]["depth"] = [*models[1]["depth"], {**models[1]["validation"], "steps": 12, "loss": 7.0}]
+    models[0]["depth"] = [{**p, "steps": 12 if p["steps"] == 6 else p["steps"]} for p in models[0]["depth"]]
+    models[0]["drawn"] = [{"steps": n, "updates": 9} for n in (2, 12)]
+    assert "alone, has 4.080 there and 6.500 nats per token at 2 steps and 7.000 at 12." in claim(models)
+    models = elastic()
+    models[1]["depth"] = [{**models[1]["validation"], "steps": n, "loss": loss} for n, loss in ((1, 7.5), (2, 6.5))]
     assert "3.420 nats above it at 1 step." in depth_finding(models[1])
     rows = models[0] | {"drawn": []}  # all depths in each update
     assert trained_depths(rows) == [2, 6] and claim(examples.comparison()["models"]) == ""

@@ -171,11 +171,16 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     assert all(cell.isdigit() for row in table.rows for cell in row[1:3])  # counts are whole
     start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
     for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
-        assert said in gathering([start, {"energy": energy, "clusters": {"0.5": clusters}}], "0.5")
-    path = [start, {"energy": 1.5}, {"energy": 1.1}]
-    assert gathering(path, "0.5").startswith("Tokens gather in direction up to step 1 of 2 (interaction energy 1.500)")
-    path = [start, {"energy": 0.5}, {"energy": 1.1}]
-    assert gathering(path, "0.5").startswith("Tokens scatter in direction up to step 1 of 2 (interaction energy 0.500)")
+        assert said in gathering([start, {"energy": energy, "clusters": {"0.5": clusters}}], "0.5", 1)
+    of = lambda *energies: gathering([start, *({"energy": e, "clusters": {"0.5": 5.0}} for e in energies)], "0.5", 3)
+    assert of(1.5, 1.1).startswith("Tokens gather in direction up to step 1 of 2 (interaction energy 1.500)")
+    assert of(0.5, 1.1).startswith("Tokens scatter in direction up to step 1 of 2 (interaction energy 0.500)")
+    assert of(1.19, 1.2) == "Tokens gather. 3 texts were read."
+    assert of(1.2, 1.199) == "Tokens gather. 3 texts were read."  # gone back by less than a tenth of the way
+    assert of(1.2, 1.17) == (
+        "Tokens gather up to step 1 of 2 (interaction energy 1.000 to 1.200), and scatter a little after it (to "
+        "1.170). 3 texts were read."
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
     made = result(FOUND, KNOWN, "a text")
     assert made.findings[0] == (
         "With 1/4 of the blocks' parameters sharing over depth loses less than low rank within layers: perplexity "
-        "23.00 (low rank per layer) within layers, 18.00 (knots) at best over depth, 5.00 whole."
+        "23.00 (low rank per layer) within layers, 18.00 (knots) at best over depth, 5.00 whole. With 3/4 it is "
+        "likewise."
     )
     assert made.tables[0].columns == ("way", "1/4", "3/4")
     assert made.tables[0].rows[-1] == ("low rank per layer, weighted by activations", "24.00", "18.67")
@@ -34,9 +35,13 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
         row | ({"loss": math.log(10 + 8 / 3) + 0.005} if (row["way"], row["size"]) == ("rank", 3) else {})
         for row in FOUND
     ]
-    assert result(near, KNOWN, "a text").findings[0].endswith("whole. With 3/4 the two are within 1 % of each other.")
+    assert (
+        result(near, KNOWN, "a text")
+        .findings[0]
+        .endswith("whole. With 3/4 the two are within 1 % of each other (over depth: knots).")
+    )
     failed = [row | ({"loss": math.nan} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
-    assert result(failed, KNOWN, "a text").findings[0].endswith("5.00 whole.")
+    assert result(failed, KNOWN, "a text").findings[0].endswith("5.00 whole. With 3/4 it is likewise.")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -43,8 +43,8 @@ def test_a_long_text_has_positions_instead_of_pieces():
 def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
     assert headline(tokens, 2, "end-to-end, growth", exponents) == (
-        "The output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a small change there "
-        "arrives 2 times as large, one at token 2 itself 8.1e+03 times (end-to-end, growth)."
+        "By end-to-end, growth, the output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a "
+        "small change there arrives 2 times as large, one at token 2 itself 8.1e+03 times."
     )
 
 

@@ -105,8 +105,15 @@ class Induction:
         goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
         return (
             f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
-            f"{found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f})."
+            f"{found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}){self._other_copying()}."
         )
+
+    def _other_copying(self) -> str:
+        """What copying clearly goes with besides."""
+        others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
+        clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
+        said = [f"{c.summary} ({c.rho:+.2f}, {c.interval[0]:+.2f} to {c.interval[1]:+.2f})" for c in clear]
+        return f"; it goes with {' and '.join(said)}" if said else ""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, to be saved."""

@@ -38,9 +38,9 @@ def headline(models: Sequence[Model]) -> str:
     return f"{sentence}. {failure}".rstrip()
 
 
-def claim(models: Sequence[Model]) -> str:
+def claim(models: Sequence[Model], part: float = 1.0) -> str:
     """What a checkpoint that was trained at several depths reads at its shallowest and deepest, beside one of one
-    depth; nothing if there is no such model."""
+    depth; nothing if there is no such model. **Arguments:** `part` of the validation text that depths were read on."""
     at = lambda model: {p["steps"]: p["loss"] for p in depth_points(model) if finite(p["loss"])}
     elastic = next((m for m in models if m["depth"] and len(trained_depths(m)) > 1), None)
     if elastic is None:
@@ -52,12 +52,16 @@ def claim(models: Sequence[Model]) -> str:
     low, high = ends[0], ends[-1]
     read = lambda of: f"{nats(of[low])} nats per token at {steps(low)} and {nats(of[high])} at {high}"
     said = (
-        f"One checkpoint at any depth: {elastic['name']} has a validation loss of {read(losses)}, with the same weights"
+        f"One checkpoint at {number(low)} to {high} steps: {elastic['name']} has a validation loss "
+        f"of {read(losses)}, with the same weights"
     )
+    on = f" Read on {number(100 * part)} % of the validation text." if part < 1 else ""
     other = next((m for m in models if len(trained_depths(m)) == 1 and {low, high} <= {*at(m)}), None)
     if other is None:
-        return f"{said}."
-    return f"{said}; {other['name']}, trained at {steps(other['steps'])} alone, has {read(at(other))}."
+        return f"{said}.{on}"
+    own = other["steps"]
+    there = f"{nats(at(other)[own])} there and " if own in at(other) and own not in (low, high) else ""
+    return f"{said}; {other['name']}, trained at {steps(own)} alone, has {there}{read(at(other))}.{on}"
 
 
 def steps(number_of: int) -> str:
@@ -87,7 +91,19 @@ def comparison(models: Sequence[Model]) -> str:
         said = same if len({*effective}) == 1 else join(named)
         parameters = f"{parameters[:-1]}; effective, once the weights of every step are populated: {said}."
     caution = "" if one else " With a single run of each, a small difference can be chance."
-    return f"{trained} {parameters}{caution}"
+    return f"{trained} {parameters}{caution}{_rates(models)}"
+
+
+def _rates(models: Sequence[Model]) -> str:
+    """That models differ in more than their weights, if they were trained at rates of their own."""
+    rates = [f"{model['config'].get('optimizer', {}).get('learning_rate', 0.0):g}" for model in models]
+    if len({*rates}) == 1:
+        return ""
+    said = join([f"{rate} for {model['name']}" for rate, model in zip(rates, models, strict=True)])
+    return (
+        f" Learning rates differ ({said}), and so do the settings listed below: no gap between models is due to one "
+        "choice alone."
+    )
 
 
 def _unlike(models: Sequence[Model]) -> str:

@@ -17,6 +17,9 @@ class Term:
 
 
 TERMS = (
+    Term("The paper", r"\bthe paper\b",
+         "Tong et al., Neural ODE Transformers: Analyzing Internal Dynamics and Adaptive Fine-tuning, ICLR 2025, which "
+         "these models and several of the measurements are from."),
     Term("Depth, step", r"\bdepths?\b|\bsteps?\b",
          "A state is carried from the embedding, at depth 0, to the output, at depth 1, in steps of a solver. In an "
          "ordinary transformer each step is a layer."),

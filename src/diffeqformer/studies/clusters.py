@@ -260,7 +260,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         "clusters",
         f"Do the tokens of {opened.folder.name} gather in depth?",
         (
-            gathering(rows, half),
+            gathering(rows, half, count),
             f"{change}. The interaction energy, which says how far states point the same way, "
             f"goes from {start['energy']:.3f} to {end['energy']:.3f} (0.5 if all stood at right angles, 1.359 if all "
             "had one direction).",
@@ -319,25 +319,39 @@ def ends_of_states(start: Values, end: Values, share: str) -> str:
     )
 
 
-def gathering(rows: Sequence[Values], share: str) -> str:
+def gathering(rows: Sequence[Values], share: str, texts: int) -> str:
     """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %.
 
     Where the energy is at some depth higher, or lower, than at both ends by more than that, they turn there.
     """
     start, end = rows[0], rows[-1]
     energies = [row["energy"] for row in rows]
+    read = "One text was read." if texts == 1 else f"{texts} texts were read."
     highest, lowest = energies.index(max(energies)), energies.index(min(energies))
     if energies[highest] > 1.1 * max(start["energy"], end["energy"]):
         return (
             f"Tokens gather in direction up to step {highest} of {len(rows) - 1} (interaction energy "
-            f"{energies[highest]:.3f}), and scatter after it."
+            f"{energies[highest]:.3f}), and scatter after it. {read}"
         )
     if energies[lowest] < 0.9 * min(start["energy"], end["energy"]):
         return (
             f"Tokens scatter in direction up to step {lowest} of {len(rows) - 1} (interaction energy "
-            f"{energies[lowest]:.3f}), and gather after it."
+            f"{energies[lowest]:.3f}), and gather after it. {read}"
         )
     energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
     if energy > 1.1 and clusters < 0.9:
-        return "Tokens gather."
-    return "Tokens scatter." if energy < 0.9 and clusters > 1.1 else "Tokens do not clearly gather or scatter."
+        return f"Tokens gather{_back(energies, highest, 'scatter')}. {read}"
+    if energy < 0.9 and clusters > 1.1:
+        return f"Tokens scatter{_back(energies, lowest, 'gather')}. {read}"
+    return f"Tokens do not clearly gather or scatter. {read}"
+
+
+def _back(energies: Sequence[float], turn: int, other: str) -> str:
+    """That they do so up to a step, if after it more than a tenth of the way is gone back."""
+    way, back = energies[turn] - energies[0], energies[turn] - energies[-1]
+    if not back / way > 0.1:
+        return ""
+    return (
+        f" up to step {turn} of {len(energies) - 1} (interaction energy {energies[0]:.3f} to {energies[turn]:.3f}), "
+        f"and {other} a little after it (to {energies[-1]:.3f})"
+    )

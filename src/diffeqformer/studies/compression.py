@@ -175,9 +175,15 @@ def headline(found: Sequence[Values], known: Values) -> str:
     sign = 1 if at[over] <= at[within] else -1
     shares = lambda chosen: join([f"{one}/{known['layers']}" for one in chosen])
     level = [one for one in sizes if abs(lead[one]) < LEVEL]
+    alike = [one for one in sizes if sign * lead[one] >= LEVEL]
+    best = {WAYS[min((row for row in found if row["size"] == one and row["way"] in list(WAYS)[:-2]), key=loss)["way"]]
+            for one in level}  # fmt: skip
     turned = [one for one in sizes if sign * lead[one] <= -LEVEL]
-    otherwise = f" With {shares(turned)} it is the other way round." if turned else ""
-    otherwise += f" With {shares(level)} the two are within {percent(LEVEL)} of each other." if level else ""
+    otherwise = f" With {shares(alike)} it is likewise." if alike else ""
+    otherwise += f" With {shares(turned)} it is the other way round." if turned else ""
+    if level:
+        by = " or ".join(name for name in WAYS.values() if name in best)
+        otherwise += f" With {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
     return (
         f"With {size}/{known['layers']} of the blocks' parameters {better}: perplexity {said(within)} within layers, "
         f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole.{otherwise}"

@@ -52,7 +52,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "induction",
         "Are there induction heads?",
         findings(str(opened.folder), found),
-        (found.table(), strongest(found)),
+        (found.table(), strongest(found), strongest(found, "copying", 5)),
         (
             both_widths("induction-maps", maps, draw.induction_maps, found),
             both_widths("induction-test", test, draw.induction_scatter, found),
@@ -89,11 +89,12 @@ def findings(name: str, found: "Induction") -> tuple[str, ...]:
     )
 
 
-def strongest(found: "Induction", most: int = 10) -> Table:
-    """The heads that match prefixes most."""
-    matching = found.behaviours["prefix matching"]
-    best = [np.unravel_index(i, matching.shape) for i in np.argsort(-matching, axis=None)[:most]]
+def strongest(found: "Induction", behaviour: str = "prefix matching", most: int = 10) -> Table:
+    """The heads that match prefixes, or copy, most."""
+    strength = found.behaviours[behaviour]
+    best = [np.unravel_index(i, strength.shape) for i in np.argsort(-strength, axis=None)[:most]]
     shown = ("prefix matching", "copying", "next token", "QK positive share", "OV positive share")
     values = found.behaviours | found.summaries
     rows = [(f"step {s + 1}, head {h}", *(f"{values[name][s, h]:.3f}" for name in shown)) for s, h in best]
-    return Table("Heads that match prefixes most", ("step, head", *shown), rows)
+    does = {"prefix matching": "match prefixes", "copying": "copy"}[behaviour]
+    return Table(f"Heads that {does} most", ("step, head", *shown), rows)

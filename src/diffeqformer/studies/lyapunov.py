@@ -110,7 +110,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         (
             headlines[-1],
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
-            "chosen output is most sensitive to.",
+            f"chosen output is most sensitive to by the method chosen below; the sentence above is by {name}, "
+            "whichever that is.",
             "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
             "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
             "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
@@ -147,9 +148,9 @@ def headline(
     tied = int((before >= before[best] - near).sum()) - 1
     beside = f" ({tied} other{'s' * (tied > 1)} within two standard errors)" if tied else ""
     return (
-        f"The output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, “{tokens[best]}”, of "
-        f"those before it{beside}: a small change there arrives {np.exp(before[best]):.2g} times as large, one at "
-        f"token {output} itself {np.exp(exponents[output]):.2g} times ({name})."
+        f"By {name}, the output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, "
+        f"“{tokens[best]}”, of those before it{beside}: a small change there arrives {np.exp(before[best]):.2g} times "
+        f"as large, one at token {output} itself {np.exp(exponents[output]):.2g} times."
     )
 
 

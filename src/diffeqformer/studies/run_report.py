@@ -99,9 +99,11 @@ def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> Run
             ("device", results["device"]),
         ],
     }
+    claim = run_text.claim(models, results.get("depth_part", 1.0))
+    said = (claim, run_text.headline(models), run_text.comparison(models))
     return RunReport(
         name="report", title=results["title"],
-        findings=tuple(filter(None, (run_text.claim(models), run_text.headline(models), run_text.comparison(models)))),
+        findings=tuple(filter(None, said)),
         tables=(*(t for t, *_ in by_depth), main, *(table for _, table in depths), *(t for *_, t in by_step)),
         figures=(*([depth] if depth else []), *curves), document=results, sections=sections,
     )  # fmt: skip

@@ -140,7 +140,10 @@ def headline(found: "Participation") -> str:
     falls = -np.diff(found.loss)
     most = int(falls.argmax())
     share = falls[most] / (found.loss[0] - found.loss[-1]) if found.loss[0] > found.loss[-1] else 0.0
-    alone = f", and step {most + 1} alone makes {100 * min(share, 1.0):.0f} % of the loss's fall"
+    alone = (
+        f", and step {most + 1} alone makes {100 * min(share, 1.0):.0f} % of the loss's fall from {found.loss[0]:.3f}, "
+        "which the bare embedding has"
+    )
     alone = alone if share > 0.5 and steps > 1 else ""
     if settled >= steps:
         used = f"All {steps} steps change the prediction: its loss is {found.loss[-1]:.3f} nats after the last"
