@@ -86,7 +86,7 @@ def test_comparisons_are_linked_and_the_pages_that_follow_a_token_named(tmp_path
     write(tmp_path / "compare-gpt", "compare", "Two runs", ("One is better.",))
     text = write_contents(tmp_path, "run", KNOWN).read_text()
     assert 'href="compare-gpt/index.html">compare-gpt</a>' in text and "One is better." in text
-    assert "Choose a token: spectra, steps open at its output" in text
+    assert "Choose an underlined token: spectra, steps open at its output" in text
 
 
 @pytest.mark.parametrize(
