@@ -92,7 +92,10 @@ ITEMS = {
                 "DiffEqFormer overfits less than GPT", f"{NATS}, GPT's gap from training to validation minus its own",
                 (OURS, "gpt"), lambda found: by.gap(found.models["gpt"]) - by.gap(found.models[OURS]),
             ),
-            lower(f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT"),
+            lower(
+                f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT",
+                "Also on another text, read several times, at rates found on the first?",
+            ),
             Claim(
                 "the other text, read several times: DiffEqFormer overfits less than GPT",
                 f"{NATS}, GPT's gap from training to validation minus its own", (f"{OURS}-other", "gpt-other"),
