@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diffeqformer.studies.reproduce_adapt import rates_of, searches
+from diffeqformer.studies.experiments import rates_of, searches
 from diffeqformer.studies.reproduce_adapt_figures import MOST, adaptation, findings, result_of, systems_of, with_spread
 from diffeqformer.studies.study import Result
 from tests.studies.drawn import by_look, legend, look, points
@@ -138,7 +138,7 @@ def test_only_from_scratch_is_drawn_alone():
 
 
 def entry(source: str | None, tuned: str, rate: float, tried: dict | None = None) -> dict:
-    role = {"source": source, "tuned": tuned} if source else {"source": None}
+    role = {"source": source, "searched": tuned} if source else {"source": None}
     return {"role": role | ({"tried": tried} if tried else {}), "config": {"optimizer": {"learning_rate": rate}}}
 
 

@@ -137,8 +137,10 @@ def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
     x, table = model.embed(ids[None])[0], model.embedding.tokens
     if not model.config.embedding_norm:  # linear, so the mean vector's state is the mean state
         return x, x - (table[ids] - table.mean(0)[None]).astype(x.dtype)
-    every = jnp.arange(table.shape[0])[:, None]
-    return x, jax.lax.map(lambda at: model.embed(every, at)[:, 0].mean(0), jnp.arange(ids.size))
+    every, alike = jnp.arange(table.shape[0])[:, None], model.embedding.positions is None
+    at = jnp.arange(1 if alike else ids.size)
+    means = jax.lax.map(lambda position: model.embed(every, position)[:, 0].mean(0), at)
+    return x, jnp.broadcast_to(means, x.shape)
 
 
 def _log_probabilities(model: Transformer, x: Array, outputs: Array) -> Float[Array, "batch output vocabulary"]:

@@ -184,7 +184,7 @@ def faithfulness(
       signs, `direction` with them;
     - deletion replaces the 1, 2, 4, ... tokens of highest scores together; insertion replaces all, puts those back.
 
-    Occlusion replaces one token too, though by the mean of all vectors: by construction it is close to what is
+    Occlusion replaces one token too, though by the mean state: by construction it is close to what is
     measured.
 
     **Arguments:** `tokens` of the split; `contexts`, how many; `length` of each in tokens; `draws`, replacements of

@@ -99,6 +99,18 @@ def losses_of(document: Values) -> dict[float, float]:
     return {float(rate): math.inf if loss is None else loss for rate, loss in document.items()}
 
 
+def rates_of(found: Values) -> dict[str, float]:
+    """The learning rates of the runs of `train_all` that can be searched, by the `searched` of their roles."""
+    runs = [one for one in found["models"] if "searched" in one["role"]]
+    return {one["role"]["searched"]: one["config"]["optimizer"]["learning_rate"] for one in runs}
+
+
+def searches(found: Values) -> Rates:
+    """What was searched among the runs of `train_all`: roles with losses by rate under `tried`."""
+    rates, roles = rates_of(found), [one["role"] for one in found["models"] if one["role"].get("tried")]
+    return {role["searched"]: (rates[role["searched"]], losses_of(role["tried"])) for role in roles}
+
+
 def rates_table(found: Rates) -> Table:
     """The search for learning rates, those left out at which training diverged."""
     rows = [

@@ -31,8 +31,9 @@ from diffeqformer.runs.folder import CHECKPOINTS, RESULTS
 from diffeqformer.runs.footprint import update_footprint
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import read_results
+from diffeqformer.studies.experiments import rates_of
 from diffeqformer.studies.paper import SEARCHED_WITH, Claim, Finished, Measure, Trained
-from diffeqformer.studies.reproduce_adapt import Arguments, rates_of, records, reproduce
+from diffeqformer.studies.reproduce_adapt import Arguments, records, reproduce
 from diffeqformer.training.update import initial_state
 
 P = ParamSpec("P")

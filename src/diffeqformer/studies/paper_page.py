@@ -8,13 +8,12 @@ from dataclasses import replace
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent
-from diffeqformer.studies.experiments import Rates, losses_document, rates_table
+from diffeqformer.studies.experiments import Rates, losses_document, rates_table, searches
 from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_measures import adapted_runs, planned_memory
 from diffeqformer.studies.paper_record import Record, of_claim
 from diffeqformer.studies.paper_runs import Runs
-from diffeqformer.studies.reproduce_adapt import searches
 from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 from diffeqformer.studies.study import Result
 

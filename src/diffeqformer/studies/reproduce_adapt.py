@@ -24,10 +24,10 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.experiments import (
-    Rates,
     losses_document,
-    losses_of,
+    rates_of,
     search,
+    searches,
     train_all,
     trained_loss,
     with_length,
@@ -112,18 +112,6 @@ def reproduce(
     return train_all("Adaptive fine-tuning", runs, planned, folder, progress)
 
 
-def rates_of(found: Values) -> dict[str, float]:
-    """The learning rates that the fine-tuned runs of `reproduce` have, by direction, system and method."""
-    tuned = [entry for entry in found["models"] if "tuned" in entry["role"]]
-    return {entry["role"]["tuned"]: entry["config"]["optimizer"]["learning_rate"] for entry in tuned}
-
-
-def searches(found: Values) -> Rates:
-    """What `reproduce` searched, by direction, system and method."""
-    rates, tried = rates_of(found), (entry["role"] for entry in found["models"] if entry["role"].get("tried"))
-    return {role["tuned"]: (rates[role["tuned"]], losses_of(role["tried"])) for role in tried}
-
-
 def _runs(
     arguments: Arguments,
     texts: Mapping[str, DataConfig],
@@ -168,7 +156,7 @@ def _runs(
                 else:
                     rate = rates[tuned]
                 for steps in depths:
-                    role = {"text": text, "system": system, "source": source, "tuned": tuned}
+                    role = {"text": text, "system": system, "source": source, "searched": tuned}
                     yield config(steps, rate), role | ({"tried": losses_document(tried)} if steps == trained else {})
 
 

@@ -26,10 +26,10 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.studies.experiments import (
-    Rates,
     losses_document,
-    losses_of,
+    rates_of,
     search,
+    searches,
     train_all,
     trained_loss,
     with_length,
@@ -124,7 +124,7 @@ def _at_best_rate(
 ) -> tuple[Config, Document]:
     """A run at its learning rate: that of `rates`, the best of a search if one is asked for, or else as it is."""
     name, start = Path(config.run).name, config.optimizer.learning_rate
-    role = role | {"name": name}
+    role = role | {"searched": name}
 
     def at(rate: float) -> Config:
         optimizer = replace(config.optimizer, learning_rate=rate)
@@ -135,17 +135,6 @@ def _at_best_rate(
     progress.say(f"learning rate of {name}")
     best, tried = search(lambda rate: trained_loss(at(rate), progress), start)
     return at(best), role | {"tried": losses_document(tried)}
-
-
-def rates_of(found: Values) -> dict[str, float]:
-    """The learning rates of the runs of `reproduce`, by name."""
-    return {one["role"]["name"]: one["config"]["optimizer"]["learning_rate"] for one in found["models"]}
-
-
-def searches(found: Values) -> Rates:
-    """What `reproduce` searched, by name."""
-    rates, tried = rates_of(found), [one["role"] for one in found["models"] if one["role"].get("tried")]
-    return {role["name"]: (rates[role["name"]], losses_of(role["tried"])) for role in tried}
 
 
 def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:

@@ -192,11 +192,16 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
 
+def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
+    """A summary of every head's spectrum at the first and the last step, (2, head)."""
+    return found.pairs[pair].summaries()[what][found.steps(pair)][[0, -1]]
+
+
 def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
     said = []
     for name, found in models:
-        ends = {p: found.pairs[p].summaries()[what][found.steps(p)].mean(-1)[[0, -1]] for p in ("QK", "OV", "FF")}
+        ends = {pair: ends_of(found, pair, what).mean(-1) for pair in WHAT}
         parts = (f"{pair} {write(a)} → {write(b)}" for pair, (a, b) in ends.items())
         said.append(f"{name}: {', '.join(parts)}.")
     return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
@@ -209,8 +214,7 @@ def headline(found: "Spectra") -> str:
     from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO
 
     of = lambda what, pair: found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
-    ratio = lambda ends: abs(np.log(max(ends[1], 1e-30) / max(ends[0], 1e-30)))
-    factors = {pair: float(np.exp(ratio(of(RADIUS, pair)[[0, -1]]))) for pair in WHAT}
+    factors = {pair: float(np.exp(abs(_growth(ends_of(found, pair, RADIUS).mean(-1))))) for pair in WHAT}
     most = max(WHAT, key=factors.__getitem__)
     radius, signs = of(RADIUS, most), of(SUM_RATIO, most)
     ends, times = (radius[0], radius[-1]), found.times[found.steps(most)]
@@ -235,23 +239,29 @@ def _by_head(found: "Spectra", pair: str) -> str:
 
     from diffeqformer.analysis.spectra import RADIUS
 
-    ends = found.pairs[pair].summaries()[RADIUS][found.steps(pair)][[0, -1]]
+    ends = ends_of(found, pair, RADIUS)
     if ends.shape[-1] == 1:
         return ""
-    change = np.log(np.maximum(ends[1], 1e-30) / np.maximum(ends[0], 1e-30))
-    grows = ends.mean(-1)[1] > ends.mean(-1)[0]
-    far = int(np.abs(change).argmax())
+    growth, grows = _growth(ends), _growth(ends.mean(-1)) > 0
+    far = int(np.abs(growth).argmax())
     return (
-        f" (means over heads; it {'grows' if grows else 'falls'} in {int(((change > 0) == grows).sum())} of "
-        f"{len(change)}, and changes most in head {far}, from {ends[0, far]:.3g} to {ends[1, far]:.3g})"
+        f" (means over heads; it {'grows' if grows else 'falls'} in {int(((growth > 0) == grows).sum())} of "
+        f"{len(growth)}, and changes most in head {far}, from {ends[0, far]:.3g} to {ends[1, far]:.3g})"
     )
+
+
+def _growth(ends: "np.ndarray") -> "np.ndarray":
+    """Natural logarithm of the last step's size over the first's."""
+    import numpy as np
+
+    return np.log(np.maximum(ends[1], 1e-30) / np.maximum(ends[0], 1e-30))
 
 
 def _turned(found: "Spectra", told: str) -> str:
     """The pairs, besides the one that is told, whose eigenvalues turn from one sign to the other on the whole."""
     from diffeqformer.analysis.spectra import SUM_RATIO
 
-    ends = {p: found.pairs[p].summaries()[SUM_RATIO][found.steps(p)].mean(-1)[[0, -1]] for p in WHAT if p != told}
+    ends = {pair: ends_of(found, pair, SUM_RATIO).mean(-1) for pair in WHAT if pair != told}
     turned = [
         f"of {p} from {a:.2f} to {b:.2f}" for p, (a, b) in ends.items() if a * b < 0 and min(abs(a), abs(b)) > 0.1
     ]
