@@ -15,7 +15,7 @@ from diffeqformer.analysis.gathering import HiddenStates, measure
 from diffeqformer.analysis.induction import INFERENCE, Correlation, Induction
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.analysis.spectra import Spectra, Spectrum
-from diffeqformer.analysis.tables import MOST_ROWS, scores_table
+from diffeqformer.analysis.tables import MOST_ROWS, decimals, scores_table
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
 
@@ -127,3 +127,13 @@ def test_of_a_long_text_the_highest_scores_are_shown_in_the_order_of_the_text():
 def test_a_table_escapes_everything():
     html = Table(HOSTILE, (HOSTILE, "b"), [(HOSTILE, HOSTILE)]).to_html()
     assert "<script" not in html and cells(html) == [[HOSTILE], [HOSTILE, "b"], [HOSTILE, HOSTILE]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "places"),
+    [([1234.5, 0.1], 4), ([0.0123], 4), ([-0.00123, 1e-9], 5), ([4e-5, np.nan], 7), ([0.0], 4), ([np.nan], 4)],
+)
+def test_the_largest_score_of_a_column_has_at_least_three_digits(scores, places):
+    assert decimals(np.array(scores)) == places
+    if largest := np.nanmax(np.abs([*scores, 0.0])):
+        assert abs(float(f"{largest:.{places}f}") / largest - 1) < 5e-3

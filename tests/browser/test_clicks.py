@@ -49,6 +49,13 @@ SEEN = """
     set(".method", "1", "change"); all.push(seen("signed"));
     document.querySelector(".strip button").click(); all.push(seen("named"));
     set(".time", "2", "input"); all.push(seen("wound"));
+    const tap = (button) => {
+      for (const type of ["pointerdown", "pointerover", "pointerleave"]) {
+        button.dispatchEvent(new PointerEvent(type, { bubbles: true, pointerType: "touch" }));
+      }
+      button.click();
+    };
+    tap(buttons[1]); all.push(seen("tapped")); tap(buttons[1]); all.push(seen("tapped again"));
     const textContent = JSON.stringify(all);
     document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent }));
 """
@@ -82,7 +89,7 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     acting.write_text(text.replace("</body>", f"<script>{{{SEEN}}}</script></body>"))
     found = re.search(r'<pre id="seen">(.*?)</pre>', dump(acting, tmp_path, width), re.DOTALL)
     assert found, "the script of the test did not come to its end"
-    start, click, hover, other, keys, every, signed, named, wound = json.loads(unescape(found[1]))
+    start, click, hover, other, keys, every, signed, named, wound, tapped, again = json.loads(unescape(found[1]))
     colours = start["colours"]
     assert (start["pressed"], start["behind"], start["low"], start["high"]) == (
         4,
@@ -102,13 +109,15 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     assert (start["hash"], click["hash"]) == ("", "#token=1")
     assert "Output at token 1 ·cat, input token 0 The: 0.1000 (rank 2 of 2)." in hover["reading"]
     assert "gradient: −0.3000" in hover["reading"] and hover["picture"] != click["picture"]
-    assert "not analysed" in other["reading"] and other["pressed"] == 1
+    assert "it, or it was not scored. Its own output was not analysed" in other["reading"] and other["pressed"] == 1
 
     assert (keys["pressed"], keys["low"], keys["high"]) == (3, "0.1000", "0.3000")
     assert (every["low"], every["high"]) == ("0.0000", "0.5000") and every["colours"] != keys["colours"]
     assert (signed["low"], signed["high"], signed["says"]) == ("−0.4000", "0.4000", "Which way it pulls.")
     assert (named["says"], named["colours"]) == (every["says"], every["colours"])
     assert wound["time"] == "time 2" and wound["moved"] != signed["moved"]
+    assert "input token 1 ·cat: 0.2000 (rank 3 of 4)." in tapped["reading"] and tapped["pressed"] == 3
+    assert again["pressed"] == 1 and "input token 1 ·cat: 0.9000" in again["reading"]
     assert all(state["sideways"] <= 0 for state in (start, click, hover, other, keys, every, signed))
 
 
@@ -123,13 +132,15 @@ def test_the_page_as_it_is_runs_its_script_and_no_other(page, tmp_path):
 
 def test_numbers_are_written_as_python_writes_them_in_the_table(tmp_path):
     scores = np.array([[-1234.56789, 0.00001, -0.000023, 0.05, 12.00004]])
-    again = np.concatenate([scores, scores])
-    one = TokenMap(TOKENS, (3, 4), {"m": again}, {"m": "what"}, ("a", "b"), ("first", "second"))
-    tables = (scores_table("second", 4, {"m": scores[0]}, TOKENS),)
+    methods = {"m": np.concatenate([scores, scores]), "small": np.concatenate([scores, scores]) * 1e-6}
+    one = TokenMap(TOKENS, (3, 4), methods, {"m": "what", "small": "what"}, ("a", "b"), ("first", "second"))
+    tables = (scores_table("second", 4, {name: rows[1] for name, rows in methods.items()}, TOKENS),)
     page = write(tmp_path / "page", "demo", "t", ("b",), maps=(one,), tables=tables)
     rows = lambda text: re.findall(r'<td class="number">([^<]*)</td>', text)
     before, after = page.read_text(), dump(page, tmp_path, 1280, "#token=4")
-    assert rows(before) == ["−1,234.5679", "0.0000", "−0.0000", "0.0500", "12.0000"] and rows(after) == rows(before)
+    assert rows(before)[::2] == ["−1,234.5679", "0.0000", "−0.0000", "0.0500", "12.0000"]
+    assert rows(before)[1::2] == ["−0.00123", "0.00000", "−0.00000", "0.00000", "0.00001"]
+    assert rows(after) == rows(before)
     assert "m: −2.30e−5" in after
 
 

@@ -1,5 +1,6 @@
 """How scores of the tokens of a text show themselves in a notebook: the text in their colours, and a table."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,8 +26,15 @@ def scores_table(
     if len(shown) <= output:
         caption = f"{caption} ({len(shown)} of {output + 1} inputs: the highest by {name})"
     where = lambda i: f"{i} {tokens[i]}" if tokens else str(i)
-    rows = [(where(i), *(number(scores[i], 4) for scores in columns.values())) for i in shown]
+    places = {name: decimals(scores[: output + 1]) for name, scores in columns.items()}
+    rows = [(where(i), *(number(scores[i], places[name]) for name, scores in columns.items())) for i in shown]
     return Table(caption, ("input", *columns), rows)
+
+
+def decimals(scores: np.ndarray) -> int:
+    """Decimal places of a column: four, or more if its largest score had fewer than three digits then."""
+    largest = float(np.max(np.abs(scores), where=np.isfinite(scores), initial=0.0))
+    return 4 if largest == 0 else min(max(4, 2 - math.floor(math.log10(largest))), 12)
 
 
 def scores_html(

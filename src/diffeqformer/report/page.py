@@ -281,9 +281,9 @@ def _map(one: TokenMap) -> Document:
 
 
 def _row(scores: Sequence[float]) -> list[float | None]:
-    """Each score so that it is written as Python would write it with four decimals, and has four significant digits;
-    nothing for what is not a number, and for what follows the last one."""
-    digits = lambda score: float(f"{score:.6f}" if abs(score) >= 0.01 else f"{score:.4g}")
+    """Each score so that it is written as Python writes it in a table (`analysis.tables.decimals`); nothing for what is
+    not a number, and for what follows the last one."""
+    digits = lambda score: float(f"{score:.6f}" if abs(score) >= 0.01 else f"{score:.7g}")
     known = [digits(score) if math.isfinite(score) else None for score in scores]
     while known and known[-1] is None:
         known.pop()

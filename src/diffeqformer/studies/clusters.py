@@ -96,9 +96,7 @@ def _check(arguments: Arguments) -> None:
     usual = Arguments()
     given = [name for name in SIMULATED if getattr(arguments, name) != getattr(usual, name)]
     if arguments.run and given:
-        raise BadInput(
-            f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave one of them out."
-        )
+        raise BadInput(f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave out one.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but no RUN is given whose model could read it.")
 
@@ -176,10 +174,8 @@ def ends_of(one: "Simulation", share: float) -> Document:
 
 def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table:
     """Start and end of every measure."""
-
-    def ends(row: Values, name: str) -> str:
-        return " → ".join(f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}" for value in row[name])
-
+    short = lambda value: f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}"
+    ends = lambda row, name: " → ".join(map(short, row[name]))
     names = ("clusters", "clusters_of_present", "distance", "energy")
     cells = [
         (f"{row['variant']}, {growth_name(row['order'])}", *(ends(row, name) for name in names),
@@ -250,11 +246,10 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         "their mean length there. Colour is the place in the text: amber for its first tokens, then vermilion, pink "
         "and light blue, blue for its last."
     )
-    start, end = rows[0], rows[-1]
-    half = "0.5"
+    start, end, half = rows[0], rows[-1], "0.5"
     change = ends_of_states(start, end, half)
-    of_what = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
-    gathered = f"{change}.{of_what} Dotted: the energy if all states had one direction."
+    spread = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
+    gathered = f"{change}.{spread} Dotted: the energy if all states had one direction."
     cloud = Cloud("", found.projection, draw.places_of(tokens))
     return Result(
         "clusters",
@@ -328,15 +323,13 @@ def gathering(rows: Sequence[Values], share: str, texts: int) -> str:
     energies = [row["energy"] for row in rows]
     read = "One text was read." if texts == 1 else f"{texts} texts were read."
     highest, lowest = energies.index(max(energies)), energies.index(min(energies))
-    if energies[highest] > 1.1 * max(start["energy"], end["energy"]):
+    risen = energies[highest] > 1.1 * max(start["energy"], end["energy"])
+    fallen = energies[lowest] < 0.9 * min(start["energy"], end["energy"])
+    if risen or fallen:
+        turn, before, after = (highest, "gather", "scatter") if risen else (lowest, "scatter", "gather")
         return (
-            f"Tokens gather in direction up to step {highest} of {len(rows) - 1} (interaction energy "
-            f"{energies[highest]:.3f}), and scatter after it. {read}"
-        )
-    if energies[lowest] < 0.9 * min(start["energy"], end["energy"]):
-        return (
-            f"Tokens scatter in direction up to step {lowest} of {len(rows) - 1} (interaction energy "
-            f"{energies[lowest]:.3f}), and gather after it. {read}"
+            f"Tokens {before} in direction up to step {turn} of {len(rows) - 1} (interaction energy "
+            f"{energies[turn]:.3f}), and {after} after it. {read}"
         )
     energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
     if energy > 1.1 and clusters < 0.9:

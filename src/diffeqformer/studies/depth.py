@@ -1,7 +1,6 @@
 """`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,12 +9,18 @@ import tyro
 
 from diffeqformer.config import Which
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
-from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
-from diffeqformer.studies.inputs import evaluation_text, folder_for, positive_numbers, whole_numbers
+from diffeqformer.studies.inputs import (
+    evaluation_text,
+    folder_for,
+    owner_of_text,
+    positive_numbers,
+    require_comparable,
+    whole_numbers,
+)
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -76,11 +81,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     others = [load_run(folder, arguments.checkpoint, progress) for folder in arguments.against]
     folder = folder_for("depth", arguments.to, opened)
     for other in others:
-        _require_comparable(opened, other)
+        require_comparable(opened, other)
     own, trained = opened.config.model.steps, opened.config.trained_at
     depths = sorted({own, *(given or (*usual_depths(own, trained), *(other.config.model.steps for other in others)))})
     require_depths(opened.model, depths)
-    source = opened if arguments.data else _owner_of_text(opened, others)
+    source = opened if arguments.data else owner_of_text(opened, others)
     tokens, text_bytes, mask = evaluation_text(source, arguments.data, progress)
     context = min(one.config.model.context for one in (opened, *others))
     exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
@@ -335,37 +340,3 @@ def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
     if base.method and Path(os.path.expanduser(base.run)).resolve() == opened.folder.resolve():
         return METHODS[base.method], True
     return name_of_run(other.config)[1], False
-
-
-def _require_comparable(opened: "Run", other: "Run") -> None:
-    """**Raises:** `BadInput` for a run of another tokenizer, or without a depth of its own."""
-    if other.tokenizer.to_str() != opened.tokenizer.to_str():
-        raise BadInput(
-            f"run {str(other.folder)!r} has another tokenizer than {str(opened.folder)!r}, so that their perplexities "
-            "cannot be compared; `diffeqformer eval --data` gives the bits per byte of each, which can."
-        )
-    if other.config.model.tolerance:
-        raise BadInput(
-            f"run {str(other.folder)!r} chooses its steps by a tolerance, so it has no depth to be drawn at; "
-            "leave it out of --against."
-        )
-
-
-def _owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
-    """The run whose validation text all are evaluated on: of the others if they share one, else the run itself.
-
-    **Raises:** `BadInput` if the others were validated on different texts.
-    """
-    from diffeqformer.runs.folder import text_of
-
-    owners: dict[str, Run] = {}
-    for other in others:
-        if (content := text_of(other.folder)) is not None:  # an imported model has no text
-            owners.setdefault(content, other)
-    if len(owners) > 1:
-        first, second, *_ = (str(owner.folder) for owner in owners.values())
-        raise BadInput(
-            f"the runs of --against do not share one validation text ({first!r} and {second!r} have different ones); "
-            "name a text for all with --data."
-        )
-    return next(iter(owners.values()), opened)

@@ -159,6 +159,40 @@ def evaluation_text(
     return cached.validation, cached.validation_bytes, cached.validation_mask
 
 
+def require_comparable(opened: "Run", other: "Run") -> None:
+    """**Raises:** `BadInput` for a run of another tokenizer, or without a depth of its own."""
+    if other.tokenizer.to_str() != opened.tokenizer.to_str():
+        raise BadInput(
+            f"run {str(other.folder)!r} has another tokenizer than {str(opened.folder)!r}, so that their perplexities "
+            "cannot be compared; `diffeqformer eval --data` gives the bits per byte of each, which can."
+        )
+    if other.config.model.tolerance:
+        raise BadInput(
+            f"run {str(other.folder)!r} chooses its steps by a tolerance, so it has no depth to be drawn at; "
+            "leave it out of --against."
+        )
+
+
+def owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
+    """The run whose validation text all are evaluated on: of the others if they share one, else the run itself.
+
+    **Raises:** `BadInput` if the others were validated on different texts.
+    """
+    from diffeqformer.runs.folder import text_of
+
+    owners: dict[str, Run] = {}
+    for other in others:
+        if (content := text_of(other.folder)) is not None:  # an imported model has no text
+            owners.setdefault(content, other)
+    if len(owners) > 1:
+        first, second, *_ = (str(owner.folder) for owner in owners.values())
+        raise BadInput(
+            f"the runs of --against do not share one validation text ({first!r} and {second!r} have different ones); "
+            "name a text for all with --data."
+        )
+    return next(iter(owners.values()), opened)
+
+
 def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
     """All tokens of the run's own validation split, shape (tokens,).
 

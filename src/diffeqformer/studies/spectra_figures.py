@@ -87,7 +87,7 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
                     chosen = slice(None) if found.continuous else steps
                     x, y = found.times[chosen], values[chosen]
                     marks = [i for i, is_step in enumerate(steps[chosen]) if is_step]
-                    thin = {"color": color(index), "alpha": 0.25, "linewidth": 0.6}
+                    thin = {"color": color(index), "alpha": 0.4, "linewidth": 0.8}
                     axis.plot(x, y, **thin) if y.shape[1] > 1 else None
                     look = {"color": color(index), "marker": "o", "markersize": 3.5, "markevery": marks}
                     axis.plot(x, y.mean(1), **look, linewidth=1.1, linestyle="-" if found.continuous else ":")

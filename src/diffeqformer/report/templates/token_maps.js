@@ -1,8 +1,13 @@
 // Token maps: a text coloured by how much each of its tokens matters to one output, and two figures linked to it.
 {
-  // A score as Python writes it in the table; a reading of one that would be zero there in powers of ten.
-  const inTable = (value) => minus(value.toLocaleString("en-US", { minimumFractionDigits: 4, maximumFractionDigits: 4 }));
-  const written = (value) => (value && Math.abs(value) < 1e-3 ? minus(value.toExponential(2)) : inTable(value));
+  // A score as Python writes it in the table (`decimals`); a reading of a small one in powers of ten.
+  const fixed = (value, places) =>
+    minus(value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places }));
+  const decimals = (scores) => {
+    const largest = Math.max(0, ...scores.filter(known).map(Math.abs));
+    return largest ? Math.min(Math.max(4, 2 - Math.floor(Math.log10(largest))), 12) : 4;
+  };
+  const written = (value) => (value && Math.abs(value) < 1e-3 ? minus(value.toExponential(2)) : fixed(value, 4));
   const make = (section) => {
     const find = (name) => section.querySelector(name);
     const { tokens, outputs, methods, headlines, captions } = JSON.parse(find("script").textContent);
@@ -80,7 +85,7 @@
       const bold = (text) => said.append(Object.assign(document.createElement("b"), { textContent: text }));
       said.append("Output at token ", `${outputs[row]} `);
       bold(tokens[outputs[row]]);
-      if (pointed < 0) return said.append(": point at a token to read its score.");
+      if (pointed < 0) return said.append(": point at a token, or tap it, to read its score.");
       said.append(`, input token ${pointed} `);
       bold(tokens[pointed]);
       if (!known(value)) return said.append(": the output cannot see it, or it was not scored.");
@@ -143,19 +148,21 @@
       if (!caption) return;
       caption.textContent = captions[row].split("\n")[0];
       const element = (tag, text, rest) => Object.assign(document.createElement(tag), { textContent: text, ...rest });
-      const cell = (name, place) => methods.find((m) => m.name === name)?.scores[row][place];
+      const cells = columns.map((name) => methods.find((m) => m.name === name)?.scores[row].slice(0, outputs[row] + 1) ?? []);
+      const places = cells.map(decimals);
       caption.parentElement.querySelector("tbody").replaceChildren(...tokens.slice(0, outputs[row] + 1).map((token, place) => {
         const line = document.createElement("tr");
-        line.append(element("th", `${place} ${token}`, { scope: "row" }), ...columns.map((name) => {
-          const value = cell(name, place);
-          return element("td", known(value) ? inTable(value) : "–", { className: "number" });
+        line.append(element("th", `${place} ${token}`, { scope: "row" }), ...cells.map((scores, i) => {
+          const value = scores[place];
+          return element("td", known(value) ? fixed(value, places[i]) : "–", { className: "number" });
         }));
         return line;
       }));
     };
     const choose = (next) => {
       if (next < 0) {
-        find(".reading").textContent = "The output at this token was not analysed; the underlined ones were.";
+        read();
+        find(".reading").append(" Its own output was not analysed; the underlined ones were.");
         return;
       }
       row = next;
@@ -173,16 +180,24 @@
       buttons.forEach((button, i) => { button.tabIndex = i === place ? 0 : -1; });
     };
 
+    // A finger cannot point: its first tap on a token reads the score, which stays, and the second chooses the token.
+    const leaves = (event) => { if (event.pointerType === "mouse") point(-1); };
+    let [tapped, onlyReads] = [-1, false];
     const text = find(".tokens");
+    text.addEventListener("pointerdown", (event) => {
+      onlyReads = event.pointerType !== "mouse" && tapped !== placeOf(event);
+      tapped = placeOf(event);
+    });
     text.addEventListener("click", (event) => {
       const place = placeOf(event);
-      if (place >= 0) {
-        rove(place);
-        choose(outputs.indexOf(place));
-      }
+      if (place < 0) return;
+      rove(place);
+      point(place);
+      if (!onlyReads) choose(outputs.indexOf(place));
+      onlyReads = false;
     });
     text.addEventListener("pointerover", (event) => point(placeOf(event)));
-    text.addEventListener("pointerleave", () => point(-1));
+    text.addEventListener("pointerleave", leaves);
     text.addEventListener("focusin", (event) => point(placeOf(event)));
     text.addEventListener("keydown", (event) => {
       const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
@@ -210,7 +225,7 @@
     };
     for (const canvas of section.querySelectorAll(".linked canvas")) {
       canvas.addEventListener("pointermove", (event) => point(at(event, canvas)[0]));
-      canvas.addEventListener("pointerleave", () => point(-1));
+      canvas.addEventListener("pointerleave", leaves);
     }
     const matrix = find(".matrix canvas");
     matrix.addEventListener("click", (event) => choose(at(event, matrix)[1]));
