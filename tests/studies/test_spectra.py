@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO, Spectra, Spectrum
 from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig
-from diffeqformer.studies.spectra import change, figures, headline, notes, trained_between, why_steps_alone
+from diffeqformer.studies.spectra import change, details, figures, headline, notes, trained_between, why_steps_alone
 from diffeqformer.studies.spectra_figures import (
     beyond_frame,
     display_names,
@@ -169,13 +169,13 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
-    said = [headline(found), *notes([("m", found)], (), {}, fold_norm=True, seed=3)]
+    said = [details(found), *notes([("m", found)], (), {}, fold_norm=True, seed=3)]
     radii = {p: found.pairs[p].radius.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
     most = max(radii, key=lambda pair: abs(np.diff(np.log(radii[pair]))[0]))
     first, last = radii[most]
     factor = np.exp(abs(np.log(last / first)))
-    assert f"({most}) changes most in size, by a factor of {factor:.2f} (" in said[0]
-    assert f"the largest eigenvalue is {first:.3g} in the first step, {last:.3g} in the last." in said[0]
+    assert f"{'grows' if last > first else 'shrinks'} by a factor of {factor:.3g} in {most} (" in headline(found)
+    assert said[0].startswith(f"It changes most in {most}: {first:.3g} in the first step, {last:.3g} in the last.")
     assert "the norms' scales are multiplied in" in said[1] and "m: 5 times" in said[-1]
 
 
@@ -217,13 +217,17 @@ def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
         edges=np.linspace(0, 1, 5),
     )
     assert headline(found) == (
-        "From the first step to the last what heads copy from the tokens they look at (OV) changes most in size, by "
-        "a factor of 8.00 (1.00 in QK and 1.00 in FF): the largest eigenvalue is 8 in the first step, 0.2 at step 3, 1 "
-        "in the last. The sum ratio, 1 if all eigenvalues keep the sign of what they act on and −1 if all turn it "
-        "over, goes from 0.98 to -0.66, that of QK from 0.98 to -0.66 and of FF from 0.98 to -0.66."
+        "From the first step to the last the largest eigenvalue hardly changes in QK (which tokens heads look at), "
+        "shrinks by a factor of 8 in OV (what heads copy from the tokens they look at) and hardly changes in FF (the "
+        "feed-forward block)."
+    )
+    assert details(found) == (
+        "It changes most in OV: 8 in the first step, 0.2 at step 3, 1 in the last. The sum ratio of OV, 1 if all "
+        "eigenvalues keep the sign of what they act on and −1 if all turn it over, goes from 0.98 to -0.66, that of "
+        "QK from 0.98 to -0.66 and of FF from 0.98 to -0.66."
     )
     found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
-    assert "0.2 at t = 0.75" in headline(found)
+    assert "0.2 at t = 0.75" in details(found)
 
 
 def test_the_headline_tells_a_mean_from_its_heads():
@@ -240,10 +244,11 @@ def test_the_headline_tells_a_mean_from_its_heads():
         steps=lambda pair: np.array([True, True]), times=np.array([0.25, 0.75]), edges=np.linspace(0, 1, 3),
     )  # fmt: skip
     assert (
-        "the largest eigenvalue is 0.367 in the first step, 0.233 in the last (means over heads; it falls in 2 of 3, "
+        "OV: 0.367 in the first step, 0.233 in the last (means over heads; it falls in 2 of 3, "
         "and changes most in head 1, from 0.6 to 0.2)."
-    ) in headline(found)
-    assert headline(found).endswith("goes from 0.30 to 0.20, that of FF from 0.40 to -0.30.")
+    ) in details(found)
+    assert "grows by a factor of 1.2 in FF" in headline(found)
+    assert details(found).endswith("goes from 0.30 to 0.20, that of FF from 0.40 to -0.30.")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,8 @@ WHAT = {
     "OV": "what heads copy from the tokens they look at",
     "FF": "the feed-forward block",
 }
+LEVEL = math.log(1.05)
+"""A pair whose size changes by a smaller factor hardly changes."""
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -87,7 +90,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
     return Result(
         "spectra", "How do eigenvalues change over depth?",
-        (headline(models[0][1]), change(models, SHARE, percent), change(models, RADIUS, "{:.3g}".format)),
+        (
+            headline(models[0][1]), details(models[0][1]),
+            change(models, SHARE, percent), change(models, RADIUS, "{:.3g}".format),
+        ),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
         notes=notes(
@@ -208,14 +214,25 @@ def change(models: Models, what: str, write: Callable[[float], str]) -> str:
 
 
 def headline(found: "Spectra") -> str:
-    """Which pair's size changes most from the first step to the last, whether it turns in between, and its signs."""
+    """By what factor the spectral radius of every pair changes from the first step to the last."""
     import numpy as np
 
+    from diffeqformer.analysis.spectra import RADIUS
+
+    def moves(pair: str) -> str:
+        growth = float(_growth(ends_of(found, pair, RADIUS).mean(-1)))
+        factor = f"{'grows' if growth > 0 else 'shrinks'} by a factor of {np.exp(abs(growth)):.3g}"
+        return f"{factor if abs(growth) > LEVEL else 'hardly changes'} in {pair} ({WHAT[pair]})"
+
+    return f"From the first step to the last the largest eigenvalue {join(list(map(moves, WHAT)))}."
+
+
+def details(found: "Spectra") -> str:
+    """Of the pair whose size changes most: its size on the way, its heads, and its signs."""
     from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO
 
     of = lambda what, pair: found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
-    factors = {pair: float(np.exp(abs(_growth(ends_of(found, pair, RADIUS).mean(-1))))) for pair in WHAT}
-    most = max(WHAT, key=factors.__getitem__)
+    most = max(WHAT, key=lambda pair: abs(_growth(ends_of(found, pair, RADIUS).mean(-1))))
     radius, signs = of(RADIUS, most), of(SUM_RATIO, most)
     ends, times = (radius[0], radius[-1]), found.times[found.steps(most)]
     least, largest = int(radius.argmin()), int(radius.argmax())
@@ -223,13 +240,10 @@ def headline(found: "Spectra") -> str:
     turns = sorted(place for place, beyond in far.items() if beyond)
     where = lambda i: f"step {i + 1}" if len(radius) == len(found.edges) - 1 else f"t = {times[i]:.2f}"
     between = "".join(f", {radius[i]:.3g} at {where(i)}" for i in turns)
-    by = join([f"{factors[pair]:.2f} in {pair}" for pair in WHAT if pair != most])
     return (
-        f"From the first step to the last {WHAT[most]} ({most}) changes most in size, by a factor of "
-        f"{factors[most]:.2f} ({by}): the largest eigenvalue is {radius[0]:.3g} in the first step{between}, "
-        f"{radius[-1]:.3g} in the last{_by_head(found, most)}. The sum ratio, 1 if all eigenvalues keep the sign of "
-        f"what they act on and −1 if all turn it over, goes from {signs[0]:.2f} to {signs[-1]:.2f}"
-        f"{_turned(found, most)}."
+        f"It changes most in {most}: {radius[0]:.3g} in the first step{between}, {radius[-1]:.3g} in the "
+        f"last{_by_head(found, most)}. The sum ratio of {most}, 1 if all eigenvalues keep the sign of what they act on "
+        f"and −1 if all turn it over, goes from {signs[0]:.2f} to {signs[-1]:.2f}{_turned(found, most)}."
     )
 
 
