@@ -19,6 +19,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import read_results
+from diffeqformer.runs.resume import ResumeState
 from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import train
 from diffeqformer.store.files import read_sealed, write_sealed
@@ -154,6 +155,42 @@ def test_a_callback_that_logs_no_number_is_named(config):
 
     with pytest.raises(BadInput, match="a callback logs quotient inf at update 5, but numbers must be finite"):
         train(config, Silent(), recipe=Recipe(callbacks=(Bad(),)))
+
+
+class Best(Callback):
+    """The lowest loss so far: infinite until one is known."""
+
+    def __init__(self, best=math.inf):
+        self.best, self.back = best, None
+
+    def after_update(self, now, measured):
+        if self.back is None:
+            now.stop("soon")
+
+    def memory(self):
+        return (self.best, -math.inf)
+
+    def remember(self, memory):
+        self.back = memory
+
+
+def test_a_callback_may_remember_infinities(config):
+    with pytest.raises(Interrupted, match="soon"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Best(),)))
+    again = Best()
+    train(config, Silent(), recipe=Recipe(callbacks=(again,)))
+    assert again.back == [math.inf, -math.inf]
+
+
+def test_what_checkpoints_held_of_callbacks_before_infinities_is_still_read():
+    known = {"clock": {}, "best": None, "callbacks": [[1.5, 2], None]}
+    assert ResumeState.of(known).callbacks == [[1.5, 2], None]
+
+
+def test_a_callback_that_remembers_what_a_checkpoint_cannot_keep_is_named_before_training(config):
+    with pytest.raises(BadInput, match=r"Best.memory\(\) gives \(array\(3"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Best(np.array(3.0)),)))
+    assert not Path(config.run, "checkpoints/0").exists() and not lasting(config.run)
 
 
 def sgd(settings, rate):

@@ -66,6 +66,7 @@ class Recorder:
         self.recipe, self.logged = recipe, []
         for callback, memory in zip(recipe.callbacks, resumed.callbacks, strict=False):
             callback.remember(memory)
+        recipe.memories()  # what cannot be kept is refused before any update, not at the first checkpoint
 
     def __enter__(self) -> "Recorder":
         with ExitStack() as stack:
@@ -195,7 +196,7 @@ class Recorder:
             raise self._failure(f"the model's weights are no longer finite at update {self.step}")
         self.meter.restart()
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
-        self.resumed.callbacks = [callback.memory() for callback in self.recipe.callbacks]
+        self.resumed.callbacks = self.recipe.memories()
         metadata = self.resumed.metadata(self.log.digest) | self.files
         metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own}
         self.writer.save(self.step, items_of(state, self.config), metadata, metric)

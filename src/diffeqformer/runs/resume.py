@@ -1,5 +1,6 @@
 """Where a run continues: the newest sound checkpoint, and what it remembers besides the training state."""
 
+import json
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -51,12 +52,16 @@ class ResumeState:
     def of(cls, metadata: Document) -> "ResumeState":
         """From a checkpoint's metadata."""
         best = math.inf if metadata["best"] is None else metadata["best"]
-        return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), metadata.get("callbacks", []))
+        callbacks = metadata.get("callbacks", [])
+        if isinstance(callbacks, str):  # a list in checkpoints before infinities were kept
+            callbacks = json.loads(callbacks)
+        return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), callbacks)
 
     def metadata(self, metrics: str | None) -> Document:
         """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
         best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
-        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, "callbacks": self.callbacks}
+        callbacks = json.dumps(self.callbacks)  # Python's own has, and a callback's best loss begins as one
+        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, "callbacks": callbacks}
 
 
 class Beginning:

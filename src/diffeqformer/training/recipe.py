@@ -1,5 +1,6 @@
 """A user's own parts of training, as objects: each stands in place of the library's, none needs a fork."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Callback:
         """A checkpoint of update `step` is being written."""
 
     def memory(self) -> Any:
-        """What a checkpoint keeps of this callback, as JSON; `None` if it remembers nothing."""
+        """What a checkpoint keeps of this callback: lists, dictionaries, texts, numbers (infinities, too), `None`."""
         return None
 
     def remember(self, memory: Any) -> None:
@@ -98,6 +99,23 @@ class Recipe:
         """What checkpoints name: the parts that numbers depend on."""
         parts = {"rule": self.rule, "schedule": self.schedule, "batches": self.batches}
         return {name: getattr(part, "__qualname__", type(part).__name__) for name, part in parts.items() if part}
+
+    def memories(self) -> list[Any]:
+        """What each callback remembers.
+
+        **Raises:** `BadInput` if a checkpoint cannot keep it.
+        """
+        found = []
+        for callback in self.callbacks:
+            memory = callback.memory()
+            try:
+                found.append(json.loads(json.dumps(memory)))
+            except (TypeError, ValueError) as error:
+                raise BadInput(
+                    f"{type(callback).__name__}.memory() gives {memory!r}, but must give what JSON can hold: lists, "
+                    f"dictionaries, texts, numbers and None ({error})."
+                ) from None
+        return found
 
 
 NO_RECIPE = Recipe()
