@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, LoRAConfig, ModelConfig, OptimizerConfig
     from diffeqformer.config import RecursiveConfig, ReversibleConfig, SchemeConfig, SharedConfig, TimeConfig
     from diffeqformer.config import ToleranceConfig, TrainerConfig, read_yaml, validate
+    from diffeqformer.config import EMAConfig, KnotsConfig, LayerDropConfig, MeshConfig, ModulationConfig
     from diffeqformer.data.cache import TokenCache, prepare
     from diffeqformer.data.loader import EvaluationBatches, Loader
-    from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed
+    from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, RunFailed
     from diffeqformer.evaluation.depth import at_depths
     from diffeqformer.evaluation.perplexity import Evaluation, evaluate
     from diffeqformer.interop.exporting import export
@@ -63,11 +64,12 @@ _MODULES = {
     "diffeqformer.analysis.lyapunov": "pairwise",
     "diffeqformer.analysis.spectra": "spectra",
     "diffeqformer.config": "BaseConfig Config DataConfig DepthConfig DropoutConfig GPTConfig GradientConfig "
-    "LayerConfig LlamaConfig LoRAConfig ModelConfig OptimizerConfig RecursiveConfig ReversibleConfig "
-    "SchemeConfig SharedConfig TimeConfig ToleranceConfig TrainerConfig read_yaml validate",
+    "EMAConfig KnotsConfig LayerConfig LayerDropConfig LlamaConfig LoRAConfig MeshConfig ModelConfig "
+    "ModulationConfig OptimizerConfig RecursiveConfig ReversibleConfig SchemeConfig SharedConfig TimeConfig "
+    "ToleranceConfig TrainerConfig read_yaml validate",
     "diffeqformer.data.cache": "TokenCache prepare",
     "diffeqformer.data.loader": "EvaluationBatches Loader",
-    "diffeqformer.errors": "BadInput DiffEqFormerError RunFailed",
+    "diffeqformer.errors": "BadInput DiffEqFormerError Interrupted RunFailed",
     "diffeqformer.evaluation.depth": "at_depths",
     "diffeqformer.evaluation.perplexity": "Evaluation evaluate",
     "diffeqformer.interop.exporting": "export",
@@ -102,15 +104,17 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
-    "DropoutConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig", "GradientConfig", "Grid",
-    "LayerConfig", "LayerWeights", "LlamaConfig", "LoRAConfig", "Loader", "ModelConfig", "OneStep", "OptimizerConfig",
-    "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme", "SchemeConfig", "SchemeSolver",
-    "SharedConfig", "SharedWeights", "Silent", "Terminal", "TimeConfig", "TimeWeights", "TokenCache", "ToleranceConfig",
-    "TrainResult", "TrainerConfig", "Transformer", "WeightSource", "abstract", "at_depths", "attribute", "build",
-    "continue_text", "end_to_end", "evaluate", "export", "faithfulness", "finetune_config", "flops", "flow_exponents",
-    "from_huggingface", "generate", "import_huggingface", "lift", "lift_run", "load_adapter", "load_run",
-    "measure_induction", "next_token_loss", "pairwise", "parameters", "prepare", "read_yaml", "simulate", "solve",
-    "spectra", "speculate", "train", "validate", "vanilla_twin", "with_scheme", "write_report",
+    "DropoutConfig", "EMAConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig",
+    "GradientConfig", "Grid", "Interrupted", "KnotsConfig", "LayerConfig", "LayerDropConfig", "LayerWeights",
+    "LlamaConfig", "LoRAConfig", "Loader", "MeshConfig", "ModelConfig", "ModulationConfig", "OneStep",
+    "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme",
+    "SchemeConfig", "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Terminal", "TimeConfig",
+    "TimeWeights", "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource",
+    "abstract", "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "export",
+    "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
+    "import_huggingface", "lift", "lift_run", "load_adapter", "load_run", "measure_induction", "next_token_loss",
+    "pairwise", "parameters", "prepare", "read_yaml", "simulate", "solve", "spectra", "speculate", "train",
+    "validate", "vanilla_twin", "with_scheme", "write_report",
 ]  # fmt: skip
 
 
