@@ -209,7 +209,7 @@ class EvaluationBatches:
 def spread_windows(
     tokens: Integer[np.ndarray, " tokens"], count: int, length: int
 ) -> Int32[np.ndarray, "count length"]:
-    """`count` stretches of `length` tokens, evenly spread over a text; as many as it has without overlap."""
+    """`count` windows of `length` tokens, evenly spread over a text; as many as it has without overlap."""
     length = min(length, len(tokens))
     starts = np.linspace(0, len(tokens) - length, min(count, len(tokens) // max(length, 1))).astype(int)
     return np.stack([np.asarray(tokens[start : start + length], np.int32) for start in starts])

@@ -320,7 +320,7 @@ def at_depths_of(
 
 
 def _participation(result: TrainResult, progress: Progress) -> Document:
-    """What each step of the trained depth does, on a few stretches of the validation split."""
+    """What each step of the trained depth does, on a few windows of the validation split."""
     windows = Windows(result.tokens.validation, result.config.model.context)
     count = min(PARTICIPATION, len(windows))
     texts = np.stack([windows[k * len(windows) // count] for k in range(count)])

@@ -23,7 +23,7 @@ from diffeqformer.store.folders import becoming, require_free, require_space
 from diffeqformer.store.paths import path_of
 
 TEXTS = 128
-"""Stretches of a text, evenly spread over it, of which second moments are taken."""
+"""Windows of a text, evenly spread over it, of which second moments are taken."""
 
 
 def lift_run(

@@ -43,9 +43,9 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
     """Folder of a run whose hidden states are measured; without it, particles are simulated."""
     text: str | None = None
-    """A text to run the model on; stretches of its validation split if not given."""
+    """A text to run the model on; windows of its validation split if not given."""
     texts: int | None = setting(None, least=1, most=SIZES)
-    """How many stretches of the validation split; if not given, 16, or as many as there are."""
+    """How many windows of the validation split; if not given, 16, or as many as there are."""
     steps: int | None = setting(None, least=1, most=MOST_STEPS)
     """Steps of depth (of the simulation: 200); the trained number if not given."""
     checkpoint: Which = "latest"

@@ -45,7 +45,7 @@ class Arguments(inputs.OfRun):
     data: tuple[str, ...] = ()
     """Text files or globs; the run's validation split if not given."""
     texts: int = setting(256, least=2, most=SIZES)
-    """Stretches of the text, evenly spread over it, each as long as the context: activations of every other one, loss
+    """Windows of the text, evenly spread over it, each as long as the context: activations of every other one, loss
     of the rest."""
     batch_size: int = setting(16, least=1, most=SIZES)
     """Of them at one time."""
@@ -54,7 +54,7 @@ class Arguments(inputs.OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Make the run's table smaller in every way, and evaluate each at its own depth.
 
-    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two stretches.
+    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two windows.
     """
     require_bounds(arguments, "--")
     from diffeqformer.analysis import compression as make

@@ -202,7 +202,7 @@ def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
 
 
 def validation_windows(run: "Run", count: int | None, length: int, progress: Progress, usual: int = 0) -> np.ndarray:
-    """`count` stretches of the validation split, evenly spread over it, shape (count, length).
+    """`count` windows of the validation split, evenly spread over it, shape (count, length).
 
     **Arguments:** `usual`, their number if `count` is `None`; as many as there are of a split that has fewer.
 

@@ -36,7 +36,7 @@ class Arguments(inputs.OfRun):
     """
 
     texts: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=SIZES)
-    """Stretches of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
+    """Windows of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
     many as there are."""
     text: str = ""
     """A text whose predictions after every step are shown too, token by token."""
