@@ -199,7 +199,9 @@
     text.addEventListener("pointerover", (event) => point(placeOf(event)));
     text.addEventListener("pointerleave", leaves);
     text.addEventListener("focusin", (event) => point(placeOf(event)));
+    text.addEventListener("pointercancel", () => { onlyReads = false; });  // the finger scrolled
     text.addEventListener("keydown", (event) => {
+      onlyReads = false;
       const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
       if (!(event.key in moves)) return;
       event.preventDefault();
