@@ -134,13 +134,32 @@ def test_without_heads_that_match_prefixes_nothing_is_concluded():
     found = measure_induction(model_of(TINY), samples=10, **SIZES)
     weak = np.full((3, 2), 1.9 * found.chance)
     for matching, later, said in (
-        (weak, 0.0, "no induction heads"),
-        (weak * 2, 5.0, "no induction heads"),
-        (weak * 2, 0.0, "spectra"),
+        (weak, 0.0, "No: "),
+        (weak * 2, 5.0, "No: "),
+        (np.full((3, 2), 2.1 * found.chance), 0.0, "Hardly: "),
+        (np.full((3, 2), 0.5), 3.0, "Yes: "),
+        (np.full((3, 2), 0.5), 4.0, "Hardly: "),  # no better than even odds
     ):
         behaviours = found.behaviours | {"prefix matching": matching}
-        one = replace(found, behaviours=behaviours, loss_first=5.0, loss_later=later)
-        assert said in one.verdict() and ("no induction heads" in said) == ("no induction heads" in one.verdict())
+        one = replace(found, behaviours=behaviours, loss_first=5.0, loss_later=later, even=3.5)
+        assert one.verdict().startswith(said) and ("cannot be tested" in one.verdict()) == (said == "No: ")
+
+
+def test_what_depth_alone_does_is_not_said_of_heads():
+    """Both rise with depth, in all heads alike; among a step's heads they go against each other."""
+    depth, head = np.mgrid[:8, :4].astype(float)
+    one = correlate("prefix matching", depth + 0.01 * head, "QK and OV positive", depth - 0.01 * head, crossed=True)
+    assert one.rho > 0.9 and one.interval[0] > 0.5
+    assert one.within == pytest.approx(-1) and one.within_interval == pytest.approx((-1, -1))
+    found = measure_induction(model_of(TINY), samples=10, **SIZES)
+    heads = {"prefix matching": np.full((3, 2), 0.5)}
+    seen = lambda c: replace(
+        found, correlations=(c,), behaviours=found.behaviours | heads, loss_first=5.0, loss_later=1.0
+    ).verdict()
+    assert "the inference is of depth, not of heads" in seen(one)
+    assert "the inference is supported" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
+    assert "the inference fails" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
+    assert "do not tell which heads" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
 
 
 def test_what_copying_goes_with_is_told():

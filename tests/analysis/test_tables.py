@@ -65,7 +65,7 @@ def results():
         "spectra": Spectra(np.array([0.0, 1.0]), *2 * [np.ones(2, bool)], True, np.array([0.0, 1.0]),
                            {HOSTILE: spectrum}),
         "induction": Induction(np.array([0.5, 1.0]), heads, heads, (Correlation(*INFERENCE, 0.5, (0.1, 0.9)),
-                               Correlation(HOSTILE, HOSTILE, 0.0, (0.0, 0.0))), 0.1, 4.0, 1.0, 4, 3, 2),
+                               Correlation(HOSTILE, HOSTILE, 0.0, (0.0, 0.0))), 0.1, 4.0, 1.0, 3.5, 4, 3, 2),
         "pairwise": Pairwise((1, 2), np.stack([upper, upper - 1], -1), upper, upper[..., None], 16, 1.0),
         "end-to-end": EndToEnd((1, 2), upper, abs(upper), upper[..., None]),
         "attributions": Attributions((1, 2), np.array([5, 6]), np.zeros(2), {HOSTILE: upper}, np.zeros(2)),

@@ -20,7 +20,7 @@ def found() -> Induction:
     summaries = {f"{pair} {name}": draw.uniform(0.4, 1.0, (3, 2)) for pair in ("QK", "OV") for name in names}
     summaries["QK and OV positive"] = draw.uniform(0.4, 1.0, (3, 2))
     correlations = tuple(Correlation(b, s, 0.1 * i, (-0.1, 0.1 * i + 0.1)) for i, (b, s) in enumerate(TESTS))
-    return Induction(TIMES, behaviours, summaries, correlations, 0.04, 5.0, 1.0, 25, 4, 32)
+    return Induction(TIMES, behaviours, summaries, correlations, 0.04, 5.0, 1.0, 3.5, 25, 4, 32)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -7,6 +7,7 @@ random sequences that are repeated, and the inference is tested by rank correlat
 Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction Heads".
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, PyTree
+from scipy.stats import rankdata
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
@@ -37,6 +39,8 @@ TESTS = (
 """Which behaviour is compared with which summary of a spectrum."""
 COPYING = ("copying", "OV positive share")
 """Of what needs no induction heads: a head that copies has large shares of positive real parts in OV."""
+MATCHING = 0.5
+"""Prefix matching of a head that is called an induction head without reserve."""
 INFERENCE = ("prefix matching", "QK and OV positive")
 """The paper's: a head of which both shares of positive real parts are large is an induction head."""
 
@@ -52,6 +56,10 @@ class Correlation:
     interval: tuple[float, float]
     """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
     together), else heads of all layers are."""
+    within: float = 0.0
+    """The same of ranks among the heads of each step: what depth alone does to both, and so to all heads alike, is out
+    of it. 0 with one head."""
+    within_interval: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class Induction:
     """Mean loss (nats) of the first copy's tokens, which cannot be known."""
     loss_later: float
     """Mean loss of the later copies', which can."""
+    even: float
+    """The loss of even odds for every token of the vocabulary."""
     length: int
     repeats: int
     sequences: int
@@ -81,22 +91,34 @@ class Induction:
         return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
 
     def verdict(self) -> str:
-        """What the test means for the paper's inference on this model, in a sentence."""
-        found = self.inference
-        low, high = found.interval
-        spread = f"rank correlation {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
+        """Whether there are induction heads, and what the test means for the paper's inference on this model."""
         most = float(self.behaviours["prefix matching"].max())
+        measured = (
+            f"the best head matches prefixes by {most:.3f} ({self.chance:.3f} by chance), and repeating a random "
+            f"sequence lowers the loss from {self.loss_first:.2f} to {self.loss_later:.2f} nats (even odds: "
+            f"{self.even:.2f})"
+        )
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
-            return (
-                f"This model has no induction heads: the best matches prefixes by {most:.3f} ({self.chance:.3f} by "
-                f"chance), and repeating a random sequence lowers its loss by {self.loss_first - self.loss_later:.2f} "
-                f"nats. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
-            )
+            return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
+        there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"
+        return f"{there}: {measured}. {self._inference()}"
+
+    def _inference(self) -> str:
+        """What becomes of the paper's inference where heads match prefixes."""
+        found = self.inference
+        (low, high), (least, largest) = found.interval, found.within_interval
+        spread = f"rank correlation over heads and steps {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
+        among = f"among the heads of a step {found.within:+.2f}, {least:+.2f} to {largest:+.2f}"
+        if low > 0 and least > 0:
+            return f"Heads with positive spectra match prefixes more: the inference is supported ({spread}; {among})."
         if low > 0:
-            return f"Heads with positive spectra match prefixes more: the inference is supported here ({spread})."
+            return (
+                "Steps with positive spectra match prefixes more, but within a step spectra do not clearly tell which "
+                f"heads do: the inference is of depth, not of heads ({spread}; {among})."
+            )
         if high < 0:
-            return f"Heads with positive spectra match prefixes less: the inference fails here ({spread})."
-        return f"Positive spectra do not tell which heads match prefixes on this model ({spread})."
+            return f"Heads with positive spectra match prefixes less: the inference fails ({spread}; {among})."
+        return f"Positive spectra do not tell which heads match prefixes ({spread}; {among})."
 
     def _copying(self) -> str:
         """Whether heads copy where OV says so, which needs no induction heads."""
@@ -121,16 +143,26 @@ class Induction:
         found |= {name.replace(" ", "_"): value for name, value in (self.behaviours | self.summaries).items()}
         found["loss_first_and_later"] = np.array([self.loss_first, self.loss_later])
         found["correlations"] = np.array([(c.rho, *c.interval) for c in self.correlations])
+        found["correlations_within"] = np.array([(c.within, *c.within_interval) for c in self.correlations])
         found["correlation_names"] = np.array([f"{c.behaviour} ~ {c.summary}" for c in self.correlations])
         return found
 
     def table(self, caption: str = "Rank correlations") -> Table:
         """The correlations."""
         rows = [
-            (f"{c.behaviour} ~ {c.summary}", f"{c.rho:+.2f}", f"{c.interval[0]:+.2f} to {c.interval[1]:+.2f}")
+            (f"{c.behaviour} ~ {c.summary}",
+             f"{c.rho:+.2f}", f"{c.interval[0]:+.2f} to {c.interval[1]:+.2f}",
+             f"{c.within:+.2f}", f"{c.within_interval[0]:+.2f} to {c.within_interval[1]:+.2f}")
             for c in self.correlations
-        ]
-        return Table(caption, ("behaviour ~ spectrum", "rank correlation", "95 % interval"), rows)
+        ]  # fmt: skip
+        columns = (
+            "behaviour ~ spectrum",
+            "rank correlation",
+            "95 % interval",
+            "among a step's heads",
+            "95 % interval ",
+        )
+        return Table(caption, columns, rows)
 
     def _repr_html_(self) -> str:
         return self.table(self.verdict()).to_html()
@@ -229,6 +261,7 @@ def measure_induction(
         chance=float((prefix_targets(length, repeats).sum(1) / np.arange(1, positions + 1))[length:].mean()),
         loss_first=float(first),
         loss_later=float(later),
+        even=math.log(model.embedding.tokens.shape[0]),
         **asked,
     )
 
@@ -242,13 +275,20 @@ def correlate(
     pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
     interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
     """
-    draw = np.random.default_rng(seed)
     a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
-    sizes = a.shape
-    picks = (np.ix_(*(draw.integers(0, size, size) for size in sizes)) for _ in range(samples))
-    found = [spearman(a[some].ravel(), b[some].ravel()) for some in picks]
-    low, high = np.quantile(found, (0.025, 0.975))
-    return Correlation(behaviour, summary, spearman(x.ravel(), y.ravel()), (float(low), float(high)))
+    of_heads = [rankdata(values, axis=1) - (x.shape[1] + 1) / 2 for values in (x, y)]
+    return Correlation(
+        behaviour, summary, spearman(x.ravel(), y.ravel()), _interval(a, b, samples, seed),
+        spearman(*(ranks.ravel() for ranks in of_heads)), _interval(*of_heads, samples=samples, seed=seed),
+    )  # fmt: skip
+
+
+def _interval(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, float]:
+    """Of the correlation of two tables, each axis drawn anew with replacement."""
+    draw = np.random.default_rng(seed)
+    picks = (np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples))
+    low, high = np.quantile([spearman(x[some].ravel(), y[some].ravel()) for some in picks], (0.025, 0.975))
+    return float(low), float(high)
 
 
 @eqx.filter_jit

@@ -76,16 +76,18 @@ def findings(name: str, found: "Induction") -> tuple[str, ...]:
     """The verdict on the paper's inference, and how behaviours and spectra were measured."""
     return (
         found.verdict(),
-        f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row. "
-        f"Mean loss {found.loss_first:.2f} nats in the first copy, {found.loss_later:.2f} in the later ones.",
+        f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row; "
+        "mean loss of the first copy and of the later ones.",
         "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
         f"{found.chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
         "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
-        "and outputs are those of the forward pass itself (Olsson et al. 2022).",
+        "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: the same of what the head "
+        "really gives, and of the token that comes next.",
         "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
         "is the smaller of a head's two shares of positive real parts. A correlation is Spearman's, over "
-        "all heads and steps, with a bootstrap interval: where weights are functions of depth steps and heads are "
-        "drawn, each apart, since a head's values at several steps are not independent; else single heads are.",
+        "all heads and steps, and of ranks among the heads of each step, which depth as such cannot move. Intervals "
+        "are bootstrapped: where weights are functions of depth steps and heads are drawn, each apart, since a head's "
+        "values at several steps are not independent; else single heads are.",
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
-from diffeqformer.analysis.induction import Induction, measure_induction
+from diffeqformer.analysis.induction import MATCHING, Induction, measure_induction
 from diffeqformer.analysis.spectra import Spectra, spectra
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.data.cache import tokens_of
@@ -38,8 +38,6 @@ from diffeqformer.training.update import initial_state
 
 P = ParamSpec("P")
 NATS = "nats per token"
-MATCHING = 0.5
-"""Prefix matching of a head that is called an induction head; without one the inference cannot be tested."""
 TUNING = 1 / 4
 """Length of fine-tuning, in that of pretraining."""
 CONTEXTS = 24
