@@ -7,9 +7,20 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
-from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO, Spectra, Spectrum
+from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
 from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig
-from diffeqformer.studies.spectra import change, details, figures, headline, notes, trained_between, why_steps_alone
+from diffeqformer.report.text import percent
+from diffeqformer.studies.spectra import (
+    by_head,
+    change,
+    ends_of,
+    figures,
+    headline,
+    notes,
+    trained_between,
+    turns,
+    why_steps_alone,
+)
 from diffeqformer.studies.spectra_figures import (
     beyond_frame,
     display_names,
@@ -169,14 +180,10 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
-    said = [details(found), *notes([("m", found)], (), {}, fold_norm=True, seed=3)]
-    radii = {p: found.pairs[p].radius.mean(-1)[found.steps(p)][[0, -1]] for p in ("QK", "OV", "FF")}
-    most = max(radii, key=lambda pair: abs(np.diff(np.log(radii[pair]))[0]))
-    first, last = radii[most]
-    factor = np.exp(abs(np.log(last / first)))
-    assert f"{'grows' if last > first else 'shrinks'} by a factor of {factor:.3g} in {most} (" in headline(found)
-    assert said[0].startswith(f"It changes most in {most}: {first:.3g} in the first step, {last:.3g} in the last.")
-    assert "the norms' scales are multiplied in" in said[1] and "m: 5 times" in said[-1]
+    grown = {pair: (ends_of(found, pair, RADIUS)[1] > ends_of(found, pair, RADIUS)[0]).sum() for pair in ("QK", "OV")}
+    assert by_head(found).endswith(f"it grows in QK in {grown['QK']} of 2 heads and OV in {grown['OV']} of 2 heads.")
+    said = notes([("m", found)], (), {}, fold_norm=True, seed=3)
+    assert "the norms' scales are multiplied in" in said[0] and "m: 5 times" in said[-1]
 
 
 def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
@@ -202,53 +209,45 @@ def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, betwee
     assert trained_between(run) is between
 
 
-def test_the_headline_tells_a_turn_between_the_first_step_and_the_last():
-    radii = {"QK": [2.0, 2.0, 2.0, 2.0], "OV": [8.0, 4.0, 0.2, 1.0], "FF": [3.0, 9.0, 3.0, 3.0]}
+def spectra_of(radii, shares):
+    """Of one head, at four steps."""
     column = lambda values: np.array([[0.0], *([one] for one in values)])
-    found = SimpleNamespace(
-        pairs={
-            pair: SimpleNamespace(
-                summaries=lambda own=own: {RADIUS: column(own), SUM_RATIO: column([0.98, 0.5, -0.9, -0.66])}
-            )
-            for pair, own in radii.items()
-        },
+    summaries = lambda pair: {RADIUS: column(radii[pair]), SHARE: column(shares[pair])}
+    return SimpleNamespace(
+        pairs={pair: SimpleNamespace(summaries=lambda pair=pair: summaries(pair)) for pair in radii},
         steps=lambda pair: np.array([False, True, True, True, True]),
         times=np.linspace(0, 1, 5),
         edges=np.linspace(0, 1, 5),
     )
+
+
+def test_the_headline_tells_what_turns_between_the_first_step_and_the_last():
+    radii = {"QK": [2.0, 2.0, 2.0, 1.98], "OV": [8.0, 4.0, 0.2, 1.0], "FF": [3.0, 4.0, 5.0, 6.0]}
+    shares = {"QK": [0.25, 0.4, 0.5, 0.69], "OV": [0.66, 0.5, 0.17, 0.78], "FF": [0.5, 0.5, 0.5, 0.5]}
+    found = spectra_of(radii, shares)
     assert headline(found) == (
-        "From the first step to the last the largest eigenvalue hardly changes in QK (which tokens heads look at), "
-        "shrinks by a factor of 8 in OV (what heads copy from the tokens they look at) and hardly changes in FF (the "
-        "feed-forward block)."
+        "From the first step to the last the eigenvalues of QK (which tokens heads look at) turn from mostly negative "
+        "to mostly positive real parts (25 % positive to 69 %) and the largest absolute eigenvalue of QK hardly "
+        "changes, of OV (what heads copy from the tokens they look at) goes 8 → 0.2 at step 3 → 1 and of FF (the "
+        "feed-forward block) grows by a factor of 2."
     )
-    assert details(found) == (
-        "It changes most in OV: 8 in the first step, 0.2 at step 3, 1 in the last. The sum ratio of OV, 1 if all "
-        "eigenvalues keep the sign of what they act on and −1 if all turn it over, goes from 0.98 to -0.66, that of "
-        "QK from 0.98 to -0.66 and of FF from 0.98 to -0.66."
+    assert change([("m", found)], SHARE, percent).endswith(
+        "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."
     )
     found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
-    assert "0.2 at t = 0.75" in details(found)
+    assert "0.2 at t = 0.75" in headline(found)
+    assert by_head(found) == ""
 
 
-def test_the_headline_tells_a_mean_from_its_heads():
-    """Two of three heads fall, one grows: the mean does not stand for all."""
-    ends = {"QK": [[1, 1, 1]] * 2, "OV": [[0.3, 0.6, 0.2], [0.25, 0.2, 0.25]], "FF": [[2, 2, 2], [2.4, 2.4, 2.4]]}
-    ratios = {"QK": [[0.5] * 3] * 2, "OV": [[0.3] * 3, [0.2] * 3], "FF": [[0.4] * 3, [-0.3] * 3]}
-    found = SimpleNamespace(
-        pairs={
-            pair: SimpleNamespace(
-                summaries=lambda pair=pair: {RADIUS: np.array(ends[pair]), SUM_RATIO: np.array(ratios[pair])}
-            )
-            for pair in ends
-        },
-        steps=lambda pair: np.array([True, True]), times=np.array([0.25, 0.75]), edges=np.linspace(0, 1, 3),
-    )  # fmt: skip
-    assert (
-        "OV: 0.367 in the first step, 0.233 in the last (means over heads; it falls in 2 of 3, "
-        "and changes most in head 1, from 0.6 to 0.2)."
-    ) in details(found)
-    assert "grows by a factor of 1.2 in FF" in headline(found)
-    assert details(found).endswith("goes from 0.30 to 0.20, that of FF from 0.40 to -0.30.")
+@pytest.mark.parametrize(
+    ("values", "what", "places"),
+    [
+        ([1.0, 2.0, 0.5, 3.0], RADIUS, [2]), ([1.0, 4.0, 0.5, 3.0], RADIUS, [1, 2]), ([1.0, 3.5, 0.9, 3.0], RADIUS, []),
+        ([0.5, 0.35, 0.7, 0.55], SHARE, [1, 2]), ([0.5, 0.45, 0.6, 0.55], SHARE, []), ([2.0], RADIUS, []),
+    ],
+)  # fmt: skip
+def test_turns_are_far_beyond_both_ends(values, what, places):
+    assert turns(np.array(values), what) == places
 
 
 @pytest.mark.parametrize(

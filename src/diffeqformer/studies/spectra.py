@@ -91,8 +91,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return Result(
         "spectra", "How do eigenvalues change over depth?",
         (
-            headline(models[0][1]), details(models[0][1]),
-            change(models, SHARE, percent), change(models, RADIUS, "{:.3g}".format),
+            headline(models[0][1]),
+            change(models, SHARE, percent),
+            change(models, RADIUS, "{:.3g}".format) + by_head(models[0][1]),
         ),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
@@ -205,63 +206,81 @@ def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
 
 def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
-    said = []
-    for name, found in models:
-        ends = {pair: ends_of(found, pair, what).mean(-1) for pair in WHAT}
-        parts = (f"{pair} {write(a)} → {write(b)}" for pair, (a, b) in ends.items())
-        said.append(f"{name}: {', '.join(parts)}.")
-    return f"{what[0].upper()}{what[1:]} at the first and the last step (means over heads). {' '.join(said)}"
+    said = [
+        f"{name}: {', '.join(f'{pair} {path(found, pair, what, write)}' for pair in WHAT)}." for name, found in models
+    ]
+    return f"{what[0].upper()}{what[1:]} from the first step to the last (means over heads). {' '.join(said)}"
+
+
+def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) -> str:
+    """`0.58 → 0.32 at step 8 → 0.73`: a summary in the first step, where it turns, if it does, and in the last."""
+    values = _of_steps(found, pair, what)
+    between = [f"{write(values[i])} at {_where(found, pair, i)}" for i in turns(values, what)]
+    return " → ".join((write(values[0]), *between, write(values[-1])))
+
+
+def turns(values: "np.ndarray", what: str) -> list[int]:
+    """Where a summary is lowest or highest on its way, if that is far beyond both ends: by a quarter of a size, by a
+    tenth of all for a share."""
+    from diffeqformer.analysis.spectra import RADIUS
+
+    least, largest = int(values.argmin()), int(values.argmax())
+    low, high = sorted((values[0], values[-1]))
+    down, up = (low / 1.25, high * 1.25) if what == RADIUS else (low - 0.1, high + 0.1)
+    return sorted(place for place, far in {least: values[least] < down, largest: values[largest] > up}.items() if far)
 
 
 def headline(found: "Spectra") -> str:
-    """By what factor the spectral radius of every pair changes from the first step to the last."""
+    """Whose eigenvalues turn to the other sign, and how the spectral radius of every pair changes."""
+    from diffeqformer.analysis.spectra import RADIUS, SHARE
+
+    signs = []
+    for pair, does in WHAT.items():
+        first, last = _of_steps(found, pair, SHARE)[[0, -1]]
+        if (first - 0.5) * (last - 0.5) < 0 and abs(last - first) > 0.1:
+            names = ("negative", "positive") if last > first else ("positive", "negative")
+            signs.append(
+                f"the eigenvalues of {pair} ({does}) turn from mostly {names[0]} to mostly {names[1]} real parts "
+                f"({percent(first)} positive to {percent(last)})"
+            )
+    sizes = join([_moves(found, pair, RADIUS, not any(f"of {pair} (" in said for said in signs)) for pair in WHAT])
+    return f"From the first step to the last {join([*signs, f'the largest absolute eigenvalue {sizes}'])}."
+
+
+def _moves(found: "Spectra", pair: str, what: str, told: bool) -> str:
+    """How the size of a pair goes; `told`, with what the pair is."""
     import numpy as np
 
+    values = _of_steps(found, pair, what)
+    growth = float(_growth(values[[0, -1]]))
+    of = f"{pair} ({WHAT[pair]})" if told else pair
+    if turns(values, what):
+        return f"of {of} goes {path(found, pair, what, '{:.3g}'.format)}"
+    if abs(growth) < LEVEL:
+        return f"of {of} hardly changes"
+    return f"of {of} {'grows' if growth > 0 else 'shrinks'} by a factor of {np.exp(abs(growth)):.3g}"
+
+
+def by_head(found: "Spectra") -> str:
+    """In how many heads the size of QK and of OV grows, if there are several: a mean may be none of them."""
     from diffeqformer.analysis.spectra import RADIUS
 
-    def moves(pair: str) -> str:
-        growth = float(_growth(ends_of(found, pair, RADIUS).mean(-1)))
-        factor = f"{'grows' if growth > 0 else 'shrinks'} by a factor of {np.exp(abs(growth)):.3g}"
-        return f"{factor if abs(growth) > LEVEL else 'hardly changes'} in {pair} ({WHAT[pair]})"
-
-    return f"From the first step to the last the largest eigenvalue {join(list(map(moves, WHAT)))}."
-
-
-def details(found: "Spectra") -> str:
-    """Of the pair whose size changes most: its size on the way, its heads, and its signs."""
-    from diffeqformer.analysis.spectra import RADIUS, SUM_RATIO
-
-    of = lambda what, pair: found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
-    most = max(WHAT, key=lambda pair: abs(_growth(ends_of(found, pair, RADIUS).mean(-1))))
-    radius, signs = of(RADIUS, most), of(SUM_RATIO, most)
-    ends, times = (radius[0], radius[-1]), found.times[found.steps(most)]
-    least, largest = int(radius.argmin()), int(radius.argmax())
-    far = {least: 1.25 * radius[least] < min(ends), largest: radius[largest] > 1.25 * max(ends)}
-    turns = sorted(place for place, beyond in far.items() if beyond)
-    where = lambda i: f"step {i + 1}" if len(radius) == len(found.edges) - 1 else f"t = {times[i]:.2f}"
-    between = "".join(f", {radius[i]:.3g} at {where(i)}" for i in turns)
-    return (
-        f"It changes most in {most}: {radius[0]:.3g} in the first step{between}, {radius[-1]:.3g} in the "
-        f"last{_by_head(found, most)}. The sum ratio of {most}, 1 if all eigenvalues keep the sign of what they act on "
-        f"and −1 if all turn it over, goes from {signs[0]:.2f} to {signs[-1]:.2f}{_turned(found, most)}."
-    )
+    said = []
+    for pair in ("QK", "OV"):
+        growth = _growth(ends_of(found, pair, RADIUS))
+        if growth.size > 1:
+            said.append(f"{pair} in {int((growth > 0).sum())} of {growth.size} heads")
+    return f" From the first step to the last it grows in {join(said)}." if said else ""
 
 
-def _by_head(found: "Spectra", pair: str) -> str:
-    """That what was said is a mean, if there are several heads, and how many of them change so."""
-    import numpy as np
+def _of_steps(found: "Spectra", pair: str, what: str) -> "np.ndarray":
+    """A summary at the steps, mean over heads."""
+    return found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
 
-    from diffeqformer.analysis.spectra import RADIUS
 
-    ends = ends_of(found, pair, RADIUS)
-    if ends.shape[-1] == 1:
-        return ""
-    growth, grows = _growth(ends), _growth(ends.mean(-1)) > 0
-    far = int(np.abs(growth).argmax())
-    return (
-        f" (means over heads; it {'grows' if grows else 'falls'} in {int(((growth > 0) == grows).sum())} of "
-        f"{len(growth)}, and changes most in head {far}, from {ends[0, far]:.3g} to {ends[1, far]:.3g})"
-    )
+def _where(found: "Spectra", pair: str, place: int) -> str:
+    times = found.times[found.steps(pair)]
+    return f"step {place + 1}" if len(times) == len(found.edges) - 1 else f"t = {times[place]:.2f}"
 
 
 def _growth(ends: "np.ndarray") -> "np.ndarray":
@@ -269,17 +288,6 @@ def _growth(ends: "np.ndarray") -> "np.ndarray":
     import numpy as np
 
     return np.log(np.maximum(ends[1], 1e-30) / np.maximum(ends[0], 1e-30))
-
-
-def _turned(found: "Spectra", told: str) -> str:
-    """The pairs, besides the one that is told, whose eigenvalues turn from one sign to the other on the whole."""
-    from diffeqformer.analysis.spectra import SUM_RATIO
-
-    ends = {pair: ends_of(found, pair, SUM_RATIO).mean(-1) for pair in WHAT if pair != told}
-    turned = [
-        f"of {p} from {a:.2f} to {b:.2f}" for p, (a, b) in ends.items() if a * b < 0 and min(abs(a), abs(b)) > 0.1
-    ]
-    return f", that {join(turned)}" if turned else ""
 
 
 def notes(
