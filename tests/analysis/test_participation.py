@@ -30,6 +30,8 @@ def test_predictions_after_every_step_are_those_of_the_trajectory(kind):
     np.testing.assert_allclose(found.loss[-1], next_token_loss(model, jnp.asarray(TEXTS)), atol=STATES)
     np.testing.assert_allclose(found.length, np.sqrt(np.square(states).mean((1, 2, 3))), rtol=STATES)
     np.testing.assert_array_equal(found.times, model.grid().edges)
+    np.testing.assert_allclose(found.echo, (log_p.argmax(-1) == TEXTS[None, :, :-1]).mean((1, 2)))
+    assert found.even == pytest.approx(np.log(TINY.vocabulary or 0))
 
 
 def test_movements_of_lie_trotter_add_up_to_the_step():

@@ -62,8 +62,15 @@ def test_depths_of_training_are_told_and_ringed():
     """A model of drawn depths is not one that happens to work away from its own."""
     found = replace(curve({3: 20.2, 6: 20.0, 7: 20.1, 12: 20.0}), trained=(3, 6, 12))
     assert finding(found) == (
-        "DiffEqFormer, trained at 3, 6 and 12 steps, has perplexity 20.00 at 6; without fine-tuning it is at most "
-        "1.0\u00a0% higher at 3, 7 and 12 steps. Not trained: 7 steps."
+        "DiffEqFormer, trained at 3, 6 and 12 steps, has perplexity 20.00 at 6; it is within 1.0\u00a0% at 3 and 12 "
+        "steps. At depths that it was not trained at it is within 0.5\u00a0% at 7 steps."
+    )
+    deep = replace(curve({1: 900.0, 2: 32.0, 3: 24.0, 5: 22.0, 6: 20.0, 8: 19.9, 9: 20.1}), trained=(2, 3, 5, 6, 8))
+    assert finding(deep) == (
+        "DiffEqFormer, trained at 2, 3, 5, 6 and 8 steps, has perplexity 20.00 at 6; it is within 0.5\u00a0% at 8 "
+        "steps and 1.10\u00a0times as high at 5 steps, 1.20\u00a0times as high at 3 steps, 1.60\u00a0times as high at "
+        "2 steps. At depths that it was not trained at it is within 0.5\u00a0% at 9 steps and 45\u00a0times as high at "
+        "1 step."
     )
     assert [row[:2] for row in depths_table(found).rows] == [
         ("3", "yes"), ("6 (own)", "yes"), ("7", "no"), ("12", "yes")

@@ -1,5 +1,7 @@
 """The page of what each step does: figures show the arrays from depth 0 on, sentences say what they show."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,7 +64,7 @@ def test_a_model_of_one_step_is_told_as_such():
     assert headline(FLAT) == (
         "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
         "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, which the bare "
-        "embedding has; 3 % of the weights' energy is change over depth (mean over matrices)."
+        "embedding has. 3 % of the weights' energy is change over depth."
     )
     deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
         getattr(FLAT, name) for name in ("kl", "length", "attention", "feed_forward", "energy", "rank")
@@ -70,6 +72,20 @@ def test_a_model_of_one_step_is_told_as_such():
     assert headline(deep).startswith(
         "All 3 steps change the prediction: its loss is 3.000 nats after the last and 3.500"
     )
+
+
+def test_steps_before_the_reading_is_a_prediction_are_told():
+    """Where the state still names the token that it read, the fall of the loss is no learning of the next one."""
+    slow = replace(FLAT, loss=np.array([9.0, 8.0, 7.0, 3.0]), even=6.24, echo=np.array([1.0, 0.9, 0.6, 0.1]))
+    assert slow.worse_than_even == 2 and FLAT.worse_than_even == 0
+    assert (
+        "Read this way, the first 2 are worse than even odds (6.24 nats): the state still names the token that it "
+        "read, at 90 % of the positions after step 1, 60 % after step 2 and 10 % in the end. 3 % of"
+    ) in headline(slow)
+    first, second = loss_by_step(slow, width=8.0).axes
+    assert [set(points(line)[:, 1]) for line in first.lines[1:]] == [{6.24}] and len(second.lines) == 1
+    assert "even odds" in losses_caption(slow) and "even odds" not in losses_caption(FLAT)
+    assert "even odds" not in headline(replace(slow, even=np.nan)) + headline(replace(slow, echo=np.zeros(0)))
 
 
 def test_tables_and_document_hold_the_numbers():

@@ -5,7 +5,8 @@ step tells. The prediction after a step is the logit lens: the final norm and th
 (nostalgebraist 2020).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,6 +47,15 @@ class Participation:
     rank: dict[str, float]
     """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (L,
     entries) matrix, from 1 to L (Roy & Vetterli 2007)."""
+    echo: Float[np.ndarray, " known"] = field(default_factory=lambda: np.zeros(0))
+    """Share of the positions whose likeliest next token is the one that was just read; empty if that is not known."""
+    even: float = math.nan
+    """The loss of even odds for every token of the vocabulary, nats."""
+
+    @property
+    def worse_than_even(self) -> int:
+        """The last step after which the prediction's loss is that of even odds or higher; 0 if there is none."""
+        return int(np.flatnonzero(np.append(True, self.loss[1:] >= self.even))[-1])
 
     @property
     def settled(self) -> int:
@@ -67,7 +77,7 @@ class Participation:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, by name."""
-        names = ("times", "loss", "kl", "length", "attention", "feed_forward")
+        names = ("times", "loss", "kl", "length", "attention", "feed_forward", "echo")
         own = {name: getattr(self, name) for name in names}
         weights = {"energy": self.energy, "rank": self.rank}
         return own | {f"{kind}_{name}": np.asarray(x) for kind, of in weights.items() for name, x in of.items()}
@@ -94,14 +104,16 @@ def participation(
             found = _of_text(model, text, grid)
             sums = found if sums is None else jax.tree.map(np.add, sums, found)
             stage.advance(1)
-    loss, kl, squares, moved = jax.tree.map(lambda x: x / len(texts), sums)
+    loss, kl, squares, moved, echo = jax.tree.map(lambda x: x / len(texts), sums)
     attention, feed_forward = np.sqrt(moved)
     energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes))
-    return Participation(np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward, energy, rank)
+    even = math.log(model.embedding.tokens.shape[0])
+    own = np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward
+    return Participation(*own, energy, rank, echo, even)
 
 
 def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
-    """Loss, KL divergence and mean square of every state, and mean squares of every step's halves."""
+    """Of every state loss, KL divergence and mean square; mean squares of every step's halves; of every state echo."""
     taken = walk(model, text[:-1], steps=grid)
     found = lens(taken, text[1:])
     squares = np.stack([np.square(np.asarray(x, np.float64)).mean() for x in taken.states])
@@ -110,6 +122,7 @@ def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarr
         found.kl.mean(-1, dtype=np.float64),
         squares,
         taken.moved.mean(-1).T,
+        (found.top == text[:-1]).mean(-1),
     )
 
 

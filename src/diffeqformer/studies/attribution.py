@@ -12,6 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -177,13 +178,22 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion){more}."
     if not at:
         return said
-    names = {"occlusion": "occlusion", "Lyapunov, end-to-end": "end-to-end exponents", "attention": "attention"}
-    places = {words: int(np.nanargmax(scores[name][:at])) for name, words in names.items()}
     token = lambda place: f"token {place}, “{tokens[place]}”"
-    effect = scores["occlusion"][places["occlusion"]]
-    first = f"occlusion puts {token(places['occlusion'])} first ({effect:.2g} nats)"
-    others = [f"{words} {token(place)}" for words, place in list(places.items())[1:]]
-    return f"{said} Of the tokens before token {at} {first}, {' and '.join(others)}."
+    first = int(np.nanargmax(scores["occlusion"][:at]))
+    names = {"Lyapunov, end-to-end": "end-to-end exponents", "attention": "attention"}
+    places: dict[int, list[str]] = {}
+    for name, words in names.items():
+        places.setdefault(int(np.nanargmax(scores[name][:at])), []).append(words)
+    before = [] if first == best else [f"occlusion puts {token(first)} first ({scores['occlusion'][first]:.2g} nats)"]
+    for place, methods in places.items():
+        effect = scores["occlusion"][place]
+        does = f"lowers log p by {effect:.2g}" if effect > 0 else f"raises log p by {-effect:.2g}: it speaks against it"
+        put = f"{join(methods)} {'puts' if methods == ['attention'] else 'put'}"
+        if place == first:
+            before.append(f"{put} token {place} first")
+        else:
+            before.append(f"{put} {token(place)} first, whose replacement {does}")
+    return f"{said} Of the tokens before token {at} {'; '.join(before)}."
 
 
 def trust(found: "Faithfulness", length: int) -> Table:

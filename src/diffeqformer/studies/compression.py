@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST = 8
 """Sizes at most, evenly spread."""
+OF_USE = 0.25
+"""By how much of its perplexity a smaller model may be worse and still be of use."""
 LEVEL = 0.01
 """Of perplexity: ways that are nearer than this to each other are called level."""
 WAYS = {
@@ -124,12 +126,12 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     arrays = {name: np.asarray([row[name] for row in found]) for name in names}
     return Result(
         "compression",
-        "Is a model made smaller over depth, or within layers?",
+        "Which costs less: layers that share their parameters, or layers of lower rank?",
         (
             headline(found, known),
             f"A share of K/{known['layers']} keeps as many of the blocks' parameters as K of the {known['layers']} "
-            "layers have. Solid lines share over depth: all layers are made of a few. Dashed lines keep every layer, "
-            "each with matrices of lower rank.",
+            "layers have. Solid lines share over depth: layers are made of a few, or of their mean and corrections. "
+            "Dashed lines keep every layer apart, each with matrices of lower rank.",
         ),
         (table(found, known),),
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
@@ -158,9 +160,18 @@ def notes(layers: int, about: str) -> tuple[str, ...]:
 
 
 def headline(found: Sequence[Values], known: Values) -> str:
-    """The best way over depth and the best within layers, at the smallest size, where ways differ most."""
-    size = min(row["size"] for row in found)
+    """The best way over depth and the best within layers, at the smallest size at which a model is still of use.
+
+    If there is none, at the largest size that was tried, of which it is said.
+    """
     loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
+    of_use = {row["size"] for row in found if loss(row) <= known["original"] + np.log1p(OF_USE)}
+    size = min(of_use) if of_use else max(row["size"] for row in found)
+    within_reach = (
+        f"the smallest size at which any of them stays within {percent(OF_USE)} of the whole model's perplexity"
+        if of_use
+        else f"the largest size that was tried (none keeps the perplexity within {percent(OF_USE)})"
+    )
     at = {row["way"]: loss(row) for row in found if row["size"] == size}
     over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:-2], list(WAYS)[-2:]))
     said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
@@ -185,8 +196,9 @@ def headline(found: Sequence[Values], known: Values) -> str:
         by = " or ".join(name for name in WAYS.values() if name in best)
         otherwise += f" With {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
     return (
-        f"With {size}/{known['layers']} of the blocks' parameters {better}: perplexity {said(within)} within layers, "
-        f"{said(over)} at best over depth, {perplexity(float(np.exp(known['original'])))} whole.{otherwise}"
+        f"With {size}/{known['layers']} of the blocks' parameters, {within_reach}, {better}: perplexity "
+        f"{said(within)} within layers, {said(over)} at best over depth, "
+        f"{perplexity(float(np.exp(known['original'])))} whole.{otherwise}"
     )
 
 

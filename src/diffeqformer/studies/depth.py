@@ -184,25 +184,31 @@ def finding(curve: "DepthCurve") -> str:
     place = "there" if alone else f"at {curve.own}"
     start = f"{curve.name}, trained at {trained}, has perplexity {perplexity(own)} {place}"
     others = {steps: found.perplexity / own for steps, found in curve.points.items() if steps != curve.own}
-    if not others:
-        return f"{start}."
+    seen = {steps: ratio for steps, ratio in others.items() if steps in curve.trained_at}
+    unseen = {steps: ratio for steps, ratio in others.items() if steps not in seen}
+    if alone:
+        return f"{start}; without fine-tuning it is {_beside(unseen)}." if unseen else f"{start}."
+    end = f" At depths that it was not trained at it is {_beside(unseen)}." if unseen else ""
+    return f"{start}; it is {_beside(seen, each=True)}.{end}" if seen else f"{start}.{end}"
+
+
+def _beside(others: dict[int, float], *, each: bool = False) -> str:
+    """How much higher than at the model's own depth perplexity is at others, by ratio; `each`, or the ends alone."""
     ratios = {steps: ratio for steps, ratio in others.items() if finite(ratio)}
     near = [steps for steps, ratio in ratios.items() if ratio <= 1 + NEAR]
-    far = {steps: ratio for steps, ratio in ratios.items() if steps not in near}
-    failed = [steps for steps in others if steps not in ratios]
+    far = sorted((steps for steps in ratios if steps not in near), key=ratios.__getitem__)
     parts = []
     if near:
-        rise = max(ratios[steps] for steps in near) - 1
-        parts.append(f"{_rise(rise) if rise >= 0.0005 else 'no'} higher at {_list(near)}")
+        rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
+        within = f"within {_percent(max(rise, -fall))}" if fall > -NEAR else f"at most {_percent(rise)} higher"
+        parts.append(f"{within if max(rise, -fall) >= 0.0005 else 'no higher'} at {_list(near)}")
     if far:
-        least, most = min(far, key=far.__getitem__), max(far, key=far.__getitem__)
-        span = f"{_higher(far[least])} at {_steps(least)}"
-        parts.append(span + (f" and up to {_higher(far[most])} at {_steps(most)}" if most != least else ""))
-    if failed:
+        told = far if each or len(far) < 3 else [far[0], far[-1]]
+        up = " and up to " if len(told) < len(far) or not each else ", "
+        parts.append(up.join(f"{_higher(ratios[steps])} at {_steps(steps)}" for steps in told))
+    if failed := [steps for steps in others if steps not in ratios]:
         parts.append(f"not finite at {_list(failed)}")
-    unseen = [steps for steps in others if steps not in curve.trained_at]
-    end = f" Not trained: {_list(unseen)}." if unseen and not alone else ""
-    return f"{start}; without fine-tuning it is {join(parts)}.{end}"
+    return join(parts)
 
 
 def lowest(curve: "DepthCurve") -> str:
@@ -318,8 +324,8 @@ def _list(steps: list[int]) -> str:
     return f"{join([str(one) for one in steps])} step{'' if steps == [1] else 's'}"
 
 
-def _rise(part: float) -> str:
-    return f"at most {100 * part:.1f}\u00a0%"
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f}\u00a0%"
 
 
 def _higher(ratio: float) -> str:

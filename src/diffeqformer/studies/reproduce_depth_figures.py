@@ -48,11 +48,7 @@ def result_of(
 
     **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
     """
-    caption = (
-        "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint. Hollow "
-        "marks: a model of its own for each depth. Small dots are seeds."
-    )
-    figures = [both_widths("depth-loss", caption, by_steps, records, "loss")]
+    figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
     tables = [judgement(records), _table("Loss (nats) by number of steps", records, "loss")]
     if puzzle(records):
         reached = f"The most hops up to which {percent(RIGHT)} of all answers are right."
@@ -65,6 +61,23 @@ def result_of(
         (*tables, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])), tuple(figures),
         arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
     )  # fmt: skip
+
+
+def caption_of(records: Sequence[Record]) -> str:
+    """What is drawn of what there is."""
+    said = "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint."
+    said += " Hollow marks: a model of its own for each depth." if any(r["kind"] in ALONE for r in records) else ""
+    said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
+    beyond = [f"{y:.2f} at {n}" for n, y in means(records, "elastic").items() if y > _frame(records)[1]]
+    return said + (f" Above the frame: {join(beyond)}." if beyond else "")
+
+
+def _frame(records: Sequence[Record]) -> tuple[float, float]:
+    """Losses that are drawn: a reading far from what was trained would hide the rest."""
+    best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
+    seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
+    top = min(max(seen, default=1.0), best + 1.5) * 1.02
+    return best - 0.05 * (top - best), top
 
 
 def puzzle(records: Sequence[Record]) -> bool:
@@ -113,11 +126,8 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
         alone = {r["steps"] for r in records if r["kind"] in ALONE}
         steps_axis(axis, {r["steps"] for r in records}, alone, width, logarithmic=True)
         axis.set_ylabel("validation loss (nats)" if what == "loss" else "hops answered")
-        if what == "loss":  # a reading far from what was trained would hide the rest
-            best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
-            seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
-            top = min(max(seen, default=1.0), best + 1.5) * 1.02
-            axis.set_ylim(best - 0.05 * (top - best), top)
+        if what == "loss":
+            axis.set_ylim(*_frame(records))
         legend(figure, handles, names, width)
     return figure
 
@@ -134,7 +144,7 @@ def judgement(records: Sequence[Record]) -> Table:
     rows = (
         *_reaches(records), _deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records)
     )  # fmt: skip
-    return Table("Marks", ("mark", "found", "verdict"), tuple(row for row in rows if row))
+    return Table("Criteria set before the runs", ("criterion", "found", "verdict"), tuple(row for row in rows if row))
 
 
 def _reaches(records: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -249,10 +259,8 @@ def _equivalent(records: Sequence[Record]) -> list[Table]:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """What the harshest reader would grant: how many marks hold, and where the elastic model stands at its deepest."""
-    marks = judgement(records).rows
-    hold = sum(row[2] == "holds" for row in marks)
-    said = f"{hold} of {len(marks)} marks hold."
+    """What the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
+    said = _verdicts(judgement(records).rows)
     what = "reach" if puzzle(records) else "loss"
     elastic = means(records, "elastic", what)
     if not elastic:
@@ -263,7 +271,23 @@ def headline(records: Sequence[Record]) -> str:
         return f"One checkpoint answers {ends} steps, most at {most}. {said}"
     best = min(elastic, key=lambda steps: elastic[steps])
     ends = join([f"{elastic[steps]:.3f} at {steps}" for steps in (1, 2, 4, 8, 16) if steps in elastic])
-    return f"One checkpoint has a loss of {ends} steps, lowest at {best}. {said}"
+    flat = min(
+        steps for steps in elastic if all(elastic[n] <= elastic[best] + RISE for n in elastic if steps <= n <= best)
+    )
+    lowest = f"lowest at {best}" + (f", from {flat} on within {100 * RISE:.1f} % of that" if flat < best else "")
+    return f"One checkpoint has a loss of {ends} steps, {lowest}. {said}"
+
+
+def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
+    """How many criteria hold, and what fails, with what was found."""
+    of = lambda word: [row for row in rows if row[2] == word]
+    said = [f"{len(of('holds'))} hold{'s' * (len(of('holds')) == 1)}"]
+    if failed := of("fails"):
+        why = "; ".join(f"{mark}: {found}" for mark, found, _ in failed)
+        said.append(f"{len(failed)} fail{'s' * (len(failed) == 1)} ({why})")
+    if untested := of("untested"):
+        said.append(f"{len(untested)} {'is' if len(untested) == 1 else 'are'} untested")
+    return f"Of {len(rows)} criteria set before the runs {join(said)}."
 
 
 def _table(caption: str, records: Sequence[Record], what: str) -> Table:
@@ -297,9 +321,14 @@ def _compute(records: Sequence[Record]) -> Table:
 
 def _terms(records: Sequence[Record]) -> str:
     seeds = len({r["seed"] for r in records})
+    same = (
+        "; those called `same compute` see more or fewer, so that their NFE (evaluations of the field on the tokens of "
+        "an update, over all updates) is that of the elastic model"
+        if any(r["kind"].endswith(SAME_COMPUTE) for r in records)
+        else ""
+    )
     return (
-        f"All models see the same batches in the same order{'' if seeds == 1 else f', with {seeds} seeds'}; those "
-        "called `same compute` see more or fewer, so that their NFE (evaluations of the field on the tokens of an "
-        "update, over all updates) is that of the elastic model. Marks are about perplexity, the exponential of the "
-        "loss, and were written before the runs."
+        f"All models see the same batches in the same order{'' if seeds == 1 else f', with {seeds} seeds'}{same}. "
+        "Criteria are about perplexity, the exponential of the loss. Energy is the share of the weights' squared "
+        "length over depth that is not that of their mean."
     )

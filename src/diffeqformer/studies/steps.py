@@ -116,8 +116,8 @@ def result(
             "The prediction after a step is the final norm and the head on the state there (the logit lens): a stop on "
             "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). Energy is the "
             "share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
-            "constant weights. The effective rank over depth runs from 1, constant weights up to a factor, to the "
-            "number of steps.",
+            "constant weights, about 1 − 1/steps for layers that have nothing in common; a mean over matrices. The "
+            "effective rank over depth runs from 1, constant weights up to a factor, to the number of steps.",
             *([tuned_finding(found, tuned)] if tuned else []),
         ),
         (by_step(found, tuned=tuned), by_matrix(found)),
@@ -153,7 +153,19 @@ def headline(found: "Participation") -> str:
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
             f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
         )
-    return f"{used}{alone}; {100 * energy:.0f} % of the weights' energy is change over depth (mean over matrices)."
+    return f"{used}{alone}. {spelling(found)}{100 * energy:.0f} % of the weights' energy is change over depth."
+
+
+def spelling(found: "Participation") -> str:
+    """Until which step the reading is no prediction yet, and how often it is the token that was just read."""
+    last = found.worse_than_even
+    if not last or not found.echo.size:
+        return ""
+    return (
+        f"Read this way, the first {last} are worse than even odds ({found.even:.2f} nats): the state still names the "
+        f"token that it read, at {100 * found.echo[1]:.0f} % of the positions after step 1, "
+        f"{100 * found.echo[last]:.0f} % after step {last} and {100 * found.echo[-1]:.0f} % in the end. "
+    )
 
 
 def losses_caption(found: "Participation") -> str:
@@ -161,6 +173,7 @@ def losses_caption(found: "Participation") -> str:
     return (
         f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
         "the last: the prediction after every step, and its KL divergence from the last one."
+        + (" Dotted: even odds for every token." if found.worse_than_even else "")
     )
 
 
@@ -227,8 +240,11 @@ def by_matrix(found: "Participation") -> Table:
 
 
 def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: float) -> "Figure":
-    """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given."""
-    from diffeqformer.report.figures import drawing, legend, look
+    """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given.
+
+    Dotted: the loss of even odds, where the way goes through it.
+    """
+    from diffeqformer.report.figures import INK, drawing, legend, look
 
     steps = np.arange(len(found.loss))
     with drawing(width, *((6.4, 2, 1) if width < 5 else (3.4, 1, 2))) as (figure, axes):
@@ -239,6 +255,8 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
             if tuned is not None:
                 lines += axis.plot(steps, tuned[index], **look(1))
             axis.set(xlabel="steps taken", ylabel=name, ylim=(0, None))
+            if index == 0 and found.worse_than_even:
+                axis.axhline(found.even, color=INK, linewidth=0.8, linestyle=":")
             axis.xaxis.get_major_locator().set_params(integer=True)
         if tuned is not None:
             legend(figure, lines, ["logit lens", "tuned lens"], width)
