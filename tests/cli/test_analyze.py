@@ -124,7 +124,9 @@ def test_all_analyses_read_one_text_and_are_linked_by_one_page(call, place, tmp_
     assert len(tokens) == len(told["analyses"]["steps"]["ids"])
     assert len(told["analyses"]["clusters"]["depths"]) == 4  # depth 0 and 3 steps
     page = (tmp_path / "all" / "index.html").read_text()
-    assert "The text of lyapunov" in page and "<b>cat" not in page and "<b>induction</b> cannot be made" in page
+    assert (
+        "can be chosen: lyapunov opens" in page and "<b>cat" not in page and "<b>induction</b> cannot be made" in page
+    )
     assert "Not made yet: spectra, attribution, compression." in page
     for name in told["analyses"]:
         assert f'<a href="{name}/index.html">{name}</a>' in page

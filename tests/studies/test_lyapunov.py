@@ -30,7 +30,7 @@ def test_scores_stand_at_their_tokens_with_their_errors(width):
             np.testing.assert_allclose(third[:, 1], [scores[2] - 0.05, scores[2] + 0.05])
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     if width > 5:
-        assert labels == ["$a$", "_b", "<c>"] and "$a$" in save(figure, "svg").decode()
+        assert labels == ["0 $a$", "1 _b", "2 <c>"] and "0 $a$" in save(figure, "svg").decode()
     else:
         assert figure.axes[-1].get_xlabel() == "position of the input token"
 
@@ -42,19 +42,21 @@ def test_a_long_text_has_positions_instead_of_pieces():
 
 def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
-    assert headline(tokens, 2, "end-to-end, growth", exponents) == (
-        "By end-to-end, growth, the output at token 2, “c”, is most sensitive to token 0, “a”, of those before it: a "
-        "small change there arrives 2 times as large, one at token 2 itself 8.1e+03 times."
+    assert headline(tokens, 2, "end-to-end, growth", exponents, None, 1.5) == (
+        "The state at token 2, “c”, is most sensitive to token 0, “a”, of those before it (end-to-end growth): a small "
+        "change there arrives 2 times as large, one at token 2 itself 8.1e+03 times, where states themselves become "
+        "1.5 times as large."
     )
 
 
 def test_tokens_within_two_standard_errors_of_the_first_are_told():
     exponents, error = np.array([1.0, 0.95, 0.5, 3.0]), np.array([0.02, 0.02, 0.02, 0.1])
-    said = headline(("a", "b", "c", "d"), 3, "growth", exponents, error)
-    assert "to token 0, “a”, of those before it (1 other within two standard errors): a small" in said
-    assert "others" in headline(("a", "b", "c", "d"), 3, "growth", exponents, 10 * error)
-    assert "errors" not in headline(("a", "b", "c", "d"), 3, "growth", exponents, error / 10)
-    assert "errors" not in headline(("a", "b", "c", "d"), 3, "growth", exponents)
+    of = lambda exponents, error: headline(tuple("abcdef"), len(exponents) - 1, "growth", exponents, error, 1.0)
+    said = of(exponents, error)
+    assert "to token 0, “a”, of those before it (growth; token 1, “b” within two standard errors): a small" in said
+    assert "(growth; token 1, “b” and token 2, “c” within two" in of(exponents, 10 * error)
+    assert "errors" not in of(exponents, error / 10) + of(exponents, None)
+    assert "(growth; 3 others within" in of(np.array([1.0, 0.95, 0.97, 0.99, 3.0]), np.full(5, 0.1))
 
 
 def test_what_is_drawn_is_the_last_output_up_to_itself():

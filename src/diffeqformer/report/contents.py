@@ -68,9 +68,11 @@ def write_contents(
         if made
         else "No analysis was made of it yet."
     )
+    lead = [seen.headline for name, _, _, seen in found if name == "depth" and seen.headline]
     run = make.removeprefix("diffeqformer analyze all ")
     values = {
-        "title": title, "name": "contents", "findings": (said,), "entries": entries, "make": make, "images": "'self'",
+        "title": title, "name": "contents", "findings": (*lead, said), "entries": entries, "make": make,
+        "images": "'self'",
         "explore": f"diffeqformer explore {run}" if run != make else "",
         "texts": texts_of((name, seen) for name, _, _, seen in found),
         "refused": {name: why for name, why in (refused or {}).items() if name not in there},

@@ -1,5 +1,6 @@
 """`diffeqformer analyze clusters`: do tokens gather as depth goes on, in simulations and in a model?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -315,36 +316,35 @@ def ends_of_states(start: Values, end: Values, share: str) -> str:
 
 
 def gathering(rows: Sequence[Values], share: str, texts: int) -> str:
-    """Whether tokens gather: both in direction (energy) and in the shape of the cloud (clusters), by more than 10 %.
-
-    Where the energy is at some depth higher, or lower, than at both ends by more than that, they turn there.
-    """
-    start, end = rows[0], rows[-1]
-    energies = [row["energy"] for row in rows]
+    """Whether tokens gather, by a tenth of the energy's range (direction) and of the clusters (the cloud's shape); or
+    turn, where the energy is higher, or lower, than at both ends by more than that."""
+    start, end, energies = rows[0], rows[-1], [row["energy"] for row in rows]
     read = "One text was read." if texts == 1 else f"{texts} texts were read."
     highest, lowest = energies.index(max(energies)), energies.index(min(energies))
-    risen = energies[highest] > 1.1 * max(start["energy"], end["energy"])
-    fallen = energies[lowest] < 0.9 * min(start["energy"], end["energy"])
-    if risen or fallen:
+    tenth = 0.1 * (math.e / 2 - 0.5)  # from right angles to one direction
+    risen = energies[highest] > max(energies[0], energies[-1]) + tenth
+    if risen or energies[lowest] < min(energies[0], energies[-1]) - tenth:
         turn, before, after = (highest, "gather", "scatter") if risen else (lowest, "scatter", "gather")
         return (
             f"Tokens {before} in direction up to step {turn} of {len(rows) - 1} (interaction energy "
             f"{energies[turn]:.3f}), and {after} after it. {read}"
         )
-    energy, clusters = end["energy"] / start["energy"], end["clusters"][share] / start["clusters"][share]
-    if energy > 1.1 and clusters < 0.9:
+    energy, clusters = energies[-1] - energies[0], end["clusters"][share] / start["clusters"][share]
+    if energy > tenth and clusters < 0.9:
         return f"Tokens gather{_back(energies, highest, 'scatter')}. {read}"
-    if energy < 0.9 and clusters > 1.1:
+    if energy < -tenth and clusters > 1.1:
         return f"Tokens scatter{_back(energies, lowest, 'gather')}. {read}"
-    return f"Tokens do not clearly gather or scatter. {read}"
+    return (
+        f"Tokens do not clearly gather or scatter: the interaction energy goes from {energies[0]:.3f} to "
+        f"{energies[-1]:.3f}, clusters from {start['clusters'][share]:.0f} to {end['clusters'][share]:.0f}. {read}"
+    )
 
 
 def _back(energies: Sequence[float], turn: int, other: str) -> str:
     """That they do so up to a step, if after it more than a tenth of the way is gone back."""
     way, back = energies[turn] - energies[0], energies[turn] - energies[-1]
-    if not back / way > 0.1:
-        return ""
-    return (
+    said = (
         f" up to step {turn} of {len(energies) - 1} (interaction energy {energies[0]:.3f} to {energies[turn]:.3f}), "
         f"and {other} a little after it (to {energies[-1]:.3f})"
     )
+    return said if back / way > 0.1 else ""

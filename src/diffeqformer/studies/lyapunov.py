@@ -9,6 +9,7 @@ import tyro
 from diffeqformer.config.bounds import SIZES, UINT32, require_bounds, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -103,10 +104,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     name = [*parts][-1]
     errors = [None] * len(outputs) if probed is None else probed.error
     rows = zip(outputs, scores[name], errors, strict=True)
-    headlines = tuple(headline(tokens, at, name, row, error) for at, row, error in rows)
+    headlines = tuple(headline(tokens, at, name, row, error, end / first) for at, row, error in rows)
     return Result(
         "lyapunov",
-        "Which tokens is a prediction sensitive to?",
+        "Which tokens is an output's state sensitive to?",
         (
             headlines[-1],
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
@@ -116,8 +117,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
             "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
             "importance: `analyze attribution --faithfulness` tests what they explain.",
-            f"States themselves become {end / first:.2g} times as large on the way (root mean square over tokens): "
-            "what grows less than that becomes smaller beside them.",
+            "States grow, too (root mean square over tokens): a change that grows less than they do becomes smaller "
+            "beside them.",
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
@@ -134,23 +135,27 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def headline(
-    tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray, error: np.ndarray | None = None
+    tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray, error: np.ndarray | None, growth: float
 ) -> str:
-    """To which token before it an output is most sensitive, and how much a small change there grows.
+    """To which token before it an output's state is most sensitive, and how much a small change there grows.
 
-    **Arguments:** `error`, standard errors of the `exponents`: tokens within two of the first are tied with it.
+    **Arguments:** `error`, standard errors of the `exponents`: tokens within two of the first are tied with it;
+    `growth`, of the states themselves.
     """
+    method = name.replace(", ", " ")
     if not output:
-        return f"The output at token 0, “{tokens[0]}”, has no token before it ({name} {exponents[0]:.2g})."
+        return f"The output at token 0, “{tokens[0]}”, has no token before it ({method} {exponents[0]:.2g})."
+    token = lambda place: f"token {place}, “{tokens[place]}”"
     before = np.nan_to_num(exponents[:output], nan=-np.inf)
     best = int(np.argmax(before))
     near = 0.0 if error is None else 2 * np.nan_to_num(np.hypot(error[:output], error[best]))
-    tied = int((before >= before[best] - near).sum()) - 1
-    beside = f" ({tied} other{'s' * (tied > 1)} within two standard errors)" if tied else ""
+    tied = [int(place) for place in np.flatnonzero(before >= before[best] - near) if place != best]
+    named = f"{len(tied)} others" if len(tied) > 2 else join(list(map(token, tied)) or [""])
+    beside = f"; {named} within two standard errors" if tied else ""
     return (
-        f"By {name}, the output at token {output}, “{tokens[output]}”, is most sensitive to token {best}, "
-        f"“{tokens[best]}”, of those before it{beside}: a small change there arrives {np.exp(before[best]):.2g} times "
-        f"as large, one at token {output} itself {np.exp(exponents[output]):.2g} times."
+        f"The state at {token(output)}, is most sensitive to {token(best)}, of those before it ({method}{beside}): a "
+        f"small change there arrives {np.exp(before[best]):.3g} times as large, one at token {output} itself "
+        f"{np.exp(exponents[output]):.3g} times, where states themselves become {growth:.3g} times as large."
     )
 
 

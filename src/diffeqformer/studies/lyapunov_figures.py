@@ -32,7 +32,7 @@ def token_exponents(
             axis.set_ylabel(label)
             axis.margins(x=0.02)
         if few:
-            pieces = [clean(token)[:14] for token in tokens]
+            pieces = [f"{place} {clean(token)[:14]}" for place, token in enumerate(tokens)]
             axes[-1].set_xticks(x, pieces, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
         else:
             axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
