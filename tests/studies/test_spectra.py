@@ -29,6 +29,7 @@ from diffeqformer.studies.spectra_figures import (
     real_parts,
     summaries,
 )
+from diffeqformer.studies.steps import digits
 from tests.models import TINY, model_of
 from tests.studies.pictures import WIDTHS, blue_is_high, green_is_early, points
 
@@ -179,7 +180,7 @@ def test_the_second_model_is_drawn_beside_the_first():
 def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
-    assert f"QK {first:.3g} → {last:.3g}" in change([("m", found)], RADIUS, "{:.3g}".format)
+    assert f"QK {first:#.3g} → {last:#.3g}" in change([("m", found)], RADIUS, digits)
     grown = {pair: (ends_of(found, pair, RADIUS)[1] > ends_of(found, pair, RADIUS)[0]).sum() for pair in ("QK", "OV")}
     assert by_head(found).endswith(f"it grows in QK in {grown['QK']} of 2 heads and OV in {grown['OV']} of 2 heads.")
     said = notes([("m", found)], (), {}, fold_norm=True, seed=3)
@@ -228,21 +229,22 @@ def test_the_headline_tells_what_turns_between_the_first_step_and_the_last():
     assert headline(found) == (
         "From the first step to the last the eigenvalues of QK (which tokens heads look at) turn from mostly negative "
         "to mostly positive real parts (25 % positive to 69 %) and the largest absolute eigenvalue of QK hardly "
-        "changes, of OV (what heads copy from the tokens they look at) goes 8 → 0.2 at step 3 → 1 and of FF (the "
-        "feed-forward block) grows by a factor of 2."
+        "changes, of OV (what heads copy from the tokens they look at) goes 8.00 → 0.200 at step 3 → 1.00 and of FF "
+        "(the feed-forward block) grows by a factor of 2."
     )
     assert change([("m", found)], SHARE, percent).endswith(
         "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."
     )
     found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
-    assert "0.2 at t = 0.75" in headline(found)
+    assert "0.200 at t = 0.75" in headline(found)
     assert by_head(found) == ""
 
 
 @pytest.mark.parametrize(
     ("values", "what", "places"),
     [
-        ([1.0, 2.0, 0.5, 3.0], RADIUS, [2]), ([1.0, 4.0, 0.5, 3.0], RADIUS, [1, 2]), ([1.0, 3.5, 0.9, 3.0], RADIUS, []),
+        ([1.0, 2.0, 0.5, 3.0], RADIUS, [2]), ([1.0, 4.0, 0.5, 3.0], RADIUS, [1, 2]),
+        ([1.0, 3.2, 0.95, 3.0], RADIUS, []),
         ([0.5, 0.35, 0.7, 0.55], SHARE, [1, 2]), ([0.5, 0.45, 0.6, 0.55], SHARE, []), ([2.0], RADIUS, []),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import join, percent
 from diffeqformer.studies.inputs import OfRun, whole_numbers
+from diffeqformer.studies.steps import digits
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         (
             headline(models[0][1]),
             change(models, SHARE, percent),
-            change(models, RADIUS, "{:.3g}".format) + by_head(models[0][1]),
+            change(models, RADIUS, digits) + by_head(models[0][1]),
         ),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
@@ -220,13 +221,13 @@ def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) 
 
 
 def turns(values: "np.ndarray", what: str) -> list[int]:
-    """Where a summary is lowest or highest on its way, if that is far beyond both ends: by a quarter of a size, by a
-    tenth of all for a share."""
+    """Where a summary is lowest or highest on its way, if that is beyond both ends by a tenth: of a size, or of all for
+    a share."""
     from diffeqformer.analysis.spectra import RADIUS
 
     least, largest = int(values.argmin()), int(values.argmax())
     low, high = sorted((values[0], values[-1]))
-    down, up = (low / 1.25, high * 1.25) if what == RADIUS else (low - 0.1, high + 0.1)
+    down, up = (low / 1.1, high * 1.1) if what == RADIUS else (low - 0.1, high + 0.1)
     return sorted(place for place, far in {least: values[least] < down, largest: values[largest] > up}.items() if far)
 
 
@@ -255,7 +256,7 @@ def _moves(found: "Spectra", pair: str, what: str, told: bool) -> str:
     growth = float(_growth(values[[0, -1]]))
     of = f"{pair} ({WHAT[pair]})" if told else pair
     if turns(values, what):
-        return f"of {of} goes {path(found, pair, what, '{:.3g}'.format)}"
+        return f"of {of} goes {path(found, pair, what, digits)}"
     if abs(growth) < LEVEL:
         return f"of {of} hardly changes"
     return f"of {of} {'grows' if growth > 0 else 'shrinks'} by a factor of {np.exp(abs(growth)):.3g}"

@@ -234,8 +234,9 @@
     window.addEventListener("resize", linked);
 
     for (const part of section.querySelectorAll(".controls, .scale, .keys")) part.hidden = false;
-    const shared = outputs.indexOf(Number(/^#token=(\d+)$/.exec(location.hash)?.[1] ?? -1));
-    if (shared >= 0) choose(shared);
+    const asked = () => outputs.indexOf(Number(/^#token=(\d+)$/.exec(location.hash)?.[1] ?? -1));
+    window.addEventListener("hashchange", () => { if (asked() >= 0) choose(asked()); });
+    if (asked() >= 0) choose(asked());
     else draw();
     rove(outputs[row]);
   };
