@@ -18,7 +18,8 @@ def test_spectra_of_two_runs_side_by_side(place, call):
     assert (folder / "flow-ov.svg").is_file() and (folder / "flow-ov-against.svg").is_file()
     page = (folder / "index.html").read_text(encoding="utf-8")
     assert (
-        page.count('class="narrow"') == 4 + 1 + 6 and "Share of positive real parts from the first step to the last" in page
+        page.count('class="narrow"') == 4 + 1 + 6
+        and "Share of positive real parts from the first step to the last" in page
     )
     arrays = np.load(folder / "spectra.npz")
     assert arrays["QK_eigenvalues"].dtype == complex and arrays["FF_4_eigenvalues"].shape[-1] == 4

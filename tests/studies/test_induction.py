@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.induction import INFERENCE, TESTS, Correlation, Induction
-from diffeqformer.studies.induction import findings, strongest
+from diffeqformer.studies.induction import about, notes, strongest
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, green_is_early, points, title
 
@@ -61,4 +61,5 @@ def test_the_strongest_heads_come_first_and_the_verdict_is_the_headline(found):
     rows = strongest(found, most=4).rows
     step, head = np.unravel_index(found.behaviours["prefix matching"].argmax(), (3, 2))
     assert rows[0][0] == f"step {step + 1}, head {head}" and len(rows) == 4
-    assert findings("runs/x", found)[0] == found.verdict()
+    assert about("runs/x", found).startswith("runs/x: 32 sequences of 25 random tokens, each 4 times")
+    assert "0.040 for a head that looks everywhere alike" in notes(found.chance)[0]

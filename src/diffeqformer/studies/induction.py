@@ -51,7 +51,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return Result(
         "induction",
         "Are there induction heads?",
-        findings(str(opened.folder), found),
+        (found.verdict(), about(str(opened.folder), found)),
         (found.table(), strongest(found), strongest(found, "copying", 5)),
         (
             both_widths("induction-maps", maps, draw.induction_maps, found),
@@ -68,18 +68,24 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "spectra": {name: values.tolist() for name, values in found.summaries.items()},
             "correlations": [asdict(one) for one in found.correlations],
         },
+        notes=notes(found.chance),
         folder=folder,
     )
 
 
-def findings(name: str, found: "Induction") -> tuple[str, ...]:
-    """The verdict on the paper's inference, and how behaviours and spectra were measured."""
+def about(name: str, found: "Induction") -> str:
+    """What was read."""
     return (
-        found.verdict(),
         f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row; "
-        "mean loss of the first copy and of the later ones.",
+        "mean loss of the first copy and of the later ones."
+    )
+
+
+def notes(chance: float) -> tuple[str, ...]:
+    """How behaviours and spectra were measured; `chance`, prefix matching of a head that looks everywhere alike."""
+    return (
         "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
-        f"{found.chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
+        f"{chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
         "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
         "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: the same of what the head "
         "really gives, and of the token that comes next.",
