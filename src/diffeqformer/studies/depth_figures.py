@@ -1,6 +1,6 @@
 """Figures of quality against depth and against compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ from diffeqformer.report.figures import (
     log_axis,
     look,
     perplexity_scale,
+    spaced,
     steps_axis,
 )  # fmt: skip
 from diffeqformer.report.text import finite
@@ -56,9 +57,11 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     }
     stacked = width < 5
     height, shape = (6.2 + 0.2 * len(groups_of(curve)), (2, 1)) if stacked else (3.7, (1, 2))
+    first = {curve.own, *curve.trained_at}  # where numbers would stand on each other, trained depths have precedence
+    written = spaced({*curve.points}, first, 0.3 / (width if stacked else width / 2), logarithmic=True)
     with drawing(width, height, *shape, sharey=not stacked) as (figure, axes):
         for axis, (label, place) in zip(axes.flat, panels.items(), strict=True):
-            drawn = _draw(axis, curve, place, write_steps=True)
+            drawn = _draw(axis, curve, place, written)
             far = [x for x, _ in drawn]
             if far and max(far) > 3 * min(far) > 0:
                 log_axis(axis, "x", LogLocator(subs=(1, 2, 5)))
@@ -75,19 +78,24 @@ def _exit_look(curve: DepthCurve) -> dict[str, Any]:
     return {"color": color(len(groups_of(curve)) + 1), "marker": "x", "linestyle": "--", "zorder": 2.5}
 
 
-def _draw(axis: Axes, curve: DepthCurve, place: Place, *, write_steps: bool = False) -> list[tuple[float, float]]:
-    """Draw the curve and its marks; returns the points that could be drawn."""
+def _draw(
+    axis: Axes, curve: DepthCurve, place: Place, written: Sequence[int] | None = None
+) -> list[tuple[float, float]]:
+    """Draw the curve and its marks, the numbers of those steps that are `written` beside them, and of all marks.
+
+    **Returns:** the points that could be drawn.
+    """
     drawn = []
     line = [(place(steps, found), found.perplexity, steps) for steps, found in curve.points.items()]
     line = [point for point in line if finite(point[1])]
     xs, ys = [x for x, _, _ in line], [y for _, y, _ in line]
-    axis.plot(xs, ys, color=color(0), alpha=0.35 if write_steps else 1.0)  # faint below what is written
+    axis.plot(xs, ys, color=color(0), alpha=1.0 if written is None else 0.35)  # faint below what is written
     axis.plot(xs, ys, **look(0, linestyle="None"))
     for place_in_line, (x, y, steps) in enumerate(line):
         drawn.append((x, y))
         if steps in curve.trained_at:
             axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(0))
-        if write_steps:
+        if steps in (written or ()):
             around = ys[max(0, place_in_line - 1) : place_in_line + 2]
             _write(axis, str(steps), (x, y), color(0), (0, -9) if y == min(around) else (0, 7))
     for index, ((tuned, _), marks) in enumerate(groups_of(curve).items(), 1):
@@ -96,7 +104,7 @@ def _draw(axis: Axes, curve: DepthCurve, place: Place, *, write_steps: bool = Fa
             if finite(y):
                 drawn.append((x, y))
                 axis.plot([x], [y], linestyle="None", zorder=3, **_look(index, tuned))
-                if write_steps:
+                if written is not None:
                     _write(axis, str(mark.steps), (x, y), color(index), (7, 0))
     return drawn
 
