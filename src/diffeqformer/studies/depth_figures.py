@@ -70,6 +70,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             axis.margins(x=0.08)
             axis.set_xlabel(label)
             perplexity_scale(axis, [y for _, y in drawn], "perplexity" if axis in axes[:, 0] else "")
+            axis.margins(y=0.17)  # numbers below the lowest point
         _legend(figure, curve, width)
     return figure
 
