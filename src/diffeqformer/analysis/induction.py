@@ -160,7 +160,7 @@ class Induction:
             "rank correlation",
             "95 % interval",
             "among a step's heads",
-            "95 % interval ",
+            "95 % interval",
         )
         return Table(caption, columns, rows)
 
