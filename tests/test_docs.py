@@ -90,6 +90,7 @@ NOT_RUN_COMMANDS = {
 }
 """Commands, by their first words and an option."""
 SHORT = {
+    "quickstart": "--minutes 0.01",
     "sweep": "--updates 2",
     "train": "--trainer.updates 2",
     "finetune": "--trainer.updates 2",
@@ -102,7 +103,7 @@ SHORT = {
     "analyze compression": "--texts 4",
 }
 """What is added to make a command short."""
-RARE_SHORT = {"--faithfulness": "--faithfulness 2", "quickstart --minutes": "--minutes 0.01"}
+RARE_SHORT = {"--faithfulness": "--faithfulness 2"}
 
 
 def reason(words: list[str]) -> str | None:
@@ -118,7 +119,7 @@ def run_command(words: list[str]) -> None:
     """Run a `diffeqformer` command in this process, made short."""
     assert words[0] == "diffeqformer", words
     line = " ".join(words[1:])
-    added = next((more for start, more in SHORT.items() if line.startswith(f"{start} ")), "")
+    added = next((more for start, more in SHORT.items() if f"{line} ".startswith(f"{start} ")), "")
     added += next((f" {more}" for part, more in RARE_SHORT.items() if part in line), "")
     if line.startswith("train") and "--model.width" in line:
         added += " --model.width 32"
