@@ -156,10 +156,12 @@ def test_what_depth_alone_does_is_not_said_of_heads():
     seen = lambda c: replace(
         found, correlations=(c,), behaviours=found.behaviours | heads, loss_first=5.0, loss_later=1.0
     ).verdict()
-    assert "the inference is of depth, not of heads" in seen(one)
+    assert "the inference is shown over depth, and not of heads" in seen(one)
     assert "the inference is supported" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
     assert "the inference fails" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
     assert "do not tell which heads" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
+    heads = {"prefix matching": np.full((3, 1), 0.5)}
+    assert "supported" in seen(one) and "a step has one head" in seen(one)
 
 
 def test_what_copying_goes_with_is_told():

@@ -85,7 +85,11 @@ def test_steps_before_the_reading_is_a_prediction_are_told():
     first, second = loss_by_step(slow, width=8.0).axes
     assert [set(points(line)[:, 1]) for line in first.lines[1:]] == [{6.24}] and len(second.lines) == 1
     assert "even odds" in losses_caption(slow) and "even odds" not in losses_caption(FLAT)
-    assert "even odds" not in headline(replace(slow, even=np.nan)) + headline(replace(slow, echo=np.zeros(0)))
+    assert "even odds" not in headline(replace(slow, even=np.nan))
+    for other in (np.zeros(0), np.array([0.2, 0.1, 0.1, 0.1])):  # not known; a head that does not echo
+        assert "even odds (6.24 nats). 3 % of" in headline(replace(slow, echo=other))
+    late = replace(slow, loss=np.array([9.0, 5.0, 7.0, 3.0]))  # one step back is no beginning
+    assert late.worse_than_even == 0 and replace(slow, loss=np.full(4, 7.0)).worse_than_even == 3
 
 
 def test_tables_and_document_hold_the_numbers():

@@ -108,13 +108,18 @@ class Induction:
         found = self.inference
         (low, high), (least, largest) = found.interval, found.within_interval
         spread = f"rank correlation over heads and steps {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
-        among = f"among the heads of a step {found.within:+.2f}, {least:+.2f} to {largest:+.2f}"
-        if low > 0 and least > 0:
+        alone = self.behaviours["prefix matching"].shape[-1] == 1
+        among = (
+            "a step has one head"
+            if alone
+            else f"among the heads of a step {found.within:+.2f}, {least:+.2f} to {largest:+.2f}"
+        )
+        if low > 0 and (least > 0 or alone):
             return f"Heads with positive spectra match prefixes more: the inference is supported ({spread}; {among})."
         if low > 0:
             return (
                 "Steps with positive spectra match prefixes more, but within a step spectra do not clearly tell which "
-                f"heads do: the inference is of depth, not of heads ({spread}; {among})."
+                f"heads do: the inference is shown over depth, and not of heads ({spread}; {among})."
             )
         if high < 0:
             return f"Heads with positive spectra match prefixes less: the inference fails ({spread}; {among})."

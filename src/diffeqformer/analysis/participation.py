@@ -54,8 +54,8 @@ class Participation:
 
     @property
     def worse_than_even(self) -> int:
-        """The last step after which the prediction's loss is that of even odds or higher; 0 if there is none."""
-        return int(np.flatnonzero(np.append(True, self.loss[1:] >= self.even))[-1])
+        """How many first steps leave the prediction's loss at that of even odds or above."""
+        return int(np.argmin(np.append(self.loss[1:] >= self.even, False)))
 
     @property
     def settled(self) -> int:

@@ -187,7 +187,7 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     before = [] if first == best else [f"occlusion puts {token(first)} first ({scores['occlusion'][first]:.2g} nats)"]
     for place, methods in places.items():
         effect = scores["occlusion"][place]
-        does = f"lowers log p by {effect:.2g}" if effect > 0 else f"raises log p by {-effect:.2g}: it speaks against it"
+        does = f"raises log p by {-effect:.2g}: it speaks against it" if effect < 0 else f"lowers log p by {effect:.2g}"
         put = f"{join(methods)} {'puts' if methods == ['attention'] else 'put'}"
         if place == first:
             before.append(f"{put} token {place} first")

@@ -117,8 +117,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
             "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
             "importance: `analyze attribution --faithfulness` tests what they explain.",
-            "States grow, too (root mean square over tokens): a change that grows less than they do becomes smaller "
-            "beside them.",
+            "States change in size, too (root mean square over tokens): a change that grows less than they do becomes "
+            "smaller beside them.",
         ),
         (scores_table(caption, last, merged("columns"), tokens),),
         (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),

@@ -157,15 +157,17 @@ def headline(found: "Participation") -> str:
 
 
 def spelling(found: "Participation") -> str:
-    """Until which step the reading is no prediction yet, and how often it is the token that was just read."""
+    """Until which step the reading is no prediction yet, and, where it mostly is the token just read, how often."""
     last = found.worse_than_even
-    if not last or not found.echo.size:
+    if not last:
         return ""
-    return (
-        f"Read this way, the first {last} are worse than even odds ({found.even:.2f} nats): the state still names the "
-        f"token that it read, at {100 * found.echo[1]:.0f} % of the positions after step 1, "
-        f"{100 * found.echo[last]:.0f} % after step {last} and {100 * found.echo[-1]:.0f} % in the end. "
-    )
+    said = f"Read this way, the first {last} are worse than even odds ({found.even:.2f} nats)"
+    if found.echo.size and found.echo[1] > 0.5:
+        said += (
+            f": the state still names the token that it read, at {100 * found.echo[1]:.0f} % of the positions after "
+            f"step 1, {100 * found.echo[last]:.0f} % after step {last} and {100 * found.echo[-1]:.0f} % in the end"
+        )
+    return f"{said}. "
 
 
 def losses_caption(found: "Participation") -> str:
