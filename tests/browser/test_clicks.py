@@ -11,8 +11,9 @@ import pytest
 
 from diffeqformer.analysis.tables import scores_table
 from diffeqformer.report.contents import write_contents
-from diffeqformer.report.page import Animation, Cloud, TokenMap, write
+from diffeqformer.report.page import Animation, Cloud, TokenMap, both_widths, write
 from diffeqformer.report.table import Table
+from diffeqformer.studies.attribution_figures import occluded
 from tests.browser.driver import FLAGS, browser
 
 pytestmark = pytest.mark.browser
@@ -30,7 +31,8 @@ SEEN = """
       reading: document.querySelector(".reading").textContent, says: document.querySelector(".description").textContent,
       behind: document.querySelectorAll(".tokens .behind").length,
       picture: document.querySelector(".matrix canvas").toDataURL(),
-      hash: location.hash,
+      hash: location.hash, another: !document.querySelector(".another").hidden,
+      faded: getComputedStyle(document.querySelector("figure:has(.another) .wide")).opacity,
       moved: document.querySelector(".clouds canvas")?.toDataURL(), time: document.querySelector("output").textContent,
       sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth });
     const all = [seen("start")];
@@ -77,9 +79,11 @@ def page(tmp_path):
     table = Table(captions[-1], ("input", "attention"), [("as Python has it", "0")])
     path = np.random.default_rng(0).normal(size=(5, 6, 3))
     cloud = Animation("Points.", (Cloud("f", path, (0, 1, 2, 3, -1, -1)),), np.arange(5), "time")
+    drawn = both_widths("bars", "Of token 4.", occluded, TOKENS, SCORES[2], output=4)
     return write(
-        tmp_path / "page", "demo", "t", headlines[-1:], maps=(token_map,), tables=(table,), animations=(cloud,)
-    )
+        tmp_path / "page", "demo", "t", headlines[-1:],
+        maps=(token_map,), tables=(table,), animations=(cloud,), figures=(drawn,),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [1280, 500])  # a headless window is not narrower
@@ -106,6 +110,8 @@ def test_a_click_changes_the_map(page, tmp_path, width):
     assert click["picture"] != start["picture"]
     assert (start["headline"], start["table"]) == ("explained 4", ["scores of 4", "as Python has it0"])
     assert (click["headline"], click["table"]) == ("explained 1", ["scores of 1", "0 The0.1000", "1 ·cat0.9000"])
+    # A figure of the last output alone says so while another is chosen.
+    assert [(one["another"], one["faded"]) for one in (start, click)] == [(False, "1"), (True, "0.3")]
     assert (start["hash"], click["hash"]) == ("", "#token=1")
     assert "Output at token 1 ·cat, input token 0 The: 0.1000 (rank 2 of 2)." in hover["reading"]
     assert "gradient: −0.3000" in hover["reading"] and hover["picture"] != click["picture"]

@@ -106,6 +106,8 @@ def test_headline_follows_the_numbers():
         "Of 3 models, Vanilla GPT and DiffEqFormer share the lowest validation loss, 4.080 nats per token: "
         "0.320 below Shared weights."
     )
+    assert run_text.headline(models, 256).endswith("below Shared weights. Guessing every token uniformly has 5.545.")
+    assert run_text.headline(models[:1], 256).endswith("bits per byte. Guessing every token uniformly has 5.545.")
     models[1]["validation"]["loss"] = math.nan
     assert run_text.headline(models).endswith("Vanilla GPT did not reach a finite validation loss.")
     assert run_text.headline(models[1:2]) == "Vanilla GPT did not reach a finite validation loss."

@@ -69,6 +69,26 @@ def test_a_slower_machine_shortens_the_models_that_have_not_begun(clock):
     assert kept.changed(2) and len(kept.updates) == 2
 
 
+def test_a_faster_machine_takes_in_what_was_left_out(clock, monkeypatch):
+    timed = []
+    slow = {name: Cost(4 * cost.fixed, 4 * cost.update) for name, cost in zip("abc", COSTS, strict=True)}
+    monkeypatch.setattr(compare, "measure", lambda config, *_: timed.append(config.run) or slow[config.run])
+    kept = pace(ends=370.0)  # busy while it was measured: there is time for one
+    assert timed == ["a", "b"] and len(kept.updates) == 1 and kept.changed(0)
+    clock[0] += COSTS[0].fixed + COSTS[0].update * kept.updates[0]  # four times as fast
+    monkeypatch.setattr(
+        compare,
+        "measure",
+        lambda config, *_: timed.append(config.run) or dict(zip("abc", COSTS, strict=True))[config.run],
+    )
+    assert kept.changed(1) and timed == ["a", "b", "c"]
+    share = kept.updates[0] / WHOLE[0]
+    assert kept.updates[1:] == [int(share * whole) for whole in WHOLE[1:]]  # as many updates
+    assert clock[0] + needed(kept.updates) - needed(kept.updates[:1]) < 370.0
+    clock[0] = 360.0
+    assert kept.changed(2) and len(kept.updates) == 2  # and lets go of it when it becomes slow again
+
+
 def test_a_model_that_cannot_fit_is_not_even_timed(clock, monkeypatch):
     timed = []
     monkeypatch.setattr(compare, "measure", lambda config, *_: timed.append(config.run) or COSTS[0])

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from diffeqformer.analysis.faithfulness import METHODS, RANDOM, Faithfulness, interval
 from diffeqformer.studies.attribution import DESCRIPTIONS, headline, trust
-from diffeqformer.studies.attribution_figures import correlations, curves
+from diffeqformer.studies.attribution_figures import correlations, curves, occluded
 from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
 
 COUNTS = np.array([1, 2, 4])
@@ -52,6 +53,23 @@ def test_every_method_has_a_panel_of_its_own_beside_chance(found, width):
             assert hexed(line) == named[name]
             low, high = interval(values[:, own])
             np.testing.assert_allclose(band(axis.collections[index], 2), (low[1], high[1]))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_falls_are_bars_over_their_tokens_in_the_colours_of_their_signs(width):
+    (axis,) = occluded(("a", "$b", "c"), np.array([0.5, -0.25, 0.0]), width=width).axes
+    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axis.patches] == [
+        (0, 0.5),
+        (1, -0.25),
+        (2, 0),
+    ]
+    up, down = (to_rgb(bar.get_facecolor()) for bar in axis.patches[:2])
+    assert up[2] > up[0] and down[0] > down[2]  # blue speaks for the prediction, as in the map
+    assert axis.get_ylabel() == "fall of log p (nats)" and not axis.yaxis_inverted()
+    if width >= 5:
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["0 a", "1 $b", "2 c"]
+    else:
+        assert axis.get_xlabel() == "position of the input token"
 
 
 def test_every_method_is_described_and_ranked(found):

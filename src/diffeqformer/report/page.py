@@ -68,11 +68,15 @@ class Figure:
     figure: Drawing
     narrow: Drawing | None = None
     """The same for a phone; without it the figure can be scrolled sideways there."""
+    output: int | None = None
+    """The token whose output it shows: it fades while the reader of a token map has chosen another."""
 
 
-def both_widths(name: str, caption: str, draw: Callable[..., Drawing], *arguments: Any) -> Figure:
+def both_widths(
+    name: str, caption: str, draw: Callable[..., Drawing], *arguments: Any, output: int | None = None
+) -> Figure:
     """The figure that `draw(*arguments, width=...)` makes, for a desktop and for a phone."""
-    return Figure(name, caption, draw(*arguments, width=WIDE), draw(*arguments, width=NARROW))
+    return Figure(name, caption, draw(*arguments, width=WIDE), draw(*arguments, width=NARROW), output)
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,7 @@ def drawn(one: Figure) -> Document:
     return {
         "name": one.name,
         "caption": one.caption,
+        "output": one.output,
         "wide": Markup(svg(one.figure, f"{one.name}-wide", one.caption)),
         "narrow": one.narrow and Markup(svg(one.narrow, f"{one.name}-narrow", one.caption)),
     }

@@ -1,5 +1,6 @@
 """Sentences of a run's report, and what else is read off the entries of `results.json`."""
 
+import math
 from collections.abc import Sequence
 
 from diffeqformer.config import DepthConfig
@@ -10,11 +11,14 @@ Model = Document
 """An entry of the results' `models`."""
 
 
-def headline(models: Sequence[Model]) -> str:
-    """What was found, in one or two sentences: which model has the lowest validation loss, and by how much.
+def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
+    """What was found, in a few sentences: which model has the lowest validation loss, and by how much.
 
     Losses that are written alike count as a tie; models whose loss is not finite are named, not ranked.
+
+    **Arguments:** `vocabulary`, to say what guessing has.
     """
+    guess = f" Guessing every token uniformly has {nats(math.log(vocabulary))}." if vocabulary else ""
     ranked = sorted((m for m in models if finite(m["validation"]["loss"])), key=lambda m: m["validation"]["loss"])
     failed = [m["name"] for m in models if not finite(m["validation"]["loss"])]
     failure = f"{join(failed)} did not reach a finite validation loss." if failed else ""
@@ -26,7 +30,7 @@ def headline(models: Sequence[Model]) -> str:
         bits = best["bits_per_byte"]
         return (
             f"{ranked[0]['name']} reaches a validation loss of {written} nats per token: perplexity "
-            f"{perplexity(best['perplexity'])}{'' if bits is None else f', {nats(bits)} bits per byte'}."
+            f"{perplexity(best['perplexity'])}{'' if bits is None else f', {nats(bits)} bits per byte'}.{guess}"
         )
     leaders = [m["name"] for m in ranked if nats(m["validation"]["loss"]) == written]
     others = ranked[len(leaders) :]
@@ -35,7 +39,7 @@ def headline(models: Sequence[Model]) -> str:
     if others:
         gaps = [f"{nats(m['validation']['loss'] - best['loss'])} below {m['name']}" for m in others]
         sentence += f": {join(gaps)}"
-    return f"{sentence}. {failure}".rstrip()
+    return f"{sentence}.{guess} {failure}".rstrip()
 
 
 def claim(models: Sequence[Model], part: float = 1.0) -> str:

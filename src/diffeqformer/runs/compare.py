@@ -148,7 +148,8 @@ def compare(
 
     Speeds are measured first, and `plan` says what is trained; the plan is kept in the folder, so the same call
     continues what was stopped with the same numbers. Between two models the time left is looked at anew: models that
-    have not begun are shortened or left out if the machine has become slower. A finished model keeps its weights only.
+    have not begun are shortened or left out if the machine has become slower, and those left out have their place again
+    if it has become faster. A finished model keeps its weights only.
 
     **Arguments:** `configs`, each with a run folder of its own, the most important first, whose updates are in the
     proportion in which they are planned. They must agree in data, context, batch size and seed, so that each model
@@ -205,15 +206,15 @@ class _Pace:
         self.whole = [config.trainer.updates for config in configs]
         self.costs: list[Cost] = []
         self.updates: list[int] = []
-        tokens = prepare(configs[0].data, progress)
-        for config, part in zip(configs, least, strict=True):
+        self.tokens, self.readings = prepare(configs[0].data, progress), readings
+        for part in least:
             # Another model makes every share smaller, so what is too little now needs no further measurement.
             if len(self.updates) < len(self.costs) or (self.updates and self.share < part):
                 break
-            self.costs.append(measure(config, tokens, readings))
-            besides, each = self.costs[-1]
-            progress.say(f"timed {_named(config)}: {each:.3f} s per update, {besides:.0f} s besides")
+            self.costs.append(self._timed())
             self.updates = plan(self.costs, self.whole, least, self._left(USED_AT_FIRST))
+        left_out = self.whole[len(self.updates) :]
+        self.wanted = [*self.updates, *(max(FEWEST, int(self.share * whole)) for whole in left_out)]
         self.began, self.told = time.perf_counter(), False
 
     @property
@@ -223,25 +224,46 @@ class _Pace:
 
     def changed(self, done: int) -> bool:
         """Whether there is a new plan, now that `done` models are finished and it is known how long they took."""
-        slower = 1.0
+        slower, longer = 1.0, False
         if done:
             slower = (time.perf_counter() - self.began) / self._seconds(slice(done))
-            costs = [Cost(*(slower * seconds for seconds in cost)) for cost in self.costs[done : len(self.updates)]]
-            least = [part / self.share for part in self.least[done:]]
-            rest = plan(costs, self.updates[done:], least, self._left(USED_LATER), most=1.0)
-            self.told = self.updates[done:] == rest
+            rest = self._rest(done, slower)
+            self.told, longer = self.updates[done:] == rest, sum(rest) > sum(self.updates[done:])
             self.updates[done:] = rest
         if self.told:
             return False
         models = ", ".join(f"{_named(c)} {n:,} updates" for c, n in zip(self.configs, self.updates, strict=False))
         needed = slower * self._seconds(slice(done, None))
-        what = "shorter plan, as time runs out" if done else "plan"
+        what = "longer plan, as there is time" if longer else "shorter plan, as time runs out" if done else "plan"
         late = " (later than asked for: less cannot be done on a machine as slow or busy)"
         is_late = needed > self.ends - time.perf_counter()
         end = datetime.now() + timedelta(seconds=needed)
         self.progress.say(f"{what}: {models}; until about {end:%H:%M:%S}{late if is_late else ''}")
         self.told = True
         return True
+
+    def _rest(self, done: int, slower: float) -> list[int]:
+        """Updates of the models after the first `done`: as many as planned at first, if the time left is enough for it.
+
+        A machine that was busy when it was measured may have left models out, some of them untimed; an untimed one is
+        timed if one like the last that was would have its place.
+        """
+        least = [part / self.share for part in self.least[done:]]
+        scaled = lambda cost, by: Cost(by * cost.fixed, by * cost.update)
+        fitting_in = lambda costs: plan(costs, self.wanted[done:], least, self._left(USED_LATER), most=1.0)
+        while True:
+            costs = [scaled(cost, slower) for cost in self.costs[done:]]
+            all_timed = len(self.costs) == len(self.configs)
+            if all_timed or len(fitting_in([*costs, scaled(self.costs[-1], slower)])) <= len(costs):
+                return fitting_in(costs)
+            self.costs.append(scaled(self._timed(), 1 / slower))
+
+    def _timed(self) -> Cost:
+        """What the first model that was not timed yet takes now."""
+        config = self.configs[len(self.costs)]
+        besides, each = cost = measure(config, self.tokens, self.readings)
+        self.progress.say(f"timed {_named(config)}: {each:.3f} s per update, {besides:.0f} s besides")
+        return cost
 
     def _left(self, part: float) -> float:
         """Seconds to plan with; the report takes about a tenth of what a model takes besides its updates."""

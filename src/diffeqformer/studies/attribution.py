@@ -70,7 +70,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.analysis.faithfulness import explain, faithfulness
     from diffeqformer.analysis.tables import scores_table
     from diffeqformer.report.page import TokenMap, both_widths
-    from diffeqformer.studies.attribution_figures import correlations, curves
+    from diffeqformer.studies.attribution_figures import correlations, curves, occluded
 
     opened, folder = arguments.open("attribution", progress)
     model = opened.model
@@ -109,6 +109,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             headlines[-1],
             f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
         ]
+        seen = (
+            f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}: by how much its log p falls with "
+            "the mean embedding in the place of each input, one at a time (occlusion)."
+        )
+        falls = scores["occlusion"][-1, : last + 1]
+        figures.append(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last))
         maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions, signed=SIGNED))
         arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
         document |= {
@@ -137,6 +143,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         figures = [
             both_widths("correlations", ranked, correlations, found),
             both_widths("deletion-insertion", replaced, curves, found),
+            *figures,
         ]
         arrays |= found.arrays()
         document["faithfulness"] = {

@@ -1,9 +1,29 @@
-"""Figures of the test of explanations."""
+"""Figures of an explanation, and of the test of explanations."""
 
+from collections.abc import Sequence
+
+import numpy as np
 from matplotlib.figure import Figure
 
 from diffeqformer.analysis.faithfulness import RANDOM, Faithfulness, interval
-from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, key, legend, log_axis, look
+from diffeqformer.report.figures import BOTH, INK, MARKERS, WIDE, color, drawing, key, legend, log_axis, look
+from diffeqformer.studies.lyapunov_figures import MOST_LABELS, name_tokens
+
+
+def occluded(tokens: Sequence[str], falls: np.ndarray, *, width: float = WIDE) -> Figure:
+    """By how much the prediction's log-probability falls without each input, in the colours of the token map.
+
+    **Arguments:** `falls`, nats, of shape (input,).
+    """
+    few = len(tokens) <= MOST_LABELS and width >= 5
+    with drawing(width, 3.3 if few else 2.6) as (figure, axes):
+        axis = axes[0, 0]
+        axis.bar(range(len(tokens)), falls, color=[BOTH[5] if fall > 0 else BOTH[1] for fall in falls])
+        axis.axhline(0.0, color=INK, linewidth=0.8)
+        axis.set_ylabel("fall of log p (nats)")
+        axis.margins(x=0.02)
+        name_tokens(axis, tokens, few)
+    return figure
 
 
 def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:

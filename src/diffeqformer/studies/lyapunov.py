@@ -52,9 +52,7 @@ class Part:
     descriptions: dict[str, str]
     """By the same names."""
     panel: tuple[np.ndarray, np.ndarray | None]
-    """Scores of the last output's inputs, and their standard errors."""
-    columns: dict[str, np.ndarray]
-    """Of the table of the last output."""
+    """Scores of the last output's inputs, and their errors."""
     arrays: dict[str, np.ndarray]
 
 
@@ -87,17 +85,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
         said = (
-            f"Of the last output, token {last}, “{tokens[last]}”, whichever is chosen above: its pairwise exponents up "
-            "to each time, of the five inputs where they are largest in the end."
+            f"Of the last output, token {last}, “{tokens[last]}”: its pairwise exponents up to each time, of the five "
+            "inputs where they are largest in the end."
         )
-        drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces),)
+        drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces, output=last),)
     probed = None
     if arguments.method != "pairwise":
         probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
-    caption = f"Of the last output, token {last}, “{tokens[last]}”, whichever is chosen above: exponents of every input"
+    captions = tuple(f"Exponents of every input of the output at token {at}, “{tokens[at]}”" for at in outputs)
+    columns = {name: rows[-1] for name, rows in scores.items()}
+    whiskers = f"{captions[-1]}; bars: a bound of the error of pairwise ones, the standard error of end-to-end ones"
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
     first, *_, end = np.sqrt(np.square(np.asarray(states, np.float64)).mean((1, 2, 3)))
     panels = {name: part.panel for name, part in parts.items()}
@@ -120,9 +120,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "States change in size, too (root mean square over tokens): a change that grows less than they do becomes "
             "smaller beside them.",
         ),
-        (scores_table(caption, last, merged("columns"), tokens),),
-        (both_widths("exponents", caption, token_exponents, tokens[: last + 1], panels), *drawn),
-        (TokenMap(tokens, outputs, {name: scores[name]} | scores, merged("descriptions"), headlines),),
+        (scores_table(captions[-1], last, columns, tokens),),
+        (both_widths("exponents", whiskers, token_exponents, tokens[: last + 1], panels, output=last), *drawn),
+        (TokenMap(tokens, outputs, {name: scores[name]} | scores, merged("descriptions"), headlines, captions),),
         arrays=arrays,
         document={
             **opened.which,
@@ -184,7 +184,6 @@ def of_pairwise(found: "Pairwise", grid: str) -> Part:
         scores,
         descriptions,
         (found.leading[-1, seen], None if np.isnan(found.error).all() else found.error[-1, seen]),
-        {"pairwise, leading": found.leading[-1], "mean": found.mean[-1]},
         {f"pairwise_{name}": values for name, values in found.arrays().items() if name != "outputs"},
     )
 
@@ -208,6 +207,5 @@ def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:
             "end-to-end, leading": f"Lower bound of the largest exponent of the same derivative; {how}.",
         },
         (found.growth[-1, seen], found.error[-1, seen]),
-        {"end-to-end, growth": found.growth[-1], "± error": found.error[-1]},
         {f"end_to_end_{name}": values for name, values in found.arrays().items() if name != "outputs"},
     )

@@ -1,8 +1,9 @@
-"""Exponents of the inputs of one output, as figures."""
+"""Scores of the inputs of one output, as figures."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -31,13 +32,18 @@ def token_exponents(
             )
             axis.set_ylabel(label)
             axis.margins(x=0.02)
-        if few:
-            pieces = [f"{place} {clean(token)[:14]}" for place, token in enumerate(tokens)]
-            axes[-1].set_xticks(x, pieces, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
-        else:
-            axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-            axes[-1].set_xlabel("position of the input token")
+        name_tokens(axes[-1], tokens, few)
     return figure
+
+
+def name_tokens(axis: Axes, tokens: Sequence[str], few: bool) -> None:
+    """Write the tokens under a figure whose horizontal axis is their positions; these alone unless they are `few`."""
+    if few:
+        pieces = [f"{place} {clean(token)[:14]}" for place, token in enumerate(tokens)]
+        axis.set_xticks(range(len(tokens)), pieces, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axis.set_xlabel("position of the input token")
 
 
 def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, width: float = WIDE) -> Figure:

@@ -100,7 +100,7 @@ def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> Run
         ],
     }
     claim = run_text.claim(models, results.get("depth_part", 1.0))
-    said = (claim, run_text.headline(models), run_text.comparison(models))
+    said = (claim, run_text.headline(models, results["corpus"].get("vocabulary")), run_text.comparison(models))
     return RunReport(
         name="report", title=results["title"],
         findings=tuple(filter(None, said)),

@@ -145,6 +145,7 @@
     // What the page says of one output, outside of the map.
     const follow = () => {
       if (headline) headline.textContent = headlines[row];
+      for (const note of document.querySelectorAll(".another")) note.hidden = Number(note.dataset.output) === outputs[row];
       if (!caption) return;
       caption.textContent = captions[row].split("\n")[0];
       const element = (tag, text, rest) => Object.assign(document.createElement(tag), { textContent: text, ...rest });
