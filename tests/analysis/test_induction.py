@@ -11,13 +11,13 @@ from scipy.stats import spearmanr
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.induction import (
-    correlate,
     direct_logits,
     lead,
     measure_induction,
     prefix_targets,
     repeated_sequences,
 )
+from diffeqformer.analysis.inference import Correlation, correlate, estimate
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
@@ -156,12 +156,31 @@ def test_what_depth_alone_does_is_not_said_of_heads():
     seen = lambda c: replace(
         found, correlations=(c,), behaviours=found.behaviours | heads, loss_first=5.0, loss_later=1.0
     ).verdict()
-    assert "the inference is shown over depth, and not of heads" in seen(one)
-    assert "the inference is supported" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
-    assert "the inference fails" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
-    assert "do not tell which heads" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
+    assert seen(one).endswith("not clearly in the same heads (among those of a step −1.00 [−1.00, −1.00]).")
+    assert "such heads do match prefixes more" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
+    assert "such heads match prefixes less" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
+    assert "do not clearly match prefixes more" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
     heads = {"prefix matching": np.full((3, 1), 0.5)}
-    assert "supported" in seen(one) and "a step has one head" in seen(one)
+    assert "such heads do match prefixes more" in seen(one) and "among" not in seen(one)
+
+
+def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
+    found = measure_induction(model_of(TINY), samples=10, **SIZES)
+    of = lambda behaviour, summary, within: Correlation(behaviour, summary, 0.5, (0.2, 0.8), *within)
+    unclear = (0.3, (-0.2, 0.7))
+    ones = (
+        of("prefix matching", "QK and OV positive", unclear), of("prefix matching", "QK sum ratio", (0.6, (0.2, 0.8))),
+        of("prefix matching", "QK positive share", (0.5, (0.2, 0.7))),
+        of("copying", "OV sum ratio", (-0.7, (-0.9, -0.3))),
+        of("copying", "OV positive share", unclear), of("next token", "OV sum ratio", (0.9, (0.8, 1.0))),
+    )  # fmt: skip
+    strong = found.behaviours | {"prefix matching": np.full((3, 2), 0.5)}
+    said = replace(found, correlations=ones, behaviours=strong, loss_first=5.0, loss_later=1.0).verdict()
+    assert said.endswith(
+        "(among those of a step +0.30 [−0.20, +0.70], where prefix matching goes with QK sum ratio, +0.60 [+0.20, "
+        "+0.80] and copying goes with OV sum ratio, −0.70 [−0.90, −0.30])."
+    )
+    assert estimate(-0.184, (-0.5, 0.0)) == "−0.18 [−0.50, +0.00]"
 
 
 def test_what_copying_goes_with_is_told():
@@ -170,10 +189,10 @@ def test_what_copying_goes_with_is_told():
     unclear = [replace(c, rho=0.1, interval=(-0.1, 0.3)) for c in found.correlations]
     weak = {"prefix matching": np.full((3, 2), found.chance)}
     said = lambda ones: replace(found, correlations=tuple(ones), behaviours=found.behaviours | weak).verdict()
-    assert said(unclear).endswith("(rank correlation +0.10, 95 % interval -0.10 to +0.30).")
+    assert said(unclear).endswith("(rank correlation +0.10 [−0.10, +0.30]).")
     clear = [
         replace(c, rho=0.8, interval=(0.2, 0.9)) if (c.behaviour, c.summary) == ("copying", "OV sum ratio") else c
         for c in unclear
     ]
     assert clear != unclear
-    assert said(clear).endswith("-0.10 to +0.30); it goes with OV sum ratio (+0.80, +0.20 to +0.90).")
+    assert said(clear).endswith("[−0.10, +0.30]); it goes with OV sum ratio (+0.80 [+0.20, +0.90]).")

@@ -12,7 +12,7 @@ from diffeqformer.analysis.clusters import Simulation
 from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.faithfulness import METHODS, Faithfulness
 from diffeqformer.analysis.gathering import HiddenStates, measure
-from diffeqformer.analysis.induction import INFERENCE, Correlation, Induction
+from diffeqformer.analysis.inference import INFERENCE, Correlation, Induction
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.analysis.spectra import Spectra, Spectrum
 from diffeqformer.analysis.tables import MOST_ROWS, decimals, scores_table

@@ -16,9 +16,7 @@ from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import (
     Arguments,
     ends_of,
-    ends_of_states,
     finding,
-    gathering,
     growth_name,
     means_of,
     states_table,
@@ -33,6 +31,7 @@ from diffeqformer.studies.clusters_figures import (
     state_trajectories,
     trajectories,
 )
+from diffeqformer.studies.clusters_text import distances, gathering, groups
 from tests.studies.pictures import WIDTHS, band, hexed, legend, points, title
 
 TIMES = np.array([0.0, 0.7, 0.9, 1.0])
@@ -99,16 +98,18 @@ def test_measures_are_medians_over_systems_at_their_times(width):
 def test_measures_of_hidden_states_are_drawn_at_the_depths_of_the_states(hidden, width):
     figure = state_measures(hidden, (0.25, 0.5), width=width)
     wanted = [
-        [hidden.measures.clusters(share, of="now") / 5 for share in (0.25, 0.5)],
+        [hidden.measures.clusters(share, of="now") for share in (0.25, 0.5)],
         [hidden.norm], [hidden.measures.distance / hidden.norm], [hidden.measures.energy],
     ]  # fmt: skip
     titles = (
-        "clusters per token", "mean state norm", "mean distance / length of states", "interaction energy"
+        "clusters of 5 tokens", "mean state norm", "mean distance / length of states", "interaction energy"
     )  # fmt: skip
     for axis, curves, said in zip(figure.axes, wanted, titles, strict=True):
         for line, values in zip(axis.lines, curves, strict=False):
             np.testing.assert_allclose(points(line), np.stack([TIMES, np.median(values, axis=1)], 1))
         assert (title(axis), axis.get_xlabel()) == (said, "depth") and axis.get_yscale() == "linear"
+    assert [set(points(line)[:, 1]) for line in figure.axes[3].lines[1:]] == [{0.5}, {math.e / 2}]
+    assert set(points(figure.axes[2].lines[-1])[:, 1]) == {math.sqrt(2)}
     assert list(legend(figure)) == [f"clusters at {share} % of the mean distance" for share in (25, 50)]
     assert {hexed(line) for axis in figure.axes for line in axis.lines} == {INK}  # colours are places in the text there
     (named,) = [one.get_lines() for one in figure.legends]
@@ -162,24 +163,47 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     rows = means_of(hidden, (0.25, 0.5))
     relative = [float((hidden.measures.distance[i] / hidden.norm[i]).mean()) for i in (0, -1)]
     assert [rows[i]["relative_distance"] for i in (0, -1)] == pytest.approx(relative)
-    said = ends_of_states(rows[0], rows[-1], "0.5")
-    assert said.endswith(f"the mean distance of two states from {relative[0]:.2f} to {relative[1]:.2f} of their length")
+    said = distances(rows[0], rows[-1])
+    assert said.startswith(f"The mean distance of two states goes from {relative[0]:.2f} to {relative[1]:.2f} of their")
     assert [r["depth"] for r in rows] == TIMES.tolist()
     table = states_table(rows, (0.25, 0.5), "c")
     assert [r[0] for r in table.rows] == ["0.000", "0.700", "0.900", "1.000"]
     assert table.columns[3:] == ("state norm", "mean distance", "distance / length", "interaction energy")
     assert all(cell.isdigit() for row in table.rows for cell in row[1:3])  # counts are whole
+
+
+def test_what_is_said_of_states_follows_their_energy_and_their_groups():
     start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
-    for energy, clusters, said in ((1.2, 5.0, "gather."), (0.5, 20.0, "scatter."), (1.2, 10.0, "not clearly")):
-        assert said in gathering([start, {"energy": energy, "clusters": {"0.5": clusters}}], "0.5", 1)
-    of = lambda *energies: gathering([start, *({"energy": e, "clusters": {"0.5": 5.0}} for e in energies)], "0.5", 3)
-    assert of(1.5, 1.1).startswith("Tokens gather in direction up to step 1 of 2 (interaction energy 1.500)")
-    assert of(0.5, 1.1).startswith("Tokens scatter in direction up to step 1 of 2 (interaction energy 0.500)")
-    assert of(1.19, 1.2) == "Tokens gather. 3 texts were read."
-    assert of(1.2, 1.199) == "Tokens gather. 3 texts were read."  # gone back by less than a tenth of the way
-    assert of(1.2, 1.17) == (
-        "Tokens gather up to step 1 of 2 (interaction energy 1.000 to 1.200), and scatter a little after it (to "
-        "1.170). 3 texts were read."
+    of = lambda *energies: gathering([start, *({"energy": e, "clusters": {"0.5": 5.0}} for e in energies)], 12, 9.0, 3)
+    assert of(1.2) == (
+        "Tokens gather in direction: the interaction energy goes 1.000 → 1.200 (0.5 if all stood at right angles, "
+        "1.359 if all had one direction). Groups merge: clusters go within 50 % of the mean distance from 10 to 5, of "
+        "12 tokens, 9 of them different. 3 texts were read."
+    )
+    assert of(1.5, 1.1).startswith(
+        "Tokens gather in direction up to step 1 of 2, and scatter after it: the interaction energy goes 1.000 → 1.500 "
+        "at step 1 → 1.100 ("
+    )
+    assert of(0.5, 1.1).startswith("Tokens scatter in direction up to step 1 of 2, and gather after it: the")
+    assert of(0.5).startswith("Tokens scatter in direction: the")
+    assert of(1.05).startswith("Tokens neither gather nor scatter clearly in direction: the")
+    assert "energy goes 1.000 → 1.060 at step 1 → 1.010 (" in of(1.06, 1.01)  # half of what is clear is told
+    assert of(1.2, 1.199).startswith("Tokens gather in direction: ")  # gone back by less than a tenth of the way
+    assert of(1.2, 1.17).startswith("Tokens gather in direction up to step 1 of 2, and scatter a little after it: ")
+
+
+def test_close_and_loose_groups_may_go_different_ways():
+    of = lambda *pairs: groups(*({f"{k}": pair[end] for k, pair in enumerate(pairs, 1)} for end in (0, 1)), "9 tokens")
+    assert of((34, 48), (31, 33), (26, 10)) == (
+        "Close groups dissolve and loose ones merge: clusters go within 100 % of the mean distance from 34 to 48, "
+        "within 300 % of the mean distance from 26 to 10, of 9 tokens."
+    )
+    assert of((34, 20), (31, 48)).startswith("Close groups merge and loose ones dissolve: clusters go within 100 % of")
+    assert of((34, 48), (31, 33)).startswith(
+        "Groups dissolve: clusters go within 100 % of the mean distance from 34 to"
+    )
+    assert of((34, 35), (31, 33)).startswith(
+        "Groups hardly change: clusters go within 200 % of the mean distance from 31"
     )
 
 

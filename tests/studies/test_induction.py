@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.induction import INFERENCE, TESTS, Correlation, Induction
+from diffeqformer.analysis.inference import INFERENCE, TESTS, Correlation, Induction
 from diffeqformer.studies.induction import about, notes, strongest
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, green_is_early, points, title
@@ -36,6 +36,8 @@ def test_maps_have_steps_to_the_right_and_heads_downwards(found, width):
         signed = "ratio" in name or name == "copying"
         assert (blue_is_high if signed else dark_is_high)(image)
         assert image.norm.vmin == (-1 if signed else 0) and image.norm.vmax >= values[name].max()
+    marked = [axis for axis in figure.axes if any(set(points(line)[:, 1]) == {found.chance} for line in axis.lines)]
+    assert len(marked) == 1 and not title(marked[0])  # the bar of prefix matching
     assert "step" in {axis.get_xlabel() for axis in panels.values()}
     assert "head" in {axis.get_ylabel() for axis in panels.values()}
 
@@ -53,7 +55,8 @@ def test_the_test_has_the_spectrum_to_the_right_and_the_behaviour_upwards(found,
         chance = [set(points(line)[:, 1]) for line in axis.lines]
         assert chance == ([{found.chance}] if behaviour == "prefix matching" else [])
         rho = next(c.rho for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))
-        assert title(axis).startswith(f"ρ = {rho:+.2f} (-0.10 to ")
+        assert title(axis).startswith(f"ρ = {rho:+.2f} [−0.10, +")
+        assert title(axis).endswith("\namong a step's heads +0.00 [+0.00, +0.00]")
     assert bar.get_ylabel() == "depth t"
 
 

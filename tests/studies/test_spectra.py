@@ -222,21 +222,26 @@ def spectra_of(radii, shares):
     )
 
 
-def test_the_headline_tells_what_turns_between_the_first_step_and_the_last():
+def test_the_headline_tells_whose_signs_turn_first():
     radii = {"QK": [2.0, 2.0, 2.0, 1.98], "OV": [8.0, 4.0, 0.2, 1.0], "FF": [3.0, 4.0, 5.0, 6.0]}
     shares = {"QK": [0.25, 0.4, 0.5, 0.69], "OV": [0.66, 0.5, 0.17, 0.78], "FF": [0.5, 0.5, 0.5, 0.5]}
     found = spectra_of(radii, shares)
     assert headline(found) == (
-        "From the first step to the last the eigenvalues of QK (which tokens heads look at) turn from mostly negative "
-        "to mostly positive real parts (25 % positive to 69 %) and the largest absolute eigenvalue of QK hardly "
-        "changes, of OV (what heads copy from the tokens they look at) goes 8.00 → 0.200 at step 3 → 1.00 and of FF "
-        "(the feed-forward block) grows by a factor of 2."
+        "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones: those of QK "
+        "(which tokens heads look at) turn from mostly negative to mostly positive (25 % → 69 %); those of OV (what "
+        "heads copy from the tokens they look at) turn mostly negative on the way and back (66 % → 17 % at step 3 → 78 "
+        "%); those of FF (the feed-forward block) stay half and half (50 % → 50 %)."
     )
+    other = headline(spectra_of(radii, shares | {"OV": [0.5, 0.5, 0.5, 0.2], "QK": [0.5, 0.5, 0.5, 0.5]}))
+    assert (
+        "OV (what heads copy from the tokens they look at) turn from half and half to mostly negative (50 % →" in other
+    )
+    assert other.index("OV (what") < other.index("QK (which") < other.index("FF (the")
     assert change([("m", found)], SHARE, percent).endswith(
         "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."
     )
     found.edges = np.linspace(0, 1, 3)  # steps that take weights twice
-    assert "0.200 at t = 0.75" in headline(found)
+    assert "17 % at t = 0.75" in headline(found)
     assert by_head(found) == ""
 
 

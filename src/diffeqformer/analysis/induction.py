@@ -9,7 +9,6 @@ Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import equinox as eqx
@@ -18,159 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, PyTree
-from scipy.stats import rankdata
 
-from diffeqformer.analysis.correlation import spearman
+from diffeqformer.analysis.inference import TESTS, Induction, correlate
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.report.table import Table
 
 _BATCH_BYTES = 256_000_000
-
-TESTS = (
-    ("prefix matching", "QK positive share"), ("prefix matching", "QK sum ratio"),
-    ("prefix matching", "QK spectral radius"), ("copying", "OV positive share"), ("copying", "OV sum ratio"),
-    ("prefix matching", "QK and OV positive"), ("next token", "QK and OV positive"), ("next token", "OV sum ratio"),
-)  # fmt: skip
-"""Which behaviour is compared with which summary of a spectrum."""
-COPYING = ("copying", "OV positive share")
-"""Of what needs no induction heads: a head that copies has large shares of positive real parts in OV."""
-MATCHING = 0.5
-"""Prefix matching of a head that is called an induction head without reserve."""
-INFERENCE = ("prefix matching", "QK and OV positive")
-"""The paper's: a head of which both shares of positive real parts are large is an induction head."""
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """How a behaviour and a summary of spectra go together, over all heads and steps."""
-
-    behaviour: str
-    summary: str
-    rho: float
-    """Spearman's rank correlation; 0 if either is the same everywhere."""
-    interval: tuple[float, float]
-    """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
-    together), else heads of all layers are."""
-    within: float = 0.0
-    """The same of ranks among the heads of each step: what depth alone does to both, and so to all heads alike, is out
-    of it. 0 with one head."""
-    within_interval: tuple[float, float] = (0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Induction:
-    """What every head does on repeated random sequences at every step, and what its spectra say."""
-
-    times: np.ndarray
-    """The ends of the steps, (step,)."""
-    behaviours: dict[str, np.ndarray]
-    """By name, (step, head); see `measure_induction`."""
-    summaries: dict[str, np.ndarray]
-    """Summaries of the QK and OV spectra of the weights that the same evaluations used, (step, head)."""
-    correlations: tuple[Correlation, ...]
-    chance: float
-    """Prefix matching of a head that looks at all positions alike."""
-    loss_first: float
-    """Mean loss (nats) of the first copy's tokens, which cannot be known."""
-    loss_later: float
-    """Mean loss of the later copies', which can."""
-    even: float
-    """The loss of even odds for every token of the vocabulary."""
-    length: int
-    repeats: int
-    sequences: int
-
-    @property
-    def inference(self) -> Correlation:
-        """The test of the paper's inference: prefix matching against both pairs' shares of positive real parts."""
-        return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
-
-    def verdict(self) -> str:
-        """Whether there are induction heads, and what the test means for the paper's inference on this model."""
-        most = float(self.behaviours["prefix matching"].max())
-        measured = (
-            f"the best head matches prefixes by {most:.3f} ({self.chance:.3f} by chance), and repeating a random "
-            f"sequence lowers the loss from {self.loss_first:.2f} to {self.loss_later:.2f} nats (even odds: "
-            f"{self.even:.2f})"
-        )
-        if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
-            return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
-        there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"
-        return f"{there}: {measured}. {self._inference()}"
-
-    def _inference(self) -> str:
-        """What becomes of the paper's inference where heads match prefixes."""
-        found = self.inference
-        (low, high), (least, largest) = found.interval, found.within_interval
-        spread = f"rank correlation over heads and steps {found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}"
-        alone = self.behaviours["prefix matching"].shape[-1] == 1
-        among = (
-            "a step has one head"
-            if alone
-            else f"among the heads of a step {found.within:+.2f}, {least:+.2f} to {largest:+.2f}"
-        )
-        if low > 0 and (least > 0 or alone):
-            return f"Heads with positive spectra match prefixes more: the inference is supported ({spread}; {among})."
-        if low > 0:
-            return (
-                "Steps with positive spectra match prefixes more, but within a step spectra do not clearly tell which "
-                f"heads do: the inference is shown over depth, and not of heads ({spread}; {among})."
-            )
-        if high < 0:
-            return f"Heads with positive spectra match prefixes less: the inference fails ({spread}; {among})."
-        return f"Positive spectra do not tell which heads match prefixes ({spread}; {among})."
-
-    def _copying(self) -> str:
-        """Whether heads copy where OV says so, which needs no induction heads."""
-        found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
-        (low, high), most = found.interval, float(self.behaviours["copying"].max())
-        goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
-        return (
-            f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
-            f"{found.rho:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}){self._other_copying()}."
-        )
-
-    def _other_copying(self) -> str:
-        """What copying clearly goes with besides."""
-        others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
-        clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
-        said = [f"{c.summary} ({c.rho:+.2f}, {c.interval[0]:+.2f} to {c.interval[1]:+.2f})" for c in clear]
-        return f"; it goes with {' and '.join(said)}" if said else ""
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, to be saved."""
-        found = {"times": self.times, "chance": np.asarray(self.chance)}
-        found |= {name.replace(" ", "_"): value for name, value in (self.behaviours | self.summaries).items()}
-        found["loss_first_and_later"] = np.array([self.loss_first, self.loss_later])
-        found["correlations"] = np.array([(c.rho, *c.interval) for c in self.correlations])
-        found["correlations_within"] = np.array([(c.within, *c.within_interval) for c in self.correlations])
-        found["correlation_names"] = np.array([f"{c.behaviour} ~ {c.summary}" for c in self.correlations])
-        return found
-
-    def table(self, caption: str = "Rank correlations") -> Table:
-        """The correlations."""
-        rows = [
-            (f"{c.behaviour} ~ {c.summary}",
-             f"{c.rho:+.2f}", f"{c.interval[0]:+.2f} to {c.interval[1]:+.2f}",
-             f"{c.within:+.2f}", f"{c.within_interval[0]:+.2f} to {c.within_interval[1]:+.2f}")
-            for c in self.correlations
-        ]  # fmt: skip
-        columns = (
-            "behaviour ~ spectrum",
-            "rank correlation",
-            "95 % interval",
-            "among a step's heads",
-            "95 % interval",
-        )
-        return Table(caption, columns, rows)
-
-    def _repr_html_(self) -> str:
-        return self.table(self.verdict()).to_html()
 
 
 def repeated_sequences(
@@ -269,31 +125,6 @@ def measure_induction(
         even=math.log(model.embedding.tokens.shape[0]),
         **asked,
     )
-
-
-def correlate(
-    behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, crossed: bool, samples: int = 1000, seed: int = 0
-) -> Correlation:
-    """Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
-
-    **Arguments:** `crossed`, true to draw steps and heads, each apart, and every pair of those drawn (Owen 2007, the
-    pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
-    interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
-    """
-    a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
-    of_heads = [rankdata(values, axis=1) - (x.shape[1] + 1) / 2 for values in (x, y)]
-    return Correlation(
-        behaviour, summary, spearman(x.ravel(), y.ravel()), _interval(a, b, samples, seed),
-        spearman(*(ranks.ravel() for ranks in of_heads)), _interval(*of_heads, samples=samples, seed=seed),
-    )  # fmt: skip
-
-
-def _interval(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, float]:
-    """Of the correlation of two tables, each axis drawn anew with replacement."""
-    draw = np.random.default_rng(seed)
-    picks = (np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples))
-    low, high = np.quantile([spearman(x[some].ravel(), y[some].ravel()) for some in picks], (0.025, 0.975))
-    return float(low), float(high)
 
 
 @eqx.filter_jit

@@ -1,6 +1,5 @@
 """`diffeqformer analyze clusters`: do tokens gather as depth goes on, in simulations and in a model?"""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.studies.clusters_text import distances, gathering
 from diffeqformer.studies.inputs import folder_for, ids_of, validation_windows
 from diffeqformer.studies.steps import depths, digits
 from diffeqformer.studies.study import Result
@@ -242,24 +242,26 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)
     begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
     paths = (
-        f"Three directions hold {100 * found.explained[:3].sum():.0f} % of the variance of the hidden states of the "
-        f"text “{begin}”: their way through them from the embedding to the end of depth, at each depth in units of "
-        "their mean length there. Colour is the place in the text: amber for its first tokens, then vermilion, pink "
-        "and light blue, blue for its last."
+        f"Hidden states of the text “{begin}” in the three directions of largest variance, which hold "
+        f"{100 * found.explained[:3].sum():.0f} % of it: their way from the embedding to the end of depth, at each "
+        "depth in units of their mean length there. Colour is the place in the text: amber for its first tokens, then "
+        "vermilion, pink and light blue, blue for its last."
     )
-    start, end, half = rows[0], rows[-1], "0.5"
-    change = ends_of_states(start, end, half)
+    change = distances(rows[0], rows[-1])
     spread = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
-    gathered = f"{change}.{spread} Dotted: the energy if all states had one direction."
+    different = float(np.mean([len({*text}) for text in texts.tolist()]))
+    gathered = (
+        f"Clusters, lengths and distances of states, and their interaction energy.{spread} Dotted: all states at right "
+        "angles, all in one direction."
+    )
     cloud = Cloud("", found.projection, draw.places_of(tokens))
     return Result(
         "clusters",
-        f"Do the tokens of {opened.folder.name} gather in depth?",
+        f"Do the tokens of {opened.folder.name} gather as depth goes on?",
         (
-            gathering(rows, half, count),
-            f"{change}. The interaction energy, which says how far states point the same way, "
-            f"goes from {start['energy']:.3f} to {end['energy']:.3f} (0.5 if all stood at right angles, 1.359 if all "
-            "had one direction).",
+            gathering(rows, tokens, different, count),
+            f"{change}. Clusters are chains of tokens, each with a neighbour within that share of the mean distance of "
+            "two tokens.",
         ),
         (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (
@@ -304,47 +306,3 @@ def states_table(rows: Sequence[Values], shares: Sequence[float], caption: str) 
     ]  # fmt: skip
     columns = ("depth", *clusters, "state norm", "mean distance", "distance / length", "interaction energy")
     return Table(caption, columns, cells)
-
-
-def ends_of_states(start: Values, end: Values, share: str) -> str:
-    """What becomes of clusters, and of distances as parts of the states' own length, which grows in depth."""
-    return (
-        f"From the embedding to the end of depth the clusters within {100 * float(share):g} % of the mean distance go "
-        f"from {start['clusters'][share]:.0f} to {end['clusters'][share]:.0f}, the mean distance of two states from "
-        f"{start['relative_distance']:.2f} to {end['relative_distance']:.2f} of their length"
-    )
-
-
-def gathering(rows: Sequence[Values], share: str, texts: int) -> str:
-    """Whether tokens gather, by a tenth of the energy's range (direction) and of the clusters (the cloud's shape); or
-    turn, where the energy is higher, or lower, than at both ends by more than that."""
-    start, end, energies = rows[0], rows[-1], [row["energy"] for row in rows]
-    read = "One text was read." if texts == 1 else f"{texts} texts were read."
-    highest, lowest = energies.index(max(energies)), energies.index(min(energies))
-    tenth = 0.1 * (math.e / 2 - 0.5)  # from right angles to one direction
-    risen = energies[highest] > max(energies[0], energies[-1]) + tenth
-    if risen or energies[lowest] < min(energies[0], energies[-1]) - tenth:
-        turn, before, after = (highest, "gather", "scatter") if risen else (lowest, "scatter", "gather")
-        return (
-            f"Tokens {before} in direction up to step {turn} of {len(rows) - 1} (interaction energy "
-            f"{energies[turn]:.3f}), and {after} after it. {read}"
-        )
-    energy, clusters = energies[-1] - energies[0], end["clusters"][share] / start["clusters"][share]
-    if energy > tenth and clusters < 0.9:
-        return f"Tokens gather{_back(energies, highest, 'scatter')}. {read}"
-    if energy < -tenth and clusters > 1.1:
-        return f"Tokens scatter{_back(energies, lowest, 'gather')}. {read}"
-    return (
-        f"Tokens do not clearly gather or scatter: the interaction energy goes from {energies[0]:.3f} to "
-        f"{energies[-1]:.3f}, clusters from {start['clusters'][share]:.0f} to {end['clusters'][share]:.0f}. {read}"
-    )
-
-
-def _back(energies: Sequence[float], turn: int, other: str) -> str:
-    """That they do so up to a step, if after it more than a tenth of the way is gone back."""
-    way, back = energies[turn] - energies[0], energies[turn] - energies[-1]
-    said = (
-        f" up to step {turn} of {len(energies) - 1} (interaction energy {energies[0]:.3f} to {energies[turn]:.3f}), "
-        f"and {other} a little after it (to {energies[-1]:.3f})"
-    )
-    return said if back / way > 0.1 else ""

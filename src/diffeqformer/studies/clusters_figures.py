@@ -19,6 +19,7 @@ from diffeqformer.analysis.gathering import HiddenStates, Measures, members
 from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, key, legend, log_axis
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
+from diffeqformer.studies.clusters_text import ALIGNED, ANGLES
 
 PLACES = (4, 1, 3, 5, 0)
 """Colours of a text from its first fifth to its last, by their numbers in `COLORS`: from warm to cool."""
@@ -104,21 +105,24 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
     with drawing(width, *_four(width, len(shares))) as (figure, grid):
         axes = list(grid.flat)
         lines = [
-            *((axes[0], i, found.measures.clusters(share, of="now") / points) for i, share in enumerate(shares)),
+            *((axes[0], i, found.measures.clusters(share, of="now")) for i, share in enumerate(shares)),
             (axes[1], 0, found.norm), (axes[2], 0, found.measures.distance / found.norm),
             (axes[3], 0, found.measures.energy),
         ]  # fmt: skip
         for axis, index, values in lines:
             band(axis, found.times, values, **looks[index])
         titles = (
-            "clusters per token", "mean state norm", "mean distance / length of states", "interaction energy"
+            f"clusters of {points} tokens", "mean state norm", "mean distance / length of states", "interaction energy"
         )  # fmt: skip
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="depth")
-        axes[0].set_ylim(0, 1.05)
+        axes[0].set_ylim(0, 1.05 * points)
         axes[1].set_ylim(bottom=0)
         axes[2].set_ylim(bottom=0)
-        axes[3].axhline(math.e / 2, color=INK, linestyle=":", linewidth=1.0)
+        for known in (ANGLES, ALIGNED):
+            axes[3].axhline(known, color=INK, linestyle=":", linewidth=1.0)
+        axes[3].set_ylim(min(0.45, 0.95 * float(found.measures.energy.min())), 1.4)
+        axes[2].axhline(math.sqrt(2), color=INK, linestyle=":", linewidth=1.0)
         legend(
             figure,
             [key(**look) for look in looks],

@@ -12,7 +12,7 @@ from diffeqformer.studies.inputs import OfRun
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    from diffeqformer.analysis.induction import Induction
+    from diffeqformer.analysis.inference import Induction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         sequences=arguments.sequences, length=arguments.length, repeats=arguments.repeats, steps=arguments.steps,
         seed=arguments.seed, progress=progress,
     )  # fmt: skip
-    maps = "Behaviours of every head at every step, and summaries of its spectra."
-    test = "The test: behaviour against spectrum, a point for each head and step. Dotted: chance."
+    maps = (
+        "Behaviours of every head at every step, and summaries of its spectra. Each map has colours of its own: the "
+        f"dark end of prefix matching is {draw.darkest(found):.2g}, where a perfect induction head has 1. Line in its "
+        "bar: chance."
+    )
+    test = (
+        "The test: behaviour against spectrum, a point for each head and step; 95 % intervals. 'QK and OV positive' is "
+        "the smaller of a head's two shares of eigenvalues with positive real parts. Dotted: chance."
+    )
     return Result(
         "induction",
         "Are there induction heads?",
@@ -87,8 +94,8 @@ def notes(chance: float) -> tuple[str, ...]:
         "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
         f"{chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
         "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
-        "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: the same of what the head "
-        "really gives, and of the token that comes next.",
+        "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: like copying, but of all "
+        "that the head adds at a position, and for the token that comes next there.",
         "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
         "is the smaller of a head's two shares of positive real parts. A correlation is Spearman's, over "
         "all heads and steps, and of ranks among the heads of each step, which depth as such cannot move. Intervals "

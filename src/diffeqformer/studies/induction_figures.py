@@ -6,16 +6,20 @@ import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from diffeqformer.analysis.induction import INFERENCE, Induction
+from diffeqformer.analysis.inference import INFERENCE, Induction, estimate
 from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, drawing
+
+
+def darkest(found: Induction) -> float:
+    """What has the darkest colour in the map of prefix matching; a share of one is mostly out of reach."""
+    return max(float(found.behaviours["prefix matching"].max()), 2 * found.chance)
 
 
 def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
     """Behaviours of every head at every step, beside the summaries of its spectra."""
     stacked = width < 5
-    most = max(float(found.behaviours["prefix matching"].max()), 2 * found.chance)  # a share of one is out of reach
     cells = [
-        ("prefix matching", 0.0, most), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
+        ("prefix matching", 0.0, darkest(found)), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
         ("copying", -1.0, 1.0), ("OV positive share", 0.0, 1.0), ("OV sum ratio", -1.0, 1.0),
     ]  # fmt: skip
     heads = found.behaviours["copying"].shape[1]
@@ -30,7 +34,9 @@ def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
             )  # fmt: skip
             axis.grid(visible=False)
             axis.set_title(name)
-            figure.colorbar(image, ax=axis, pad=0.02)
+            bar = figure.colorbar(image, ax=axis, pad=0.02)
+            if name == "prefix matching":
+                bar.ax.axhline(found.chance, color=INK, linewidth=1.5)
         for axis in grid[-1]:
             axis.set_xlabel("step")
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -52,7 +58,8 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
             if behaviour == "prefix matching":
                 axis.axhline(found.chance, color=INK, linewidth=0.8, linestyle=":")
-            axis.set(title=f"ρ = {test.rho:+.2f} ({test.interval[0]:+.2f} to {test.interval[1]:+.2f})", xlabel=summary)
+            among = f"\namong a step's heads {estimate(test.within, test.within_interval)}" if x.shape[1] > 1 else ""
+            axis.set(title=f"ρ = {estimate(test.rho, test.interval)}{among}", xlabel=summary)
             axis.set_ylabel(behaviour)
         figure.colorbar(drawn, ax=list(axes.flat), pad=0.01).set_label("depth t")
     return figure

@@ -43,6 +43,17 @@ class Arguments(inputs.OfRun):
     """Of the random first tangents and probes."""
 
 
+MEANING = {
+    "end-to-end": "End-to-end exponents are logarithms of how large a small change of an input arrives in the output's "
+    "final state, through all tokens and layers: 0 as large as it was, below 0 smaller. Growth is that of a change of "
+    "random direction, leading a lower bound of the largest.",
+    "pairwise": "Pairwise exponents, the paper's, follow the output's own reaction to one input, without what happens "
+    "to the tokens between: 0 if that input does not act on the output at all, so they are not of one scale with the "
+    "others. Leading is the largest, mean that of all that were computed.",
+}
+"""What the exponents of each method say."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What one method adds to the study."""
@@ -97,7 +108,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
     captions = tuple(f"Exponents of every input of the output at token {at}, “{tokens[at]}”" for at in outputs)
     columns = {name: rows[-1] for name, rows in scores.items()}
-    whiskers = f"{captions[-1]}; bars: a bound of the error of pairwise ones, the standard error of end-to-end ones"
+    whiskers = f"{captions[-1]}; bars: a bound of the error of pairwise ones, the standard error of end-to-end ones."
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
     first, *_, end = np.sqrt(np.square(np.asarray(states, np.float64)).mean((1, 2, 3)))
     panels = {name: part.panel for name, part in parts.items()}
@@ -111,14 +122,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         (
             headlines[-1],
             f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
-            f"chosen output is most sensitive to by the method chosen below; the sentence above is by {name}, "
-            "whichever that is.",
-            "Exponents are natural logarithms of growth over the whole of depth: zero neither grows nor shrinks. "
-            "Pairwise ones, the paper's, follow a change of one input's state to the output without what happens to "
-            "the tokens between; end-to-end ones let it go through all of them. They measure sensitivity, not "
-            "importance: `analyze attribution --faithfulness` tests what they explain.",
-            "States change in size, too (root mean square over tokens): a change that grows less than they do becomes "
-            "smaller beside them.",
+            f"chosen output is most sensitive to by the method chosen below; the sentence above always uses {name}.",
+            *(MEANING[part.split(",")[0]] for part in reversed(parts)),
+            "Exponents measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they "
+            "explain.",
         ),
         (scores_table(captions[-1], last, columns, tokens),),
         (both_widths("exponents", whiskers, token_exponents, tokens[: last + 1], panels, output=last), *drawn),
@@ -152,10 +159,15 @@ def headline(
     tied = [int(place) for place in np.flatnonzero(before >= before[best] - near) if place != best]
     named = f"{len(tied)} others" if len(tied) > 2 else join(list(map(token, tied)) or [""])
     beside = f"; {named} within two standard errors" if tied else ""
+    arrives = (
+        f"A small change there arrives {np.exp(before[best]):.3g} times as large, one at token {output} itself"
+        if "pairwise" not in name
+        else f"By that alone a small change there grows {np.exp(before[best]):.3g} times, one at token {output} itself"
+    )
     return (
-        f"The state at {token(output)}, is most sensitive to {token(best)}, of those before it ({method}{beside}): a "
-        f"small change there arrives {np.exp(before[best]):.3g} times as large, one at token {output} itself "
-        f"{np.exp(exponents[output]):.3g} times, where states themselves become {growth:.3g} times as large."
+        f"The state at {token(output)}, is most sensitive, of the tokens before it, to {token(best)} "
+        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} "
+        f"times; states themselves become {growth:.3g} times as large over depth."
     )
 
 

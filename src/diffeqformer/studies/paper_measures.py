@@ -13,7 +13,8 @@ import numpy as np
 
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
-from diffeqformer.analysis.induction import MATCHING, Induction, measure_induction
+from diffeqformer.analysis.induction import measure_induction
+from diffeqformer.analysis.inference import MATCHING, Induction
 from diffeqformer.analysis.spectra import Spectra, spectra
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
 from diffeqformer.data.cache import tokens_of

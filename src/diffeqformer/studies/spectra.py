@@ -1,6 +1,5 @@
 """`diffeqformer analyze spectra`: complex eigenvalues of a block's matrix pairs over depth, drawn and summarised."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +31,12 @@ WHAT = {
     "OV": "what heads copy from the tokens they look at",
     "FF": "the feed-forward block",
 }
-LEVEL = math.log(1.05)
-"""A pair whose size changes by a smaller factor hardly changes."""
+MEANING = (
+    "Positive real parts: QK looks most at what is like the token itself, OV and FF add to what is there already. "
+    "Negative ones: QK looks away from it, OV and FF take from it or turn it over."
+)
+HALVES = "half and half"
+"""Signs of real parts of which neither has 55 %."""
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -93,8 +96,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "spectra", "How do eigenvalues change over depth?",
         (
             headline(models[0][1]),
-            change(models, SHARE, percent),
+            *([change(models, SHARE, percent)] if len(models) > 1 else []),
             change(models, RADIUS, digits) + by_head(models[0][1]),
+            MEANING,
         ),
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
@@ -159,8 +163,8 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     made.append(
         both_widths(
             "summaries",
-            "Summaries of the spectra over depth. Thin: heads; with points, which are the forward pass's steps: their "
-            "mean. The spectral radius is on a logarithmic axis.",
+            "Summaries of the spectra over depth. Thin lines: single heads. Points: their mean at each of the forward "
+            "pass's steps. The spectral radius is on a logarithmic axis.",
             draw.summaries,
             models,
         )
@@ -193,7 +197,7 @@ def _file(kind: str, pair: str) -> str:
 
 def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
-    what = of.get(pair) or f"W_up W_down over {pair.split()[1]} random hidden units"
+    what = of.get(pair) or f"W_up W_down over {pair.split()[1]} of the hidden units, drawn at random"
     continuous = any(found.continuous for _, found in models)
     marks = " Marks above: the forward pass's steps." if continuous else " A column is a step."
     said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
@@ -232,34 +236,29 @@ def turns(values: "np.ndarray", what: str) -> list[int]:
 
 
 def headline(found: "Spectra") -> str:
-    """Whose eigenvalues turn to the other sign, and how the spectral radius of every pair changes."""
-    from diffeqformer.analysis.spectra import RADIUS, SHARE
+    """Which sign the eigenvalues of every pair mostly have, from the first step to the last: shares of positive real
+    parts, those that turn first."""
+    from diffeqformer.analysis.spectra import SHARE
 
-    signs = []
+    said: list[tuple[int, str]] = []
     for pair, does in WHAT.items():
-        first, last = _of_steps(found, pair, SHARE)[[0, -1]]
-        if (first - 0.5) * (last - 0.5) < 0 and abs(last - first) > 0.1:
-            names = ("negative", "positive") if last > first else ("positive", "negative")
-            signs.append(
-                f"the eigenvalues of {pair} ({does}) turn from mostly {names[0]} to mostly {names[1]} real parts "
-                f"({percent(first)} positive to {percent(last)})"
-            )
-    sizes = join([_moves(found, pair, RADIUS, not any(f"of {pair} (" in said for said in signs)) for pair in WHAT])
-    return f"From the first step to the last {join([*signs, f'the largest absolute eigenvalue {sizes}'])}."
+        values = _of_steps(found, pair, SHARE)
+        first, last = _mostly(values[0]), _mostly(values[-1])
+        others = [one for one in map(_mostly, values[turns(values, SHARE)]) if one not in (first, HALVES)]
+        rank, does_what = (
+            (0, f"turn from {first} to {last}")
+            if first != last
+            else (1, f"turn {others[0]} on the way and back")
+            if others
+            else (2, f"stay {first}")
+        )
+        said.append((rank, f"those of {pair} ({does}) {does_what} ({path(found, pair, SHARE, percent)})"))
+    told = "; ".join(sentence for _, sentence in sorted(said, key=lambda one: one[0]))
+    return f"Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones: {told}."
 
 
-def _moves(found: "Spectra", pair: str, what: str, told: bool) -> str:
-    """How the size of a pair goes; `told`, with what the pair is."""
-    import numpy as np
-
-    values = _of_steps(found, pair, what)
-    growth = float(_growth(values[[0, -1]]))
-    of = f"{pair} ({WHAT[pair]})" if told else pair
-    if turns(values, what):
-        return f"of {of} goes {path(found, pair, what, digits)}"
-    if abs(growth) < LEVEL:
-        return f"of {of} hardly changes"
-    return f"of {of} {'grows' if growth > 0 else 'shrinks'} by a factor of {np.exp(abs(growth)):.3g}"
+def _mostly(share: float) -> str:
+    return "mostly positive" if share > 0.55 else "mostly negative" if share < 0.45 else HALVES
 
 
 def by_head(found: "Spectra") -> str:

@@ -1,0 +1,210 @@
+"""Whether spectra tell which heads are induction heads: the paper's inference, tested, and what is said of it.
+
+The paper (section 5.1) reads positive eigenvalues of QK as matching and positive eigenvalues of OV as copying, and
+concludes that induction heads are likely in the last layers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+from diffeqformer.analysis.correlation import spearman
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number, percent
+
+TESTS = (
+    ("prefix matching", "QK positive share"), ("prefix matching", "QK sum ratio"),
+    ("prefix matching", "QK spectral radius"), ("copying", "OV positive share"), ("copying", "OV sum ratio"),
+    ("prefix matching", "QK and OV positive"), ("next token", "QK and OV positive"), ("next token", "OV sum ratio"),
+)  # fmt: skip
+"""Which behaviour is compared with which summary of a spectrum."""
+COPYING = ("copying", "OV positive share")
+"""Of what needs no induction heads: a head that copies has large shares of positive real parts in OV."""
+MATCHING = 0.5
+"""Prefix matching of a head that is called an induction head without reserve."""
+INFERENCE = ("prefix matching", "QK and OV positive")
+"""The paper's: a head of which both shares of positive real parts are large is an induction head."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """How a behaviour and a summary of spectra go together, over all heads and steps."""
+
+    behaviour: str
+    summary: str
+    rho: float
+    """Spearman's rank correlation; 0 if either is the same everywhere."""
+    interval: tuple[float, float]
+    """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
+    together), else heads of all layers are."""
+    within: float = 0.0
+    """The same of ranks among the heads of each step: what depth alone does to both, and so to all heads alike, is out
+    of it. 0 with one head."""
+    within_interval: tuple[float, float] = (0.0, 0.0)
+
+
+NOTHING = Correlation("", "", 0.0, (0.0, 0.0))
+
+
+def signed(value: float) -> str:
+    """`+0.34`, `−0.18`."""
+    return f"{'+' if value >= 0 else ''}{number(value, 2)}"
+
+
+def estimate(value: float, interval: tuple[float, float]) -> str:
+    """`+0.34 [−0.18, +0.71]`: a correlation and its 95 % interval."""
+    return f"{signed(value)} [{', '.join(map(signed, interval))}]"
+
+
+@dataclass(frozen=True)
+class Induction:
+    """What every head does on repeated random sequences at every step, and what its spectra say."""
+
+    times: np.ndarray
+    """The ends of the steps, (step,)."""
+    behaviours: dict[str, np.ndarray]
+    """By name, (step, head); see `measure_induction`."""
+    summaries: dict[str, np.ndarray]
+    """Summaries of the QK and OV spectra of the weights that the same evaluations used, (step, head)."""
+    correlations: tuple[Correlation, ...]
+    chance: float
+    """Prefix matching of a head that looks at all positions alike."""
+    loss_first: float
+    """Mean loss (nats) of the first copy's tokens, which cannot be known."""
+    loss_later: float
+    """Mean loss of the later copies', which can."""
+    even: float
+    """The loss of uniform guessing over the vocabulary."""
+    length: int
+    repeats: int
+    sequences: int
+
+    @property
+    def inference(self) -> Correlation:
+        """The test of the paper's inference: prefix matching against both pairs' shares of positive real parts."""
+        return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
+
+    def verdict(self) -> str:
+        """Whether there are induction heads, and what the test means for the paper's inference on this model."""
+        matching = self.behaviours["prefix matching"]
+        most, (step, head) = float(matching.max()), np.unravel_index(matching.argmax(), matching.shape)
+        lowers = "lowers" if self.loss_later <= self.loss_first else "raises"
+        than = f"uniform guessing: {self.even:.2f}"
+        if self.loss_later > self.even:
+            than += ", better than both: this model knows nothing of random text, so the fall says little"
+        measured = (
+            f"the best head (step {step + 1}, head {head}) gives {percent(most, 1)} of its attention to what followed "
+            f"earlier copies of the token ({percent(self.chance, 1)} by chance, 100 % if it were a perfect induction "
+            f"head), and repeating a random sequence {lowers} the loss from {self.loss_first:.2f} to "
+            f"{self.loss_later:.2f} nats ({than})"
+        )
+        if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
+            return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
+        there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"
+        return f"{there}: {measured}. {self._inference()}"
+
+    def _inference(self) -> str:
+        """What becomes of the paper's inference where heads match prefixes."""
+        found = self.inference
+        (low, high), (least, _) = found.interval, found.within_interval
+        alone = self.behaviours["prefix matching"].shape[-1] == 1
+        spread = f"rank correlation over heads and steps {estimate(found.rho, found.interval)}"
+        among = "" if alone else f"; among the heads of a step {estimate(found.within, found.within_interval)}"
+        claim = "The paper infers induction heads from eigenvalues of QK and OV with positive real parts:"
+        if low > 0 and (least > 0 or alone):
+            return f"{claim} such heads do match prefixes more ({spread}{among})."
+        if low > 0:
+            return (
+                f"{claim} both come in the same steps ({spread}), but not clearly in the same heads (among those of a "
+                f"step {estimate(found.within, found.within_interval)}{self._tells()})."
+            )
+        if high < 0:
+            return f"{claim} such heads match prefixes less ({spread}{among})."
+        return f"{claim} such heads do not clearly match prefixes more ({spread}{among})."
+
+    def _tells(self) -> str:
+        """Which single spectra do tell a step's heads apart, the best for each behaviour."""
+        best: dict[str, Correlation] = {}
+        for one in self.correlations:
+            clear = one.within_interval[0] > 0 or one.within_interval[1] < 0
+            single = (one.behaviour, one.summary) != INFERENCE and one.behaviour != "next token"
+            if clear and single and abs(one.within) > abs(best.get(one.behaviour, NOTHING).within):
+                best[one.behaviour] = one
+        said = [
+            f"{behaviour} goes with {one.summary}, {estimate(one.within, one.within_interval)}"
+            for behaviour, one in best.items()
+        ]
+        return f", where {' and '.join(said)}" if said else ""
+
+    def _copying(self) -> str:
+        """Whether heads copy where OV says so, which needs no induction heads."""
+        found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
+        (low, high), most = found.interval, float(self.behaviours["copying"].max())
+        goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
+        return (
+            f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
+            f"{estimate(found.rho, found.interval)}){self._other_copying()}."
+        )
+
+    def _other_copying(self) -> str:
+        """What copying clearly goes with besides."""
+        others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
+        clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
+        said = [f"{c.summary} ({estimate(c.rho, c.interval)})" for c in clear]
+        return f"; it goes with {' and '.join(said)}" if said else ""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, to be saved."""
+        found = {"times": self.times, "chance": np.asarray(self.chance)}
+        found |= {name.replace(" ", "_"): value for name, value in (self.behaviours | self.summaries).items()}
+        found["loss_first_and_later"] = np.array([self.loss_first, self.loss_later])
+        found["correlations"] = np.array([(c.rho, *c.interval) for c in self.correlations])
+        found["correlations_within"] = np.array([(c.within, *c.within_interval) for c in self.correlations])
+        found["correlation_names"] = np.array([f"{c.behaviour} ~ {c.summary}" for c in self.correlations])
+        return found
+
+    def table(self, caption: str = "Rank correlations") -> Table:
+        """The correlations."""
+        rows = [
+            (f"{c.behaviour} ~ {c.summary}",
+             *(cell for value, ends in ((c.rho, c.interval), (c.within, c.within_interval))
+               for cell in (signed(value), " to ".join(map(signed, ends)))))
+            for c in self.correlations
+        ]  # fmt: skip
+        columns = (
+            "behaviour ~ spectrum",
+            "rank correlation",
+            "95 % interval",
+            "among a step's heads",
+            "95 % interval",
+        )
+        return Table(caption, columns, rows)
+
+    def _repr_html_(self) -> str:
+        return self.table(self.verdict()).to_html()
+
+
+def correlate(
+    behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, crossed: bool, samples: int = 1000, seed: int = 0
+) -> Correlation:
+    """Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
+
+    **Arguments:** `crossed`, true to draw steps and heads, each apart, and every pair of those drawn (Owen 2007, the
+    pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
+    interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
+    """
+    a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
+    of_heads = [rankdata(values, axis=1) - (x.shape[1] + 1) / 2 for values in (x, y)]
+    return Correlation(
+        behaviour, summary, spearman(x.ravel(), y.ravel()), _interval(a, b, samples, seed),
+        spearman(*(ranks.ravel() for ranks in of_heads)), _interval(*of_heads, samples=samples, seed=seed),
+    )  # fmt: skip
+
+
+def _interval(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, float]:
+    """Of the correlation of two tables, each axis drawn anew with replacement."""
+    draw = np.random.default_rng(seed)
+    picks = (np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples))
+    low, high = np.quantile([spearman(x[some].ravel(), y[some].ravel()) for some in picks], (0.025, 0.975))
+    return float(low), float(high)

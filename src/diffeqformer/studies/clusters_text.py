@@ -1,0 +1,85 @@
+"""Sentences of what hidden states do over depth: whether they gather in direction, and whether groups merge."""
+
+import math
+from collections.abc import Sequence
+
+from diffeqformer.plain import Values
+
+ANGLES, ALIGNED = 0.5, math.e / 2
+"""The interaction energy of states that all stand at right angles, and of states that all have one direction."""
+CLEAR = 0.1
+"""Of the energy's range, or of a number of clusters: what changes by less does not clearly change."""
+
+
+def gathering(rows: Sequence[Values], tokens: int, different: float, texts: int) -> str:
+    """Whether tokens gather in direction, by the energy, and what becomes of close and of loose groups.
+
+    **Arguments:** `rows`, means at every depth; `tokens` of a text, and how many of them are `different`, which is as
+    many clusters as there can be at depth 0 where places have no embeddings.
+    """
+    energies = [row["energy"] for row in rows]
+    read = "One text was read." if texts == 1 else f"{texts} texts were read."
+    whose = f"{tokens} tokens, {different:.0f} of them different"
+    return (
+        f"Tokens {direction(energies)}: the interaction energy goes {_way(energies)} ({ANGLES:g} if all stood at right "
+        f"angles, {ALIGNED:.3f} if all had one direction). {groups(rows[0]['clusters'], rows[-1]['clusters'], whose)} "
+        f"{read}"
+    )
+
+
+def direction(energies: Sequence[float]) -> str:
+    """`gather in direction`, `scatter`, one after the other, or neither, by a tenth of the energy's range."""
+    steps, tenth = len(energies) - 1, CLEAR * (ALIGNED - ANGLES)
+    highest, lowest = energies.index(max(energies)), energies.index(min(energies))
+    first, last = energies[0], energies[-1]
+    ways = []
+    for turn, does, other, sign in ((highest, "gather", "scatter", 1), (lowest, "scatter", "gather", -1)):
+        there, back = sign * (energies[turn] - first), sign * (energies[turn] - last)
+        if there > tenth and back > tenth:
+            return f"{does} in direction up to step {turn} of {steps}, and {other} after it"
+        if there - back > tenth:
+            little = f" up to step {turn} of {steps}, and {other} a little after it" if back > CLEAR * there else ""
+            ways.append(f"{does} in direction{little}")
+    return ways[0] if ways else "neither gather nor scatter clearly in direction"
+
+
+def _way(energies: Sequence[float]) -> str:
+    """`0.678 → 0.754 at step 3 → 0.650`: at both ends, and where it is higher, or lower, than there by half of what is
+    clear."""
+    beyond = CLEAR / 2 * (ALIGNED - ANGLES)
+    low, high = sorted((energies[0], energies[-1]))
+    ends = {energies.index(max(energies)): max(energies) > high + beyond}
+    ends |= {energies.index(min(energies)): min(energies) < low - beyond}
+    between = [f"{energies[place]:.3f} at step {place}" for place in sorted(ends) if ends[place]]
+    return " → ".join((f"{energies[0]:.3f}", *between, f"{energies[-1]:.3f}"))
+
+
+def groups(start: Values, end: Values, whose: str) -> str:
+    """What becomes of clusters at every share of the mean distance that they are counted at: all that changes is told.
+
+    Where close ones (small shares) and loose ones (large shares) go different ways, both are.
+    """
+    ratio = {share: end[share] / start[share] for share in start}
+    fewest, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
+    merge, dissolve = ratio[fewest] < 1 - CLEAR, ratio[most] > 1 + CLEAR
+    goes = lambda share: (
+        f"within {100 * float(share):g} % of the mean distance from {start[share]:.0f} to {end[share]:.0f}"
+    )
+    if merge and dissolve:
+        close, loose = sorted((fewest, most), key=float)
+        does = ("merge", "dissolve") if close == fewest else ("dissolve", "merge")
+        said = f"Close groups {does[0]} and loose ones {does[1]}: clusters go {goes(close)}, {goes(loose)}"
+    elif merge or dissolve:
+        said = f"Groups {'merge' if merge else 'dissolve'}: clusters go {goes(fewest if merge else most)}"
+    else:
+        said = f"Groups hardly change: clusters go {goes(most)}"
+    return f"{said}, of {whose}."
+
+
+def distances(start: Values, end: Values) -> str:
+    """What becomes of distances as parts of the states' own length, which grows in depth."""
+    return (
+        f"The mean distance of two states goes from {start['relative_distance']:.2f} to "
+        f"{end['relative_distance']:.2f} of their length (0 if all were in one place, 1.41 if all stood at right "
+        "angles and were equally long)"
+    )
