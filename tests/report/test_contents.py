@@ -62,7 +62,9 @@ def test_a_text_stands_once_with_the_sentences_about_its_tokens(tmp_path):
     mapped(tmp_path, "steps", outputs=(0, 2), said=())
     mapped(tmp_path, "depth", tokens=("another", "text", "."))
     text = write_contents(tmp_path, "run", KNOWN, {"clusters": "why <not>", "steps": "as it was"}, "do it").read_text()
-    assert text.count('<section class="text">') == 2 and "Underlined tokens can be chosen: spectra, steps open" in text
+    assert (
+        text.count('<section class="text">') == 2 and "Underlined tokens can be chosen: spectra and steps open" in text
+    )
     assert text.index('<p class="headline">of two</p>') < text.index("What 3 analyses say")  # of the page of depth
     first = text.split('<section class="text">')[1]
     assert '{"spectra": {"1": "of one", "2": "of two"}}' in unescape(first)
@@ -86,8 +88,8 @@ def test_comparisons_are_linked_and_the_pages_that_follow_a_token_named(tmp_path
     write(tmp_path / "depth", "depth", "Depth", ("no text",))
     write(tmp_path / "compare-gpt", "compare", "Two runs", ("One is better.",))
     text = write_contents(tmp_path, "run", KNOWN).read_text()
-    assert 'href="compare-gpt/index.html">compare-gpt</a>' in text and "One is better." in text
-    assert "Underlined tokens can be chosen: spectra, steps open at its output" in text
+    assert 'href="compare-gpt/index.html">Two runs</a>' in text and "One is better." in text
+    assert "Underlined tokens can be chosen: spectra and steps open at that token" in text
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
     )
     assert "falls by 1.25 nats (occlusion)" in said
     assert said.endswith(
-        "Of the tokens before token 1 occlusion puts token 0, “a” first (0.1 nats); end-to-end exponents and attention "
-        "put token 0 first."
+        "Of the tokens before token 1 occlusion puts token 0, “a” first (0.1 nats); end-to-end exponents and mean "
+        "attention put token 0 first."
     )
     scores3 = {name: np.array([0.2, row[0], row[1]]) for name, row in scores.items()}
     scores3["attention"] = np.array([0.9, 0.05, 0.05])
@@ -97,12 +97,12 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
     said = headline(("a", "b", "c"), 2, "“x”", scores3)
     assert said.endswith(
         "Of the tokens before token 2 occlusion puts token 0, “a” first (0.2 nats); end-to-end exponents put token 1, "
-        "“b” first, whose replacement lowers log p by 0.1; attention puts token 0 first."
+        "“b” first: replacing that lowers log p by 0.1; mean attention puts token 0 first."
     )
     scores3["occlusion"] = np.array([0.5, -0.3, 0.1])
     assert headline(("a", "b", "c"), 2, "“x”", scores3).endswith(
-        "Of the tokens before token 2 end-to-end exponents put token 1, “b” first, whose replacement raises log p by "
-        "0.3: it speaks against it; attention puts token 0 first."
+        "Of the tokens before token 2 end-to-end exponents put token 1, “b” first: replacing that raises log p by "
+        "0.3, so that it speaks against the prediction; mean attention puts token 0 first."
     )
     assert headline(("a",), 0, "“x”", {name: row[:1] for name, row in scores.items()}).endswith("(occlusion).")
     without = headline(("a", "b", "c"), 1, "“x”", scores | {"occlusion": np.array([-0.1, 0.0, np.nan])})

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diffeqformer.studies.compression import WAYS, loss_against_size, result
+from diffeqformer.studies.compression import WAYS, loss_against_size, made_of, result
 from tests.studies.pictures import WIDTHS, legend, points
 
 FOUND = [
@@ -20,17 +20,13 @@ NEAR = {**KNOWN, "original": math.log(15)}
 def test_the_best_over_depth_stands_beside_the_best_within_layers():
     made = result(FOUND, NEAR, "a text")
     assert made.findings[0] == (
-        "With 1/4 of the blocks' parameters, the smallest size at which any of them stays within 25 % of the whole "
-        "model's perplexity, sharing over depth loses less than low rank within layers: perplexity 23.00 (low rank per "
-        "layer) within layers, 18.00 (knots) at best over depth, 15.00 whole. With 3/4 it is likewise."
+        "Of the best of each kind, sharing over depth loses less than low rank within layers at all 2 sizes: with 1/4 "
+        "of the blocks' parameters (the smallest size that keeps perplexity within 25 %) and no training, perplexity "
+        "18.00 (knots) against 23.00 (low rank per layer); the whole model has 15.00."
     )
+    of_no_use = result(FOUND, KNOWN, "a text").findings[0]
     assert (
-        result(FOUND, KNOWN, "a text")
-        .findings[0]
-        .startswith(
-            "With 3/4 of the blocks' parameters, the largest size that was tried (none keeps the perplexity within "
-            "25 %), "
-        )
+        "with 3/4 of the blocks' parameters (the largest size that was tried; none keeps perplexity within" in of_no_use
     )
     assert made.tables[0].columns == ("way", "1/4", "3/4")
     assert made.tables[0].rows[-1] == ("low rank per layer, weighted by activations", "24.00", "18.67")
@@ -39,7 +35,7 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
 
 def test_the_headline_says_at_which_sizes_the_ways_change_places():
     lower = [row | ({"loss": 1.0} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
-    assert result(lower, NEAR, "a text").findings[0].endswith("15.00 whole. With 3/4 it is the other way round.")
+    assert result(lower, NEAR, "a text").findings[0].endswith("has 15.00. At 3/4 it is the other way round.")
     near = [
         row | ({"loss": math.log(10 + 8 / 3) + 0.005} if (row["way"], row["size"]) == ("rank", 3) else {})
         for row in FOUND
@@ -47,10 +43,20 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
     assert (
         result(near, NEAR, "a text")
         .findings[0]
-        .endswith("whole. With 3/4 the two are within 1 % of each other (over depth: knots).")
+        .endswith("15.00. At 3/4 the two are within 1 % of each other (over depth: knots).")
     )
     failed = [row | ({"loss": math.nan} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
-    assert result(failed, NEAR, "a text").findings[0].endswith("15.00 whole. With 3/4 it is likewise.")
+    assert result(failed, NEAR, "a text").findings[0].endswith("the whole model has 15.00.")
+    worse = [row | ({"loss": 5.0} if not row["way"].startswith("rank") and row["size"] == 1 else {}) for row in FOUND]
+    said = result(worse, NEAR, "a text").findings[0]
+    assert said.startswith(
+        "Of the best of each kind, sharing over depth loses less than low rank within layers at 3/4: w"
+    )
+    assert said.endswith("(low rank per layer); the whole model has 15.00. At 1/4 it is the other way round.")
+
+
+def test_layers_that_are_functions_of_depth_are_no_proof_for_others():
+    assert made_of("layer") == "" and "kind `knots`, functions of depth: where these are smooth" in made_of("knots")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

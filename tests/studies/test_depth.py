@@ -45,7 +45,7 @@ VANILLA = Mark("Vanilla GPT", False, "runs/gpt", 8, measured(21.0, 8))
         ({4: 40.0, 6: 20.0}, " there; without fine-tuning it is 2.00\u00a0times as high at 4 steps."),
         (
             {1: 400.0, 5: 20.3, 6: 20.0, 7: 19.0, 8: 30.0},
-            "it is at most 1.5\u00a0% higher at 5 and 7 steps and 1.50\u00a0times as high at 8 steps and up to "
+            "it is at most 1.5\u00a0% higher at 5 and 7 steps and 50\u00a0% higher at 8 steps and up to "
             "20\u00a0times as high at 1 step.",
         ),
         ({3: 20.6, 6: 20.0}, "it is 3.0\u00a0% higher at 3 steps."),
@@ -68,12 +68,12 @@ def test_depths_of_training_are_told_and_ringed():
     deep = replace(curve({1: 900.0, 2: 32.0, 3: 24.0, 5: 22.0, 6: 20.0, 8: 19.9, 9: 20.1}), trained=(2, 3, 5, 6, 8))
     assert finding(deep) == (
         "DiffEqFormer, trained at 2, 3, 5, 6 and 8 steps, has perplexity 20.00 at 6; it is within 0.5\u00a0% at 8 "
-        "steps and 1.10\u00a0times as high at 5 steps, 1.20\u00a0times as high at 3 steps, 1.60\u00a0times as high at "
+        "steps and 10\u00a0% higher at 5 steps, 20\u00a0% higher at 3 steps, 60\u00a0% higher at "
         "2 steps. At depths that it was not trained at it is within 0.5\u00a0% at 9 steps and 45\u00a0times as high at "
         "1 step."
     )
     assert [row[:2] for row in depths_table(found).rows] == [
-        ("3", "yes"), ("6 (own)", "yes"), ("7", "no"), ("12", "yes")
+        ("3", "yes"), ("6 (reference)", "yes"), ("7", "no"), ("12", "yes")
     ]  # fmt: skip
     rings = [line for line in quality_over_depth(found).axes[0].lines if line.get_markersize() > 10]
     assert [points(ring).tolist() for ring in rings] == [[[3, 20.2]], [[6, 20.0]], [[12, 20.0]]]

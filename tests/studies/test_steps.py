@@ -64,7 +64,8 @@ def test_a_model_of_one_step_is_told_as_such():
     assert headline(FLAT) == (
         "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
         "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, which the bare "
-        "embedding has. 3 % of the weights' energy is change over depth."
+        "embedding has. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, 67 % if "
+        "they had nothing in common)."
     )
     deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
         getattr(FLAT, name) for name in ("kl", "length", "attention", "feed_forward", "energy", "rank")
@@ -79,15 +80,24 @@ def test_steps_before_the_reading_is_a_prediction_are_told():
     slow = replace(FLAT, loss=np.array([9.0, 8.0, 7.0, 3.0]), even=6.24, echo=np.array([1.0, 0.9, 0.6, 0.1]))
     assert slow.worse_than_even == 2 and FLAT.worse_than_even == 0
     assert (
-        "Read this way, the first 2 are worse than even odds (6.24 nats): the state still names the token that it "
-        "read, at 90 % of the positions after step 1, 60 % after step 2 and 10 % in the end. 3 % of"
+        "Read this way, the first 2 are worse than uniform guessing among 513 tokens (6.24 nats): the state still "
+        "names the token that it read, at 90 % of the positions after step 1, 60 % after step 2 and 10 % in the end. 3 "
+        "% of"
     ) in headline(slow)
     first, second = loss_by_step(slow, width=8.0).axes
     assert [set(points(line)[:, 1]) for line in first.lines[1:]] == [{6.24}] and len(second.lines) == 1
-    assert "even odds" in losses_caption(slow) and "even odds" not in losses_caption(FLAT)
-    assert "even odds" not in headline(replace(slow, even=np.nan))
+    assert "guessing" in losses_caption(slow) and "guessing" not in losses_caption(FLAT)
+    assert "guessing" not in headline(replace(slow, even=np.nan))
     for other in (np.zeros(0), np.array([0.2, 0.1, 0.1, 0.1])):  # not known; a head that does not echo
-        assert "even odds (6.24 nats). 3 % of" in headline(replace(slow, echo=other))
+        assert "among 513 tokens (6.24 nats). 3 % of" in headline(replace(slow, echo=other))
+    echoed = by_step(slow)
+    assert [row[echoed.columns.index("still the token read")] for row in echoed.rows] == [
+        "100 %",
+        "90 %",
+        "60 %",
+        "10 %",
+    ]
+    assert "still the token read" not in by_step(FLAT).columns
     late = replace(slow, loss=np.array([9.0, 5.0, 7.0, 3.0]))  # one step back is no beginning
     assert late.worse_than_even == 0 and replace(slow, loss=np.full(4, 7.0)).worse_than_even == 3
 

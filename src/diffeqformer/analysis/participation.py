@@ -50,11 +50,11 @@ class Participation:
     echo: Float[np.ndarray, " known"] = field(default_factory=lambda: np.zeros(0))
     """Share of the positions whose likeliest next token is the one that was just read; empty if that is not known."""
     even: float = math.nan
-    """The loss of even odds for every token of the vocabulary, nats."""
+    """The loss of uniform guessing over the vocabulary, nats."""
 
     @property
     def worse_than_even(self) -> int:
-        """How many first steps leave the prediction's loss at that of even odds or above."""
+        """How many first steps leave the prediction's loss at that of uniform guessing or above."""
         return int(np.argmin(np.append(self.loss[1:] >= self.even, False)))
 
     @property

@@ -14,6 +14,7 @@ from diffeqformer.store.files import write_output
 from diffeqformer.store.regular import open_to_read
 
 _HEADLINE = re.compile(r'<p class="headline">(.*?)</p>', re.DOTALL)
+_TITLE = re.compile(r"<h1>(.*?)</h1>", re.DOTALL)
 _MAP = re.compile(r'<section class="map" id="map-0">\s*<script type="application/json">(.*?)</script>', re.DOTALL)
 _PICTURE = re.compile(r'<section id="([a-z0-9][a-z0-9_-]*)">\s*<figure>')
 _START = 1 << 22
@@ -28,6 +29,8 @@ class Seen:
     """Its first sentence; empty if it has none."""
     picture: str
     """File beside it of its first figure; empty if there is none."""
+    title: str = ""
+    """The question that it answers."""
     tokens: tuple[str, ...] = ()
     """The text that it maps, if there is one."""
     outputs: tuple[int, ...] = ()
@@ -57,7 +60,7 @@ def write_contents(
     # `..` of a folder that is not there yet leads nowhere, so it is taken out first.
     found = [(*page, seen) for page in pages if (seen := look(Path(os.path.abspath(folder / page[2])))) is not None]
     entries = [
-        {"name": name, "about": about, "address": address, "headline": seen.headline,
+        {"name": name, "title": seen.title or name, "about": about, "address": address, "headline": seen.headline,
          "picture": f"{name}/{seen.picture}" if seen.picture else ""}
         for name, about, address, seen in found
     ]  # fmt: skip
@@ -91,9 +94,10 @@ def look(page: Path) -> Seen | None:
     except OSError:
         return None
     headline, picture, drawn = (pattern.search(text) for pattern in (_HEADLINE, _PICTURE, _MAP))
-    said = unescape(re.sub(r"<[^>]*>", "", headline[1])) if headline else ""
+    plain = lambda found: unescape(re.sub(r"<[^>]*>", "", found[1])) if found else ""
+    said, title = plain(headline), plain(_TITLE.search(text))
     file = f"{picture[1]}.png" if picture else ""
-    seen = Seen(said, file if file and (page.parent / file).is_file() else "")
+    seen = Seen(said, file if file and (page.parent / file).is_file() else "", title)
     try:
         shown = json.loads(drawn[1]) if drawn else {}
         tokens, outputs, headlines = (tuple(shown.get(name, ())) for name in ("tokens", "outputs", "headlines"))
@@ -103,7 +107,7 @@ def look(page: Path) -> Seen | None:
     if not of_text or not all(type(one) is int and 0 <= one < len(tokens) for one in outputs):
         return seen
     follows = len(headlines) == len(outputs) and headlines[-1:] == (said,)
-    return Seen(said, seen.picture, tokens, outputs, headlines if follows else ())
+    return Seen(said, seen.picture, title, tokens, outputs, headlines if follows else ())
 
 
 def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[Document]:

@@ -111,7 +111,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         ]
         seen = (
             f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}: by how much its log p falls with "
-            "the mean embedding in the place of each input, one at a time (occlusion)."
+            "the mean embedding in the place of each input, one at a time (occlusion). Blue speaks for the prediction, "
+            "orange against it."
         )
         falls = scores["occlusion"][-1, : last + 1]
         figures.append(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last))
@@ -187,19 +188,20 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
         return said
     token = lambda place: f"token {place}, “{tokens[place]}”"
     first = int(np.nanargmax(scores["occlusion"][:at]))
-    names = {"Lyapunov, end-to-end": "end-to-end exponents", "attention": "attention"}
+    names = {"Lyapunov, end-to-end": "end-to-end exponents", "attention": "mean attention"}
     places: dict[int, list[str]] = {}
     for name, words in names.items():
         places.setdefault(int(np.nanargmax(scores[name][:at])), []).append(words)
     before = [] if first == best else [f"occlusion puts {token(first)} first ({scores['occlusion'][first]:.2g} nats)"]
     for place, methods in places.items():
         effect = scores["occlusion"][place]
-        does = f"raises log p by {-effect:.2g}: it speaks against it" if effect < 0 else f"lowers log p by {effect:.2g}"
-        put = f"{join(methods)} {'puts' if methods == ['attention'] else 'put'}"
+        does = f"raises log p by {-effect:.2g}" if effect < 0 else f"lowers log p by {effect:.2g}"
+        put = f"{join(methods)} {'puts' if methods == [names['attention']] else 'put'}"
         if place == first:
             before.append(f"{put} token {place} first")
         else:
-            before.append(f"{put} {token(place)} first, whose replacement {does}")
+            against = ", so that it speaks against the prediction" if effect < 0 else ""
+            before.append(f"{put} {token(place)} first: replacing that {does}{against}")
     return f"{said} Of the tokens before token {at} {'; '.join(before)}."
 
 

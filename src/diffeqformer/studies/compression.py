@@ -103,10 +103,20 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     about = (
         f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
         f"{opened.folder} at update {opened.step}, {layers} layers."
-        f"{'' if arguments.data else inputs.whole_split(opened, layers)}"
+        f"{'' if arguments.data else inputs.whole_split(opened, layers)}{made_of(opened.config.model.weights.kind)}"
     )
     known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": whole}
     return result(found, known, about, folder)
+
+
+def made_of(kind: str) -> str:
+    """That layers of weights of this kind have much in common by construction, if so."""
+    if kind == "layer":
+        return ""
+    return (
+        f" Its layers come from weights of kind `{kind}`, functions of depth: where these are smooth, sharing over "
+        "depth costs little by construction, which says nothing of models whose layers are independent."
+    )
 
 
 def result(found: Sequence[Values], known: Values, about: str, folder: Path = Path()) -> Result:
@@ -129,6 +139,7 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         "Which costs less: layers that share their parameters, or layers of lower rank?",
         (
             headline(found, known),
+            about,
             f"A share of K/{known['layers']} keeps as many of the blocks' parameters as K of the {known['layers']} "
             "layers have. Solid lines share over depth: layers are made of a few, or of their mean and corrections. "
             "Dashed lines keep every layer apart, each with matrices of lower rank.",
@@ -137,15 +148,14 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
         arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
         document={**known, "smaller": list(found)},
-        notes=notes(known["layers"], about),
+        notes=notes(known["layers"]),
         folder=folder,
     )
 
 
-def notes(layers: int, about: str) -> tuple[str, ...]:
-    """What was evaluated on what, and what the ways are."""
+def notes(layers: int) -> tuple[str, ...]:
+    """What the ways are."""
     return (
-        about,
         f"Knots: K of them, between which layers are interpolated linearly over depth, fitted to the {layers} layers "
         "by least squares.",
         "Fewer directions over depth: every layer is the mean layer plus a combination of K − 1 others (truncated "
@@ -168,37 +178,35 @@ def headline(found: Sequence[Values], known: Values) -> str:
     of_use = {row["size"] for row in found if loss(row) <= known["original"] + np.log1p(OF_USE)}
     size = min(of_use) if of_use else max(row["size"] for row in found)
     within_reach = (
-        f"the smallest size at which any of them stays within {percent(OF_USE)} of the whole model's perplexity"
+        f"the smallest size that keeps perplexity within {percent(OF_USE)}"
         if of_use
-        else f"the largest size that was tried (none keeps the perplexity within {percent(OF_USE)})"
+        else f"the largest size that was tried; none keeps perplexity within {percent(OF_USE)}"
     )
-    at = {row["way"]: loss(row) for row in found if row["size"] == size}
-    over, within = (min(group, key=at.__getitem__) for group in (list(WAYS)[:-2], list(WAYS)[-2:]))
-    said = lambda way: f"{perplexity(float(np.exp(at[way])))} ({WAYS[way]})"
-    better = (
-        "low rank within layers loses less than sharing over depth"
-        if at[within] < at[over]
-        else ("sharing over depth loses less than low rank within layers")
-    )
-    sizes = sorted({row["size"] for row in found} - {size})
-    least = lambda size, ways: min(loss(row) for row in found if row["size"] == size and row["way"] in ways)
-    lead = {one: least(one, list(WAYS)[-2:]) - least(one, list(WAYS)[:-2]) for one in sizes}
-    sign = 1 if at[over] <= at[within] else -1
+    sides = list(WAYS)[:-2], list(WAYS)[-2:]
+    best = lambda size, ways: min((row for row in found if row["size"] == size and row["way"] in ways), key=loss)
+    lead = {one: float(np.nan_to_num(loss(best(one, sides[1])) - loss(best(one, sides[0]))))
+            for one in sorted({row["size"] for row in found})}  # fmt: skip
+    sign = 1 if lead[size] >= 0 else -1
+    winner, loser = sides[::sign]
+    names = ("sharing over depth", "low rank within layers")[::sign]
+    said = lambda row: f"{perplexity(float(np.exp(loss(row))))} ({WAYS[row['way']]})"
     shares = lambda chosen: join([f"{one}/{known['layers']}" for one in chosen])
-    level = [one for one in sizes if abs(lead[one]) < LEVEL]
-    alike = [one for one in sizes if sign * lead[one] >= LEVEL]
-    best = {WAYS[min((row for row in found if row["size"] == one and row["way"] in list(WAYS)[:-2]), key=loss)["way"]]
-            for one in level}  # fmt: skip
-    turned = [one for one in sizes if sign * lead[one] <= -LEVEL]
-    otherwise = f" With {shares(alike)} it is likewise." if alike else ""
-    otherwise += f" With {shares(turned)} it is the other way round." if turned else ""
+    level = [one for one in lead if abs(lead[one]) < LEVEL and one != size]
+    turned = [one for one in lead if sign * lead[one] <= -LEVEL]
+    where = (
+        f"at all {len(lead)} sizes" if not level and not turned and len(lead) > 1 else f"at {size}/{known['layers']}"
+    )
+    alike = [one for one in lead if one not in (*level, *turned, size)]
+    otherwise = f" So it is at {shares(alike)}." if alike and (level or turned) else ""
+    otherwise += f" At {shares(turned)} it is the other way round." if turned else ""
     if level:
-        by = " or ".join(name for name in WAYS.values() if name in best)
-        otherwise += f" With {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
+        by = " or ".join(dict.fromkeys(WAYS[best(one, sides[0])["way"]] for one in level))
+        otherwise += f" At {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
+    loses = "loses less than" if abs(lead[size]) >= LEVEL else "loses as much as"
     return (
-        f"With {size}/{known['layers']} of the blocks' parameters, {within_reach}, {better}: perplexity "
-        f"{said(within)} within layers, {said(over)} at best over depth, "
-        f"{perplexity(float(np.exp(known['original'])))} whole.{otherwise}"
+        f"Of the best of each kind, {names[0]} {loses} {names[1]} {where}: with {size}/{known['layers']} of the "
+        f"blocks' parameters ({within_reach}) and no training, perplexity {said(best(size, winner))} against "
+        f"{said(best(size, loser))}; the whole model has {perplexity(float(np.exp(known['original'])))}.{otherwise}"
     )
 
 

@@ -138,7 +138,7 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
     others = [table(curve) for table, there in ((exits_table, curve.exits), (marks_table, curve.marks)) if there]
     return Result(
         "depth",
-        "Quality against depth and compute",
+        "How good is it at other depths?",
         (
             finding(curve),
             *comparisons(curve),
@@ -217,7 +217,7 @@ def lowest(curve: "DepthCurve") -> str:
     if not known:
         return "No depth has a finite perplexity"
     best = min(known, key=known.__getitem__)
-    own = " (its own)" if best == curve.own else ""
+    own = " (its own)" if best == curve.own and curve.trained_at == (best,) else ""
     return f"Of {len(curve.points)} depths {_steps(best)}{own} have the lowest perplexity, {perplexity(known[best])}"
 
 
@@ -259,17 +259,12 @@ def depths_table(curve: "DepthCurve") -> Table:
     """The model at every depth."""
     own = curve.points[curve.own].perplexity
     columns = (
-        "steps",
-        "trained",
-        "perplexity",
-        "against its own",
-        "loss (nats)",
-        "bits/byte",
-        "evaluations",
+        "steps", "trained", "perplexity", f"against {_steps(curve.own)}", "loss (nats)", "bits/byte", "evaluations",
         "tokens/s",
-    )
-    name = lambda steps: f"{steps} (own)" if steps == curve.own else str(steps)
-    ratio = lambda steps, found: MISSING if steps == curve.own else _times(found.perplexity / own)
+    )  # fmt: skip
+    called = "own" if curve.trained_at == (curve.own,) else "reference"
+    name = lambda steps: f"{steps} ({called})" if steps == curve.own else str(steps)
+    ratio = lambda steps, found: MISSING if steps == curve.own else _against(found.perplexity / own)
     rows = [
         (
             name(steps),
@@ -329,8 +324,15 @@ def _percent(part: float) -> str:
 
 
 def _higher(ratio: float) -> str:
-    """How much higher: in per cent up to a tenth, then as a ratio."""
-    return f"{100 * (ratio - 1):.1f}\u00a0% higher" if ratio < 1.1 else f"{_times(ratio)} as high"
+    """How much higher: in per cent up to twice, then as a ratio."""
+    rise = 100 * (ratio - 1)
+    return f"{rise:.{1 if rise < 9.95 else 0}f}\u00a0% higher" if ratio < 2 else f"{_times(ratio)} as high"
+
+
+def _against(ratio: float) -> str:
+    """`+0.8 %`, `−1.2 %`, `131 times`."""
+    rise = f"{'+' if ratio >= 1 else ''}{number(100 * (ratio - 1), 1)}\u00a0%"
+    return rise if ratio < 2 else _times(ratio)
 
 
 def _times(ratio: float) -> str:

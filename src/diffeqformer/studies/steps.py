@@ -1,5 +1,6 @@
 """`diffeqformer analyze steps`: what each step of depth does, for any model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import percent
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -80,7 +82,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     arrays = {"ids": ids, "lens_top": read.top, "lens_probability": read.probability, "lens_kl": read.kl}
     return replace(
         made,
-        tables=(by_token(inputs.pieces_of(opened, ids), top, read.probability), *made.tables),
+        tables=(*made.tables, by_token(inputs.pieces_of(opened, ids), top, read.probability)),
         arrays={**made.arrays, **arrays},
         document={**made.document, **{name: values.tolist() for name, values in arrays.items()}},
     )
@@ -114,10 +116,10 @@ def result(
             headline(found),
             about,
             "The prediction after a step is the final norm and the head on the state there (the logit lens): a stop on "
-            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). Energy is the "
-            "share of a matrix's squared length over the steps that is not that of its mean over depth: 0 for "
-            "constant weights, about 1 − 1/steps for layers that have nothing in common; a mean over matrices. The "
-            "effective rank over depth runs from 1, constant weights up to a factor, to the number of steps.",
+            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). What varies "
+            "over depth is the share of a matrix's squared size over the steps that is not that of its mean; a mean "
+            "over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number "
+            "of steps.",
             *([tuned_finding(found, tuned)] if tuned else []),
         ),
         (by_step(found, tuned=tuned), by_matrix(found)),
@@ -153,7 +155,9 @@ def headline(found: "Participation") -> str:
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
             f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
         )
-    return f"{used}{alone}. {spelling(found)}{100 * energy:.0f} % of the weights' energy is change over depth."
+    scale = f" (0 % if all steps had the same, {100 * (1 - 1 / steps):.0f} % if they had nothing in common)"
+    varies = f"{100 * energy:.0f} % of the weights' squared size varies over depth{scale if steps > 1 else ''}."
+    return f"{used}{alone}. {spelling(found)}{varies}"
 
 
 def spelling(found: "Participation") -> str:
@@ -161,7 +165,10 @@ def spelling(found: "Participation") -> str:
     last = found.worse_than_even
     if not last:
         return ""
-    said = f"Read this way, the first {last} are worse than even odds ({found.even:.2f} nats)"
+    said = (
+        f"Read this way, the first {last} are worse than uniform guessing among {math.exp(found.even):,.0f} tokens "
+        f"({found.even:.2f} nats)"
+    )
     if found.echo.size and found.echo[1] > 0.5:
         said += (
             f": the state still names the token that it read, at {100 * found.echo[1]:.0f} % of the positions after "
@@ -175,7 +182,7 @@ def losses_caption(found: "Participation") -> str:
     return (
         f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
         "the last: the prediction after every step, and its KL divergence from the last one."
-        + (" Dotted: even odds for every token." if found.worse_than_even else "")
+        + (" Dotted: uniform guessing." if found.worse_than_even else "")
     )
 
 
@@ -220,16 +227,18 @@ def by_step(found: "Participation", caption: str = "After every step", tuned: Pr
         "step", "depth", "loss (nats per token)", "KL to the end", "state size (RMS)", "attention", "feed-forward"
     )  # fmt: skip
     at = depths(found.times)
+    echoed = ("still the token read",) if found.echo.size else ()
     probed = ("tuned loss", "tuned KL") if tuned else ()
     rows = [
         (
             str(i), at[i], f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", digits(found.length[i]),
             *((digits(part[i - 1]) for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
+            *([percent(found.echo[i])] if echoed else []),
             *(f"{values[i]:.3f}" for values in tuned or ()),
         )
         for i in range(len(found.loss))
     ]  # fmt: skip
-    return Table(caption, (*columns, *probed), tuple(rows))
+    return Table(caption, (*columns, *echoed, *probed), tuple(rows))
 
 
 def by_matrix(found: "Participation") -> Table:
@@ -238,13 +247,13 @@ def by_matrix(found: "Participation") -> Table:
         (WORDS.get(name, name.rpartition(".")[2]), f"{100 * found.energy[name]:.1f} %", f"{found.rank[name]:.2f}")
         for name in found.energy
     ]
-    return Table("Weights over depth", ("matrix", "energy about the mean", "effective rank"), tuple(rows))
+    return Table("Weights over depth", ("matrix", "varies over depth", "effective rank"), tuple(rows))
 
 
 def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: float) -> "Figure":
     """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given.
 
-    Dotted: the loss of even odds, where the way goes through it.
+    Dotted: the loss of uniform guessing, where the way goes through it.
     """
     from diffeqformer.report.figures import INK, drawing, legend, look
 
