@@ -118,7 +118,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             axis.set(title=title, xlabel="depth")
         axes[0].set_ylim(0, 1.05 * points)
         axes[1].set_ylim(bottom=0)
-        axes[2].set_ylim(bottom=0)
+        axes[2].set_ylim(0, 1.05 * max(math.sqrt(2), float((found.measures.distance / found.norm).max())))
         for known in (ANGLES, ALIGNED):
             axes[3].axhline(known, color=INK, linestyle=":", linewidth=1.0)
         axes[3].set_ylim(min(0.45, 0.95 * float(found.measures.energy.min())), 1.4)

@@ -52,8 +52,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "bar: chance."
     )
     test = (
-        "The test: behaviour against spectrum, a point for each head and step; 95 % intervals. 'QK and OV positive' is "
-        "the smaller of a head's two shares of eigenvalues with positive real parts. Dotted: chance."
+        "The test: behaviour against spectrum, a point for each head and step; 95 % intervals. Within steps: among the "
+        "heads of each. 'QK and OV positive' is the smaller of a head's two shares of eigenvalues with positive real "
+        "parts. Dotted: chance."
     )
     return Result(
         "induction",

@@ -58,7 +58,7 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
             if behaviour == "prefix matching":
                 axis.axhline(found.chance, color=INK, linewidth=0.8, linestyle=":")
-            among = f"\namong a step's heads {estimate(test.within, test.within_interval)}" if x.shape[1] > 1 else ""
+            among = f"\nwithin steps {estimate(test.within, test.within_interval)}" if x.shape[1] > 1 else ""
             axis.set(title=f"ρ = {estimate(test.rho, test.interval)}{among}", xlabel=summary)
             axis.set_ylabel(behaviour)
         figure.colorbar(drawn, ax=list(axes.flat), pad=0.01).set_label("depth t")
