@@ -370,7 +370,7 @@ def test_what_each_step_does_is_told_of_the_models_that_have_it():
     results["models"][0]["participation"] = {**numbers, "energy": {"up": 0.25}, "rank": {"up": 1.5}}
     page = Page(render(results))
     assert "DiffEqFormer: After 1 of 2 steps the prediction has settled: its loss is 4.020 nats there" in page.visible
-    assert "25\u00a0% of the weights’ energy" in page.visible.replace("'", "’")
+    assert "25\u00a0% of the weights’ squared size" in page.visible.replace("'", "’")
     assert [row[2] for row in page.tables["steps"][1:]] == ["9.000", "4.020", "4.000"]
     assert "What each step does" not in Page(render(examples.comparison())).visible
 
