@@ -136,9 +136,9 @@ def test_without_heads_that_match_prefixes_nothing_is_concluded():
     for matching, later, said in (
         (weak, 0.0, "No: "),
         (weak * 2, 5.0, "No: "),
-        (np.full((3, 2), 2.1 * found.chance), 0.0, "Hardly: "),
-        (np.full((3, 2), 0.5), 3.0, "Yes: "),
-        (np.full((3, 2), 0.5), 4.0, "Hardly: "),  # no better than even odds
+        (np.full((3, 2), 2.1 * found.chance), 0.0, "Hardly, on random tokens: "),
+        (np.full((3, 2), 0.5), 3.0, "Yes, on random tokens: "),
+        (np.full((3, 2), 0.5), 4.0, "Hardly, on random tokens: "),  # no better than even odds
     ):
         behaviours = found.behaviours | {"prefix matching": matching}
         one = replace(found, behaviours=behaviours, loss_first=5.0, loss_later=later, even=3.5)
@@ -156,12 +156,12 @@ def test_what_depth_alone_does_is_not_said_of_heads():
     seen = lambda c: replace(
         found, correlations=(c,), behaviours=found.behaviours | heads, loss_first=5.0, loss_later=1.0
     ).verdict()
-    assert seen(one).endswith("not clearly in the same heads (among those of a step −1.00 [−1.00, −1.00]).")
-    assert "such heads do match prefixes more" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
-    assert "such heads match prefixes less" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
-    assert "do not clearly match prefixes more" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
+    assert seen(one).endswith("but not clearly among the heads of a step (−1.00 [−1.00, −1.00]).")
+    assert "them, do match prefixes more" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
+    assert "them, match prefixes less" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
+    assert "them, do not clearly match prefixes more" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
     heads = {"prefix matching": np.full((3, 1), 0.5)}
-    assert "such heads do match prefixes more" in seen(one) and "among" not in seen(one)
+    assert "them, do match prefixes more" in seen(one) and "among" not in seen(one)
 
 
 def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
@@ -177,8 +177,8 @@ def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
     strong = found.behaviours | {"prefix matching": np.full((3, 2), 0.5)}
     said = replace(found, correlations=ones, behaviours=strong, loss_first=5.0, loss_later=1.0).verdict()
     assert said.endswith(
-        "(among those of a step +0.30 [−0.20, +0.70], where prefix matching goes with QK sum ratio, +0.60 [+0.20, "
-        "+0.80] and copying goes with OV sum ratio, −0.70 [−0.90, −0.30])."
+        "but not clearly among the heads of a step (+0.30 [−0.20, +0.70]), where prefix matching goes with QK's share "
+        "alone (+0.50 [+0.20, +0.70])."
     )
     assert estimate(-0.184, (-0.5, 0.0)) == "−0.18 [−0.50, +0.00]"
 

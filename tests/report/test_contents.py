@@ -37,7 +37,8 @@ def test_pages_that_are_there_are_linked_with_their_headlines(tmp_path):
     page = write_contents(tmp_path / "analysis", "run: all pages", KNOWN).read_text()
     links = [part.split('"')[0] for part in page.split('<a href="')[1:]]
     assert links == ["steps/index.html", "clusters/index.html", "../report.html"]
-    assert "One step &lt;b&gt;does&lt;/b&gt; it &amp; all." in page and "what each step does" in page
+    assert "One step &lt;b&gt;does&lt;/b&gt; it &amp; all." in page and "what each step does" not in page
+    assert ">Steps</a>" in page and ">clusters</a>" in page and "clusters: gathering" in page  # a page without a title
     assert page.count("<script") == 1 and "<img" not in page and "script-src 'sha256-" in unescape(page)
     steps = (tmp_path / "analysis" / "steps" / "index.html").read_text()
     assert '<a class="home" href="../index.html">' in steps and "One <code>step</code> &lt;b&gt;" in steps

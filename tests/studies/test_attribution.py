@@ -81,19 +81,20 @@ def test_every_method_is_described_and_ranked(found):
 
 def test_the_sentence_of_an_output_names_what_it_rests_on():
     scores = {"occlusion": np.array([0.1, 1.25, np.nan]), "attention": np.array([0.6, 0.4, np.nan])}
-    scores["Lyapunov, end-to-end"] = np.array([-3.0, -1.0, np.nan])
+    scores["Lyapunov, end-to-end growth"] = np.array([-3.0, -1.0, np.nan])
+    scores["integrated gradients"] = np.array([0.2, 0.4, np.nan])
     said = headline(("a", "b", "c"), 1, "“x” (probability 0.50)", scores)
     assert said.startswith(
-        "After token 1, “b”, the model expects “x” (probability 0.50). That rests most on token 1, “b”:"
+        "After token 1, “b”, the model expects “x” (probability 0.50). By occlusion that rests most on token 1, “b”:"
     )
-    assert "falls by 1.25 nats (occlusion)" in said
+    assert "falls by 1.25 nats. Of" in said
     assert said.endswith(
         "Of the tokens before token 1 occlusion puts token 0, “a” first (0.1 nats); end-to-end exponents and mean "
         "attention put token 0 first."
     )
     scores3 = {name: np.array([0.2, row[0], row[1]]) for name, row in scores.items()}
     scores3["attention"] = np.array([0.9, 0.05, 0.05])
-    scores3["Lyapunov, end-to-end"] = np.array([-3.0, -1.0, 0.5])
+    scores3["Lyapunov, end-to-end growth"] = np.array([-3.0, -1.0, 0.5])
     said = headline(("a", "b", "c"), 2, "“x”", scores3)
     assert said.endswith(
         "Of the tokens before token 2 occlusion puts token 0, “a” first (0.2 nats); end-to-end exponents put token 1, "
@@ -102,8 +103,12 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
     scores3["occlusion"] = np.array([0.5, -0.3, 0.1])
     assert headline(("a", "b", "c"), 2, "“x”", scores3).endswith(
         "Of the tokens before token 2 end-to-end exponents put token 1, “b” first: replacing that raises log p by "
-        "0.3, so that it speaks against the prediction; mean attention puts token 0 first."
+        "0.3, so that by occlusion it speaks against the prediction; mean attention puts token 0 first. Integrated "
+        "gradients say the opposite of token 1 (0.20)."
     )
-    assert headline(("a",), 0, "“x”", {name: row[:1] for name, row in scores.items()}).endswith("(occlusion).")
+    scores3["integrated gradients"] = np.array([-0.3, 0.05, 0.4])  # too small to be said of token 1
+    opposed = headline(("a", "b", "c"), 2, "“x”", scores3)
+    assert opposed.endswith("Integrated gradients say the opposite of token 0 (−0.30).")
+    assert headline(("a",), 0, "“x”", {name: row[:1] for name, row in scores.items()}).endswith("falls by 0.1 nats.")
     without = headline(("a", "b", "c"), 1, "“x”", scores | {"occlusion": np.array([-0.1, 0.0, np.nan])})
     assert "rests on no single token" in without

@@ -177,8 +177,8 @@ def test_what_is_said_of_states_follows_their_energy_and_their_groups():
     of = lambda *energies: gathering([start, *({"energy": e, "clusters": {"0.5": 5.0}} for e in energies)], 12, 9.0, 3)
     assert of(1.2) == (
         "Tokens gather in direction: the interaction energy goes 1.000 → 1.200 (0.5 if all stood at right angles, "
-        "1.359 if all had one direction). Groups merge: clusters go within 50 % of the mean distance from 10 to 5, of "
-        "12 tokens, 9 of them different. 3 texts were read."
+        "1.359 if all had one direction). Groups merge: at 50 % of the mean distance 10 clusters become 5, of 12 "
+        "tokens, 9 of them different. 3 texts were read."
     )
     assert of(1.5, 1.1).startswith(
         "Tokens gather in direction up to step 1 of 2, and scatter after it: the interaction energy goes 1.000 → 1.500 "
@@ -195,16 +195,12 @@ def test_what_is_said_of_states_follows_their_energy_and_their_groups():
 def test_close_and_loose_groups_may_go_different_ways():
     of = lambda *pairs: groups(*({f"{k}": pair[end] for k, pair in enumerate(pairs, 1)} for end in (0, 1)), "9 tokens")
     assert of((34, 48), (31, 33), (26, 10)) == (
-        "Close groups dissolve and loose ones merge: clusters go within 100 % of the mean distance from 34 to 48, "
-        "within 300 % of the mean distance from 26 to 10, of 9 tokens."
+        "Close groups dissolve and loose ones merge: at 100 % of the mean distance 34 clusters become 48, at 300 % of "
+        "the mean distance 26 clusters become 10, of 9 tokens."
     )
-    assert of((34, 20), (31, 48)).startswith("Close groups merge and loose ones dissolve: clusters go within 100 % of")
-    assert of((34, 48), (31, 33)).startswith(
-        "Groups dissolve: clusters go within 100 % of the mean distance from 34 to"
-    )
-    assert of((34, 35), (31, 33)).startswith(
-        "Groups hardly change: clusters go within 200 % of the mean distance from 31"
-    )
+    assert of((34, 20), (31, 48)).startswith("Close groups merge and loose ones dissolve: at 100 % of")
+    assert of((34, 48), (31, 33)).startswith("Groups dissolve: at 100 % of the mean distance 34 clusters")
+    assert of((34, 35), (31, 33)).startswith("Groups hardly change: at 200 % of the mean distance 31 clusters")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ VANILLA = Mark("Vanilla GPT", False, "runs/gpt", 8, measured(21.0, 8))
         ({4: 40.0, 6: 20.0}, " there; without fine-tuning it is 2.00\u00a0times as high at 4 steps."),
         (
             {1: 400.0, 5: 20.3, 6: 20.0, 7: 19.0, 8: 30.0},
-            "it is at most 1.5\u00a0% higher at 5 and 7 steps and 50\u00a0% higher at 8 steps and up to "
+            "it is at most 1.5\u00a0% higher at 5 and 7 steps and 50\u00a0% higher at 8 steps and "
             "20\u00a0times as high at 1 step.",
         ),
         ({3: 20.6, 6: 20.0}, "it is 3.0\u00a0% higher at 3 steps."),

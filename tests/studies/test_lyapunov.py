@@ -44,8 +44,8 @@ def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
     assert headline(tokens, 2, "end-to-end, growth", exponents, None, 1.5) == (
         "The state at token 2, “c”, is most sensitive, of the tokens before it, to token 0, “a” (end-to-end growth). A "
-        "small change there arrives 2 times as large, one at token 2 itself 8.1e+03 times; states themselves become "
-        "1.5 times as large over depth."
+        "small change there in a random direction arrives 2 times as large, one at token 2 itself 8.1e+03 times; "
+        "states themselves become 1.5 times as large over depth (root mean square)."
     )
 
 

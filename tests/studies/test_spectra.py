@@ -227,10 +227,10 @@ def test_the_headline_tells_whose_signs_turn_first():
     shares = {"QK": [0.25, 0.4, 0.5, 0.69], "OV": [0.66, 0.5, 0.17, 0.78], "FF": [0.5, 0.5, 0.5, 0.5]}
     found = spectra_of(radii, shares)
     assert headline(found) == (
-        "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones: those of QK "
-        "(which tokens heads look at) turn from mostly negative to mostly positive (25 % → 69 %); those of OV (what "
-        "heads copy from the tokens they look at) turn mostly negative on the way and back (66 % → 17 % at step 3 → 78 "
-        "%); those of FF (the feed-forward block) stay half and half (50 % → 50 %)."
+        "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones, means over "
+        "heads: those of QK (which tokens heads look at) turn from mostly negative to mostly positive (25 % → 69 %); "
+        "those of OV (what heads copy from the tokens they look at) turn mostly negative on the way and back (66 % → "
+        "17 % at step 3 → 78 %); those of FF (the feed-forward block) stay half and half (50 % → 50 %)."
     )
     other = headline(spectra_of(radii, shares | {"OV": [0.5, 0.5, 0.5, 0.2], "QK": [0.5, 0.5, 0.5, 0.5]}))
     assert (

@@ -23,7 +23,12 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
-PAIRWISE, END_TO_END, OCCLUSION, RANDOM = "Lyapunov, random direction", "Lyapunov, end-to-end", "occlusion", "random"
+PAIRWISE, END_TO_END, OCCLUSION, RANDOM = (
+    "Lyapunov, pairwise, random direction",
+    "Lyapunov, end-to-end growth",
+    "occlusion",
+    "random",
+)
 METHODS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS, RANDOM)
 BATCH = 64
 """Texts that are run at one time, if they are short."""

@@ -44,9 +44,6 @@ class Correlation:
     within_interval: tuple[float, float] = (0.0, 0.0)
 
 
-NOTHING = Correlation("", "", 0.0, (0.0, 0.0))
-
-
 def signed(value: float) -> str:
     """`+0.34`, `−0.18`."""
     return f"{'+' if value >= 0 else ''}{number(value, 2)}"
@@ -92,7 +89,7 @@ class Induction:
         lowers = "lowers" if self.loss_later <= self.loss_first else "raises"
         than = f"uniform guessing: {self.even:.2f}"
         if self.loss_later > self.even:
-            than += ", better than both: this model knows nothing of random text, so the fall says little"
+            than += ", better than both: such text is foreign to this model, which may do otherwise in text of its own"
         measured = (
             f"the best head (step {step + 1}, head {head}) gives {percent(most, 1)} of its attention to what followed "
             f"earlier copies of the token ({percent(self.chance, 1)} by chance, 100 % if it were a perfect induction "
@@ -102,6 +99,7 @@ class Induction:
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
         there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"
+        there = f"{there}, on random tokens"
         return f"{there}: {measured}. {self._inference()}"
 
     def _inference(self) -> str:
@@ -109,31 +107,28 @@ class Induction:
         found = self.inference
         (low, high), (least, _) = found.interval, found.within_interval
         alone = self.behaviours["prefix matching"].shape[-1] == 1
-        spread = f"rank correlation over heads and steps {estimate(found.rho, found.interval)}"
+        spread = f"rank correlation {estimate(found.rho, found.interval)}"
         among = "" if alone else f"; among the heads of a step {estimate(found.within, found.within_interval)}"
-        claim = "The paper infers induction heads from eigenvalues of QK and OV with positive real parts:"
+        heads = "Heads whose eigenvalues of both QK and OV have more positive real parts, from which the paper infers"
         if low > 0 and (least > 0 or alone):
-            return f"{claim} such heads do match prefixes more ({spread}{among})."
+            return f"{heads} them, do match prefixes more ({spread}{among})."
         if low > 0:
             return (
-                f"{claim} both come in the same steps ({spread}), but not clearly in the same heads (among those of a "
-                f"step {estimate(found.within, found.within_interval)}{self._tells()})."
+                f"{heads} them, match prefixes more over heads and steps ({spread}), but not clearly among the heads "
+                f"of a step ({estimate(found.within, found.within_interval)}){self._tells()}."
             )
         if high < 0:
-            return f"{claim} such heads match prefixes less ({spread}{among})."
-        return f"{claim} such heads do not clearly match prefixes more ({spread}{among})."
+            return f"{heads} them, match prefixes less ({spread}{among})."
+        return f"{heads} them, do not clearly match prefixes more ({spread}{among})."
 
     def _tells(self) -> str:
-        """Which single spectra do tell a step's heads apart, the best for each behaviour."""
-        best: dict[str, Correlation] = {}
-        for one in self.correlations:
-            clear = one.within_interval[0] > 0 or one.within_interval[1] < 0
-            single = (one.behaviour, one.summary) != INFERENCE and one.behaviour != "next token"
-            if clear and single and abs(one.within) > abs(best.get(one.behaviour, NOTHING).within):
-                best[one.behaviour] = one
+        """Which single shares of positive real parts do tell a step's heads apart."""
+        clear = lambda one: one.within_interval[0] > 0 or one.within_interval[1] < 0
+        shares = [one for one in self.correlations if one.summary.endswith("positive share") and clear(one)]
         said = [
-            f"{behaviour} goes with {one.summary}, {estimate(one.within, one.within_interval)}"
-            for behaviour, one in best.items()
+            f"{one.behaviour} goes with {one.summary.split()[0]}'s share alone "
+            f"({estimate(one.within, one.within_interval)})"
+            for one in shares
         ]
         return f", where {' and '.join(said)}" if said else ""
 

@@ -67,7 +67,7 @@ def write_contents(
     there = {name for name, *_ in found}
     made = len(there & {*known})
     said = (
-        f"What {made} {'analysis says' if made == 1 else 'analyses say'} of it, in a sentence each."
+        f"What {made} {'analysis says' if made == 1 else 'analyses say'} of it."
         if made
         else "No analysis was made of it yet."
     )

@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import join
+from diffeqformer.report.text import join, number
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -49,8 +49,10 @@ class Arguments(inputs.OfRun):
 
 
 DESCRIPTIONS = {
-    "Lyapunov, random direction": "Growth of a random direction at one input, by the field at the output (paper).",
-    "Lyapunov, end-to-end": "Growth of a random perturbation of an input's embedding until the output's final state.",
+    "Lyapunov, pairwise, random direction": "Growth of a random direction at one input, by the field at the output "
+    "(paper).",
+    "Lyapunov, end-to-end growth": "Growth of a random perturbation of an input's embedding until the output's final "
+    "state.",
     "attention": "Attention weight of the input in the output's row, mean over heads and all of depth.",
     "attention, last step": "The same in the last step alone.",
     "attention rollout": "The output's row of the product over depth of (A + I) / 2, A the mean over heads.",
@@ -175,20 +177,21 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     best = int(np.nanargmax(scores["occlusion"]))
     fall = scores["occlusion"][best]
     rests = (
-        f"That rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p falls by "
-        f"{fall:.3g} nats"
+        f"By occlusion that rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p "
+        f"falls by {fall:.3g} nats"
         if fall > 0
-        else "It rests on no single token: with the mean embedding in the place of any, log p does not fall"
+        else "By occlusion it rests on no single token: with the mean embedding in the place of any, log p does not "
+        "fall"
     )
     against = int(np.nanargmin(scores["occlusion"]))
     rise = -scores["occlusion"][against]
     more = f"; token {against}, “{tokens[against]}”, speaks against it by more ({rise:.3g})" if rise > fall > 0 else ""
-    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests} (occlusion){more}."
+    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests}{more}."
     if not at:
-        return said
+        return said + _disagreement(scores, [best])
     token = lambda place: f"token {place}, “{tokens[place]}”"
     first = int(np.nanargmax(scores["occlusion"][:at]))
-    names = {"Lyapunov, end-to-end": "end-to-end exponents", "attention": "mean attention"}
+    names = {"Lyapunov, end-to-end growth": "end-to-end exponents", "attention": "mean attention"}
     places: dict[int, list[str]] = {}
     for name, words in names.items():
         places.setdefault(int(np.nanargmax(scores[name][:at])), []).append(words)
@@ -200,9 +203,20 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
         if place == first:
             before.append(f"{put} token {place} first")
         else:
-            against = ", so that it speaks against the prediction" if effect < 0 else ""
+            against = ", so that by occlusion it speaks against the prediction" if effect < 0 else ""
             before.append(f"{put} {token(place)} first: replacing that {does}{against}")
-    return f"{said} Of the tokens before token {at} {'; '.join(before)}."
+    named = [best, first, *places]
+    return f"{said} Of the tokens before token {at} {'; '.join(before)}.{_disagreement(scores, named)}"
+
+
+def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> str:
+    """At which of the named tokens integrated gradients have the other sign, by a tenth of a nat or more."""
+    one, other = scores["occlusion"], scores["integrated gradients"]
+    opposed = [place for place in dict.fromkeys(named) if one[place] * other[place] < 0 and abs(other[place]) >= 0.1]
+    if not opposed:
+        return ""
+    where = f"token{'s' * (len(opposed) > 1)} {join([f'{place} ({number(other[place], 2)})' for place in opposed])}"
+    return f" Integrated gradients say the opposite of {where}."
 
 
 def trust(found: "Faithfulness", length: int) -> Table:

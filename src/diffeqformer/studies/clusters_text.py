@@ -63,16 +63,16 @@ def groups(start: Values, end: Values, whose: str) -> str:
     fewest, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
     merge, dissolve = ratio[fewest] < 1 - CLEAR, ratio[most] > 1 + CLEAR
     goes = lambda share: (
-        f"within {100 * float(share):g} % of the mean distance from {start[share]:.0f} to {end[share]:.0f}"
+        f"at {100 * float(share):g} % of the mean distance {start[share]:.0f} clusters become {end[share]:.0f}"
     )
     if merge and dissolve:
         close, loose = sorted((fewest, most), key=float)
         does = ("merge", "dissolve") if close == fewest else ("dissolve", "merge")
-        said = f"Close groups {does[0]} and loose ones {does[1]}: clusters go {goes(close)}, {goes(loose)}"
+        said = f"Close groups {does[0]} and loose ones {does[1]}: {goes(close)}, {goes(loose)}"
     elif merge or dissolve:
-        said = f"Groups {'merge' if merge else 'dissolve'}: clusters go {goes(fewest if merge else most)}"
+        said = f"Groups {'merge' if merge else 'dissolve'}: {goes(fewest if merge else most)}"
     else:
-        said = f"Groups hardly change: clusters go {goes(most)}"
+        said = f"Groups hardly change: {goes(most)}"
     return f"{said}, of {whose}."
 
 

@@ -136,7 +136,7 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     arrays = {name: np.asarray([row[name] for row in found]) for name in names}
     return Result(
         "compression",
-        "Which costs less: layers that share their parameters, or layers of lower rank?",
+        "Which loses less: layers that share their parameters, or layers of lower rank?",
         (
             headline(found, known),
             about,

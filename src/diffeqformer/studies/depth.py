@@ -1,5 +1,6 @@
 """`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
 
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,9 +143,9 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
         (
             finding(curve),
             *comparisons(curve),
-            f"All depths and models read the same text, {text}, in turns, one batch each, so that their speeds can be "
-            "compared; speeds are of evaluation, without gradients. Making the steps' weights is part of the time, "
-            "compiling is not. Low-rank adapters are added into their matrices first.",
+            f"Read was {text}; {'all depths' if not curve.marks else 'all depths and models'} took turns, a batch "
+            "each, so that their speeds can be compared. Speeds are of evaluation; making the steps' weights is part "
+            "of the time, compiling is not.",
             *((EARLY,) if curve.exits else ()),
         ),
         (depths_table(curve), *others),
@@ -200,12 +201,13 @@ def _beside(others: dict[int, float], *, each: bool = False) -> str:
     parts = []
     if near:
         rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
-        within = f"within {_percent(max(rise, -fall))}" if fall > -NEAR else f"at most {_percent(rise)} higher"
+        up = lambda part: _percent(math.ceil(1000 * part - 1e-6) / 1000)
+        within = f"within {up(max(rise, -fall))}" if fall > -NEAR else f"at most {up(rise)} higher"
         parts.append(f"{within if max(rise, -fall) >= 0.0005 else 'no higher'} at {_list(near)}")
     if far:
         told = far if each or len(far) < 3 else [far[0], far[-1]]
-        up = " and up to " if len(told) < len(far) or not each else ", "
-        parts.append(up.join(f"{_higher(ratios[steps])} at {_steps(steps)}" for steps in told))
+        between = " and up to " if len(told) < len(far) else ", " if each else " and "
+        parts.append(between.join(f"{_higher(ratios[steps])} at {_steps(steps)}" for steps in told))
     if failed := [steps for steps in others if steps not in ratios]:
         parts.append(f"not finite at {_list(failed)}")
     return join(parts)

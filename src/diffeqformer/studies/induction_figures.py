@@ -61,5 +61,6 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             among = f"\nwithin steps {estimate(test.within, test.within_interval)}" if x.shape[1] > 1 else ""
             axis.set(title=f"ρ = {estimate(test.rho, test.interval)}{among}", xlabel=summary)
             axis.set_ylabel(behaviour)
-        figure.colorbar(drawn, ax=list(axes.flat), pad=0.01).set_label("depth t")
+        below = {"location": "bottom", "aspect": 30} if width < 5 else {}
+        figure.colorbar(drawn, ax=list(axes.flat), pad=0.01, **below).set_label("depth t")
     return figure

@@ -45,8 +45,8 @@ class Arguments(inputs.OfRun):
 
 MEANING = {
     "end-to-end": "End-to-end exponents are logarithms of how large a small change of an input arrives in the output's "
-    "final state, through all tokens and layers: 0 as large as it was, below 0 smaller. Growth is that of a change of "
-    "random direction, leading a lower bound of the largest.",
+    "final state, through all tokens and layers: 0 as large as it was, below 0 smaller. Growth: of a change in a "
+    "random direction. Leading: a lower bound for the direction that grows most.",
     "pairwise": "Pairwise exponents, the paper's, follow the output's own reaction to one input, without what happens "
     "to the tokens between: 0 if that input does not act on the output at all, so they are not of one scale with the "
     "others. Leading is the largest, mean that of all that were computed.",
@@ -114,8 +114,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     panels = {name: part.panel for name, part in parts.items()}
     name = [*parts][-1]
     errors = [None] * len(outputs) if probed is None else probed.error
-    rows = zip(outputs, scores[name], errors, strict=True)
-    headlines = tuple(headline(tokens, at, name, row, error, end / first) for at, row, error in rows)
+    leading = [None] * len(outputs) if probed is None else probed.exponents[..., 0]
+    rows = zip(outputs, scores[name], errors, leading, strict=True)
+    headlines = tuple(headline(tokens, at, name, row, error, end / first, most) for at, row, error, most in rows)
     return Result(
         "lyapunov",
         "Which tokens is an output's state sensitive to?",
@@ -142,12 +143,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def headline(
-    tokens: tuple[str, ...], output: int, name: str, exponents: np.ndarray, error: np.ndarray | None, growth: float
+    tokens: tuple[str, ...],
+    output: int,
+    name: str,
+    exponents: np.ndarray,
+    error: np.ndarray | None,
+    growth: float,
+    leading: np.ndarray | None = None,
 ) -> str:
     """To which token before it an output's state is most sensitive, and how much a small change there grows.
 
     **Arguments:** `error`, standard errors of the `exponents`: tokens within two of the first are tied with it;
-    `growth`, of the states themselves.
+    `growth`, of the states themselves; `leading`, a bound of the exponents in the direction that grows most.
     """
     method = name.replace(", ", " ")
     if not output:
@@ -159,15 +166,17 @@ def headline(
     tied = [int(place) for place in np.flatnonzero(before >= before[best] - near) if place != best]
     named = f"{len(tied)} others" if len(tied) > 2 else join(list(map(token, tied)) or [""])
     beside = f"; {named} within two standard errors" if tied else ""
+    worst = lambda place: "" if leading is None else f" (at least {np.exp(leading[place]):.3g} in the worst direction)"
     arrives = (
-        f"A small change there arrives {np.exp(before[best]):.3g} times as large, one at token {output} itself"
+        f"A small change there in a random direction arrives {np.exp(before[best]):.3g} times as large{worst(best)}, "
+        f"one at token {output} itself"
         if "pairwise" not in name
         else f"By that alone a small change there grows {np.exp(before[best]):.3g} times, one at token {output} itself"
     )
     return (
         f"The state at {token(output)}, is most sensitive, of the tokens before it, to {token(best)} "
-        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} "
-        f"times; states themselves become {growth:.3g} times as large over depth."
+        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} times{worst(output)}; states themselves become "
+        f"{growth:.3g} times as large over depth (root mean square)."
     )
 
 

@@ -254,7 +254,10 @@ def headline(found: "Spectra") -> str:
         )
         said.append((rank, f"those of {pair} ({does}) {does_what} ({path(found, pair, SHARE, percent)})"))
     told = "; ".join(sentence for _, sentence in sorted(said, key=lambda one: one[0]))
-    return f"Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones: {told}."
+    return (
+        "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones, means over "
+        f"heads: {told}."
+    )
 
 
 def _mostly(share: float) -> str:

@@ -102,13 +102,13 @@
       const count = last.filter((_, i) => changed(i)).length;
       $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${other.top.length - 1} steps (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";
     } else $("changes").textContent = "";
-    rows.push(plain("the text", [...tokens.slice(1), ""]));
+    rows.push(plain("next in the text", [...tokens.slice(1), ""]));
     $("grid").className = end > 12 ? "dense" : "";
     $("grid").replaceChildren(
       make("thead", {}, make("tr", {}, make("th", { textContent: "token" }), ...tokens.map((token) => make("th", { scope: "col", textContent: token, title: token })))),
       make("tbody", {}, ...rows));
     $("legend").replaceChildren(`${$("colour").selectedOptions[0].text}: `, ...range(0, written(most, most < 10 ? 2 : 1)), ". ",
-      "In each cell the top token, its probability and the KL divergence to the end; bold: the token that comes out at the end.");
+      "In each cell the top token (point at it for its probability and the KL divergence to the end); bold: the token that comes out at the end.");
   };
 
   const mark = () => {
