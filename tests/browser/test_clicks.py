@@ -160,5 +160,5 @@ def test_a_token_chosen_in_the_page_of_all_is_the_one_of_its_sentences_and_links
     index = write_contents(tmp_path, "run", {"page": "a demo"})
     sent = dump(index, tmp_path, 1280, "#token=1")
     assert '<p data-name="page">explained 1</p>' in sent and '<a href="#token=1" aria-current="true">·cat</a>' in sent
-    assert 'page/index.html#token=1">page</a>' in sent
+    assert 'page/index.html#token=1">t</a>' in sent
     assert '<p data-name="page">explained 4</p>' in dump(index, tmp_path, 1280)
