@@ -86,15 +86,14 @@ class Induction:
         """Whether there are induction heads, and what the test means for the paper's inference on this model."""
         matching = self.behaviours["prefix matching"]
         most, (step, head) = float(matching.max()), np.unravel_index(matching.argmax(), matching.shape)
-        lowers = "lowers" if self.loss_later <= self.loss_first else "raises"
         than = f"uniform guessing: {self.even:.2f}"
         if self.loss_later > self.even:
             than += ", better than both: such text is foreign to this model, which may do otherwise in text of its own"
         measured = (
             f"the best head (step {step + 1}, head {head}) gives {percent(most, 1)} of its attention to what followed "
             f"earlier copies of the token ({percent(self.chance, 1)} by chance, 100 % if it were a perfect induction "
-            f"head), and repeating a random sequence {lowers} the loss from {self.loss_first:.2f} to "
-            f"{self.loss_later:.2f} nats ({than})"
+            f"head), and the loss is {self.loss_first:.2f} nats in the first copy of a random sequence, "
+            f"{self.loss_later:.2f} in the later ones ({than})"
         )
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"

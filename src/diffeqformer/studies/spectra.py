@@ -32,8 +32,9 @@ WHAT = {
     "FF": "the feed-forward block",
 }
 MEANING = (
-    "Positive real parts: QK looks most at what is like the token itself, OV and FF add to what is there already. "
-    "Negative ones: QK looks away from it, OV and FF take from it or turn it over."
+    "Positive real parts tend to mean: QK looks most at what is like the token itself, OV adds what stands at the "
+    "tokens looked at as it is, FF (without its activation) adds to its own input. Negative ones: QK looks away from "
+    "it, OV adds it turned over, FF takes from its input or turns it over."
 )
 HALVES = "half and half"
 """Signs of real parts of which neither has 55 %."""
