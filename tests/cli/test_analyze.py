@@ -130,7 +130,9 @@ def test_all_analyses_read_one_text_and_are_linked_by_one_page(call, place, tmp_
     )
     assert "Not made yet: spectra, attribution, compression." in page
     for name in told["analyses"]:
-        assert re.search(rf'<h2><a href="{name}/index.html">.+</a></h2>', page) and f'<p class="note">{name}</p>' in page
+        assert (
+            re.search(rf'<h2><a href="{name}/index.html">.+</a></h2>', page) and f'<p class="note">{name}</p>' in page
+        )
         assert 'href="../index.html"' in (tmp_path / "all" / name / "index.html").read_text()
     for place_of in range(len(tokens)):
         assert f'<a href="#token={place_of}">' in page
