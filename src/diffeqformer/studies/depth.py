@@ -1,7 +1,6 @@
 """`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -309,8 +308,7 @@ def marks_table(curve: "DepthCurve") -> Table:
 
 def _numbers(found: "Evaluation") -> tuple[str, ...]:
     halves = {"attention": found.attention_evaluations, "feed_forward": found.feed_forward_evaluations}
-    bits = nats(found.bits_per_byte)
-    return nats(found.loss), bits, evaluations(halves), number(found.tokens_per_second)
+    return nats(found.loss), nats(found.bits_per_byte), evaluations(halves), number(found.tokens_per_second)
 
 
 def _steps(steps: int) -> str:
@@ -347,6 +345,6 @@ def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
     from diffeqformer.runs.results import name_of_run
 
     base = other.config.base
-    if base.method and Path(os.path.expanduser(base.run)).resolve() == opened.folder.resolve():
+    if base.method and Path(base.run).expanduser().resolve() == opened.folder.resolve():
         return METHODS[base.method], True
     return name_of_run(other.config)[1], False
