@@ -157,11 +157,15 @@ def test_what_depth_alone_does_is_not_said_of_heads():
         found, correlations=(c,), behaviours=found.behaviours | heads, loss_first=5.0, loss_later=1.0
     ).verdict()
     assert seen(one).endswith("but not clearly among the heads of a step (−1.00 [−1.00, −1.00]).")
-    assert "them, do match prefixes more" in seen(replace(one, within=0.5, within_interval=(0.2, 0.8)))
-    assert "them, match prefixes less" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
-    assert "them, do not clearly match prefixes more" in seen(replace(one, rho=0.1, interval=(-0.1, 0.3)))
+    assert "infers induction heads, do match prefixes more" in seen(
+        replace(one, within=0.5, within_interval=(0.2, 0.8))
+    )
+    assert "infers induction heads, match prefixes less" in seen(replace(one, rho=-0.5, interval=(-0.8, -0.2)))
+    assert "infers induction heads, do not clearly match prefixes more" in seen(
+        replace(one, rho=0.1, interval=(-0.1, 0.3))
+    )
     heads = {"prefix matching": np.full((3, 1), 0.5)}
-    assert "them, do match prefixes more" in seen(one) and "among" not in seen(one)
+    assert "infers induction heads, do match prefixes more" in seen(one) and "among" not in seen(one)
 
 
 def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
@@ -172,13 +176,13 @@ def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
         of("prefix matching", "QK and OV positive", unclear), of("prefix matching", "QK sum ratio", (0.6, (0.2, 0.8))),
         of("prefix matching", "QK positive share", (0.5, (0.2, 0.7))),
         of("copying", "OV sum ratio", (-0.7, (-0.9, -0.3))),
-        of("copying", "OV positive share", unclear), of("next token", "OV sum ratio", (0.9, (0.8, 1.0))),
+        of("copying", "OV positive share", (-0.7, (-0.9, -0.3))), of("next token", "OV sum ratio", (0.9, (0.8, 1.0))),
     )  # fmt: skip
     strong = found.behaviours | {"prefix matching": np.full((3, 2), 0.5)}
     said = replace(found, correlations=ones, behaviours=strong, loss_first=5.0, loss_later=1.0).verdict()
     assert said.endswith(
         "but not clearly among the heads of a step (+0.30 [−0.20, +0.70]), where prefix matching goes with QK's share "
-        "alone (+0.50 [+0.20, +0.70])."
+        "alone (+0.50 [+0.20, +0.70]) and copying goes against OV's share alone (−0.70 [−0.90, −0.30])."
     )
     assert estimate(-0.184, (-0.5, 0.0)) == "−0.18 [−0.50, +0.00]"
 

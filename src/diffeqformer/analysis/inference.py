@@ -87,7 +87,7 @@ class Induction:
         matching = self.behaviours["prefix matching"]
         most, (step, head) = float(matching.max()), np.unravel_index(matching.argmax(), matching.shape)
         than = f"uniform guessing: {self.even:.2f}"
-        if self.loss_later > self.even:
+        if min(self.loss_first, self.loss_later) > self.even:
             than += ", better than both: such text is foreign to this model, which may do otherwise in text of its own"
         measured = (
             f"the best head (step {step + 1}, head {head}) gives {percent(most, 1)} of its attention to what followed "
@@ -108,24 +108,27 @@ class Induction:
         alone = self.behaviours["prefix matching"].shape[-1] == 1
         spread = f"rank correlation {estimate(found.rho, found.interval)}"
         among = "" if alone else f"; among the heads of a step {estimate(found.within, found.within_interval)}"
-        heads = "Heads whose eigenvalues of both QK and OV have more positive real parts, from which the paper infers"
+        heads = (
+            "Heads whose eigenvalues of both QK and OV have more positive real parts, from which the paper infers "
+            "induction heads,"
+        )
         if low > 0 and (least > 0 or alone):
-            return f"{heads} them, do match prefixes more ({spread}{among})."
+            return f"{heads} do match prefixes more ({spread}{among})."
         if low > 0:
             return (
-                f"{heads} them, match prefixes more over heads and steps ({spread}), but not clearly among the heads "
+                f"{heads} match prefixes more over heads and steps ({spread}), but not clearly among the heads "
                 f"of a step ({estimate(found.within, found.within_interval)}){self._tells()}."
             )
         if high < 0:
-            return f"{heads} them, match prefixes less ({spread}{among})."
-        return f"{heads} them, do not clearly match prefixes more ({spread}{among})."
+            return f"{heads} match prefixes less ({spread}{among})."
+        return f"{heads} do not clearly match prefixes more ({spread}{among})."
 
     def _tells(self) -> str:
         """Which single shares of positive real parts do tell a step's heads apart."""
         clear = lambda one: one.within_interval[0] > 0 or one.within_interval[1] < 0
         shares = [one for one in self.correlations if one.summary.endswith("positive share") and clear(one)]
         said = [
-            f"{one.behaviour} goes with {one.summary.split()[0]}'s share alone "
+            f"{one.behaviour} goes {'with' if one.within > 0 else 'against'} {one.summary.split()[0]}'s share alone "
             f"({estimate(one.within, one.within_interval)})"
             for one in shares
         ]
