@@ -355,7 +355,9 @@ def test_figures_hold_the_data():
         (text.compact(1_240_000_000), "1.24\u00a0B"), (text.duration(48.21), "48.2\u00a0s"),
         (text.duration(59.99), "1\u00a0min 00\u00a0s"), (text.duration(7500), "2\u00a0h 05\u00a0min"),
         (text.size(603_120), "603.1\u00a0kB"), (text.perplexity(53.517), "53.52"), (text.perplexity(1.2e9), "1.20e+09"),
-        (text.number(None), "–"), (text.number(-1234.5, 1), "−1,234.5"), (text.compact(-12345), "−12.3\u00a0k"),
+        (text.number(None), "–"), (text.number(-1234.5, 1), "−1,234.5"), (text.signed(-1234.5, 1), "−1,234.5"),
+        (text.signed(0.344, 2), "+0.34"), (text.signed(math.nan, 2), "not finite"),
+        (text.compact(-12345), "−12.3\u00a0k"),
         (text.together("5 % or 50 %d"), "5\u00a0% or 50\u00a0%d"), (text.join(["a", "b", "c"]), "a, b and c"),
     ],
 )  # fmt: skip

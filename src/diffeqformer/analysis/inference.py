@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import number, percent
+from diffeqformer.report.text import percent, signed
 
 TESTS = (
     ("prefix matching", "QK positive share"), ("prefix matching", "QK sum ratio"),
@@ -44,14 +44,9 @@ class Correlation:
     within_interval: tuple[float, float] = (0.0, 0.0)
 
 
-def signed(value: float) -> str:
-    """`+0.34`, `−0.18`."""
-    return f"{'+' if value >= 0 else ''}{number(value, 2)}"
-
-
 def estimate(value: float, interval: tuple[float, float]) -> str:
     """`+0.34 [−0.18, +0.71]`: a correlation and its 95 % interval."""
-    return f"{signed(value)} [{', '.join(map(signed, interval))}]"
+    return f"{signed(value, 2)} [{', '.join(signed(end, 2) for end in interval)}]"
 
 
 @dataclass(frozen=True)
@@ -166,7 +161,7 @@ class Induction:
         rows = [
             (f"{c.behaviour} ~ {c.summary}",
              *(cell for value, ends in ((c.rho, c.interval), (c.within, c.within_interval))
-               for cell in (signed(value), " to ".join(map(signed, ends)))))
+               for cell in (signed(value, 2), " to ".join(signed(end, 2) for end in ends))))
             for c in self.correlations
         ]  # fmt: skip
         columns = (

@@ -23,6 +23,11 @@ def number(value: object, decimals: int = 0) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
+def signed(value: object, decimals: int = 0) -> str:
+    """`+0.34`, `−0.18`: as `number`, with its sign."""
+    return f"{value:+,.{decimals}f}".replace("-", "−") if finite(value) else number(value)
+
+
 def percent(share: object, decimals: int = 0) -> str:
     """A share as `95 %`."""
     return f"{number(100 * share, decimals)} %" if finite(share) else number(share)

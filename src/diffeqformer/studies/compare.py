@@ -13,7 +13,7 @@ from diffeqformer.config import to_dict
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import ANALYSES_FOLDER
 from diffeqformer.studies.study import Result
@@ -244,6 +244,6 @@ def _difference(row: "Row") -> str:
     if None in row.values:
         return MISSING
     one, other = (value or 0.0 for value in row.values)
-    shown = f"{'+' if one >= other else '−'}{number(abs(one - other), 4)}"
+    shown = signed(one - other, 4)
     found = row.difference
     return f"{shown} ± {number(found.stderr, 4)}" if found and math.isclose(found.value, one - other) else shown

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from diffeqformer.interop.comparing import Comparison, Row
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, key, legend, look
-from diffeqformer.report.text import number
+from diffeqformer.report.text import signed
 from diffeqformer.studies.compare import accuracies, label, stars
 
 
@@ -52,6 +52,6 @@ def _draw_difference(axis: Axes, place: int, row: Row) -> None:
         markerfacecolor=shade if marks else "none",
     )  # fmt: skip
     axis.annotate(
-        f"{'+' if found.value >= 0 else '−'}{number(abs(100 * found.value), 1)}{marks}", (100 * found.value, place),
+        f"{signed(100 * found.value, 1)}{marks}", (100 * found.value, place),
         xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", color=shade, fontsize=8,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity, signed
 from diffeqformer.studies.inputs import (
     evaluation_text,
     folder_for,
@@ -331,8 +331,7 @@ def _higher(ratio: float) -> str:
 
 def _against(ratio: float) -> str:
     """`+0.8 %`, `−1.2 %`, `131 times`."""
-    rise = f"{'+' if ratio >= 1 else ''}{number(100 * (ratio - 1), 1)}\u00a0%"
-    return rise if ratio < 2 else _times(ratio)
+    return f"{signed(100 * (ratio - 1), 1)}\u00a0%" if ratio < 2 else _times(ratio)
 
 
 def _times(ratio: float) -> str:

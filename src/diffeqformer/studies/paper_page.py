@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, join, number, percent
+from diffeqformer.report.text import MISSING, join, number, percent, signed
 from diffeqformer.studies.experiments import Rates, losses_document, rates_table, searches
 from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge
 from diffeqformer.studies.paper_items import ITEMS
@@ -203,5 +203,5 @@ def _nats(claim: Claim) -> str:
 def _shown(verdict: Verdict) -> str:
     if not verdict.seeds:
         return MISSING
-    mean, low, high = (f"{value:+.3f}".replace("-", "−") for value in (verdict.mean, verdict.low, verdict.high))
+    mean, low, high = (signed(value, 3) for value in (verdict.mean, verdict.low, verdict.high))
     return mean if math.isnan(verdict.low) else f"{mean} [{low}, {high}]"

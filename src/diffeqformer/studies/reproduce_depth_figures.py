@@ -14,7 +14,7 @@ from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, finite, join, number, percent
+from diffeqformer.report.text import MISSING, finite, join, number, percent, signed
 from diffeqformer.studies.experiments import Rates, rates_table
 from diffeqformer.studies.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
@@ -226,7 +226,7 @@ def _row(mark: str, found: str, holds: bool | None) -> tuple[str, str, str]:
 
 def _percent(nats: float) -> str:
     """A difference of losses as a change of perplexity."""
-    return f"{100 * math.expm1(nats):+.1f} %".replace("-", "−")
+    return f"{signed(100 * math.expm1(nats), 1)} %"
 
 
 def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:

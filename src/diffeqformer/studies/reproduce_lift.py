@@ -22,7 +22,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import duration
+from diffeqformer.report.text import duration, signed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.experiments import train_all, with_length
 from diffeqformer.studies.study import Result
@@ -270,7 +270,7 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
         over = math.expm1(losses["elastic"][depth] - losses["dedicated"][depth])
         name = "the original" if depth == layers else f"a model of {depth} layers"
         mark = f"at {depth} steps at most {100 * most:g} % above {name}"
-        marks.append((mark, f"{100 * over:+.2f} %".replace("-", "−"), "holds" if over <= most else "fails"))
+        marks.append((mark, f"{signed(100 * over, 2)} %", "holds" if over <= most else "fails"))
     hold, lifted = sum(mark[-1] == "holds" for mark in marks), f"a lifted model of {layers} layers"
     headline = f"{hold} of {len(marks)} marks hold for {lifted}, fine-tuned once at all depths."
     judged = Table("Marks", ("mark", "found", "verdict"), tuple(marks))

@@ -18,7 +18,7 @@ from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import COLORS, MARKERS, VERDICTS, WIDE, drawing
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
-from diffeqformer.report.text import finite, join
+from diffeqformer.report.text import finite, join, signed
 from diffeqformer.studies import reproduce_adapt_figures as adapt
 from diffeqformer.studies.clusters_figures import cloud_of, trajectories
 from diffeqformer.studies.compare import accuracies, findings
@@ -155,7 +155,7 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
         found = heads_of(one, runs.arguments.seeds[0])
         best, rho = found.behaviours["prefix matching"].max(), found.inference.rho
         heads = f"{name}: prefix matching of the best head is {best:.2f}. Every head at every step, and its spectra."
-        ranked = f"have a rank correlation of {rho:+.2f}" if finite(rho) else "cannot be ranked"
+        ranked = f"have a rank correlation of {signed(rho, 2)}" if finite(rho) else "cannot be ranked"
         test = (
             f"{name}: over heads, prefix matching and positive eigenvalues of both pairs {ranked}. What heads do "
             "against their spectra."
