@@ -236,6 +236,8 @@ def test_the_headline_tells_whose_signs_turn_first():
     assert (
         "OV (what heads copy from the tokens they look at) turn from half and half to mostly negative (50 % →" in other
     )
+    near = headline(spectra_of(radii, shares | {"QK": [0.43, 0.44, 0.44, 0.45]}))
+    assert "QK (which tokens heads look at) stay half and half (43 % → 45 %)" in near
     assert other.index("OV (what") < other.index("QK (which") < other.index("FF (the")
     assert change([("m", found)], SHARE, percent).endswith(
         "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."

@@ -37,7 +37,7 @@ MEANING = (
     "it, OV adds it turned over, FF takes from its input or turns it over."
 )
 HALVES = "half and half"
-"""Signs of real parts of which neither has 55 %."""
+"""Signs of real parts of which neither has more than 60 %."""
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -262,7 +262,7 @@ def headline(found: "Spectra") -> str:
 
 
 def _mostly(share: float) -> str:
-    return "mostly positive" if share > 0.55 else "mostly negative" if share < 0.45 else HALVES
+    return "mostly positive" if share > 0.6 else "mostly negative" if share < 0.4 else HALVES
 
 
 def by_head(found: "Spectra") -> str:
