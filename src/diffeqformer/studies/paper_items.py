@@ -21,15 +21,16 @@ REPEATS = {
 """Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
+OTHER = ("gpt", OURS, "shared")
+"""Trained on the other text as well, at rates that are searched on it with runs of a third of the length."""
 
 MODELS = {
     "gpt": Model("quickstart-gpt", HALFWAY),
     OURS: Model("quickstart-diffeqformer", HALFWAY),
     "shared": Model("quickstart-shared"),
-    **{
-        f"{name}-other": Model(f"quickstart-{name}", rate_of=name, other=True, length=3)
-        for name in ("gpt", OURS, "shared")
-    },
+    **{f"{name}-other-short": Model(f"quickstart-{name}", other=True) for name in OTHER},
+    **{f"{name}-other": Model(f"quickstart-{name}", rate_of=f"{name}-other-short", other=True, length=3)
+       for name in OTHER},
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
     "repeats-llama": Model("quickstart-llama", REPEATS, rate=4e-3, batches="RepeatedTokens", length=2),
@@ -94,7 +95,7 @@ ITEMS = {
             ),
             lower(
                 f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT",
-                "Also on another text, read several times, at rates found on the first?",
+                "Also on another text, read several times?",
             ),
             Claim(
                 "the other text, read several times: DiffEqFormer overfits less than GPT",
