@@ -291,6 +291,7 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
     assert task("arc_easy", 0, "perplexity")(found) == pytest.approx(math.log(3))
     assert comparable(["sciq", "piqa"], 0)(found) == pytest.approx(0.01)
     assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
+    assert comparable(["sciq", "piqa", "wsc273"], 0)(found) == pytest.approx(0.01)
     assert comparable(["sciq", "wsc273"], 0)(found) is None
 
 
