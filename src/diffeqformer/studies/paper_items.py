@@ -21,17 +21,14 @@ REPEATS = {
 """Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
-OTHER = ("gpt", OURS, "shared")
-"""Trained on the other text as well, at rates that are searched on it with runs of a third of the length."""
 
 MODELS = {
     "gpt": Model("quickstart-gpt", HALFWAY),
     OURS: Model("quickstart-diffeqformer", HALFWAY),
     "shared": Model("quickstart-shared"),
-    **{f"{name}-other-short": Model(f"quickstart-{name}", other=True) for name in OTHER},
     **{
-        f"{name}-other": Model(f"quickstart-{name}", rate_of=f"{name}-other-short", other=True, length=3)
-        for name in OTHER
+        f"{name}-other": Model(f"quickstart-{name}", rate_of=name, other=True, length=3)
+        for name in ("gpt", OURS, "shared")
     },
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
@@ -97,7 +94,7 @@ ITEMS = {
             ),
             lower(
                 f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT",
-                "Also on another text, read several times?",
+                "Also on another text, read several times, at rates found on the first?",
             ),
             Claim(
                 "the other text, read several times: DiffEqFormer overfits less than GPT",
