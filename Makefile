@@ -115,11 +115,8 @@ bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/
 QUICK_FLAGS := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 KNOWN_FLAGS = XLA_FLAGS="$(QUICK_FLAGS)" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
-# What tests write lies in memory, where there is a gigabyte of it: each checkpoint waits for the disk ten times and more.
-IN_MEMORY = $(shell df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 && $$4 > 1000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
-
 QUICKLY = flags=; $(KNOWN_FLAGS) && flags="$(QUICK_FLAGS)"; \
-	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flags" $(IN_MEMORY); $(PYTEST)
+	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flags"; $(PYTEST)
 
 test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
 	@$(QUICKLY) $(ARGS)
