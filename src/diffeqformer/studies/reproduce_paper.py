@@ -107,8 +107,7 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
                for seed in seeds if ITEMS[name].length and runs.arguments.other}  # fmt: skip
         # The search's run at the best rate is the first seed's.
         searched = {(model, "search"): max(0, runs.searches(model) - ((model, f"seed-{seeds[0]}") in left))
-                    * runs.seconds(model) for model in {runs.models[model].rate_of or model for model in models}
-                    }  # fmt: skip
+                    * runs.seconds(model) for model in models}  # fmt: skip
         needed |= left | own | searched
         first = sum(seconds for run, seconds in (left | own).items() if run[1].endswith(f"-{seeds[0]}"))
         longest = max(longest, first + sum(searched.values()))
