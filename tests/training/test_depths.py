@@ -153,6 +153,34 @@ def test_an_update_trains_at_the_depth_drawn_and_the_ends_that_are_asked_for(wit
     assert together(asked, drawn) == tuple((depth, 4) for depth in depths)
 
 
+def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
+    asked = config(sample=(3, 4), always=(2, 6))
+    assert together(asked, 3) == ((6, 4), (3, 4), (2, 4)) and asked.trained_at == (2, 3, 4, 6)
+    assert not asked.depth.alone and config(sample=(3, 4)).depth.alone
+    assert compute_of(changed(asked, depth__weights=(1.0, 1.0))) == 50 * 8 + sum(
+        drawn(50, sample=(3, 4), always=(2, 6))
+    )
+    state, model = initial_state(asked), initial_state(asked).model
+    _, measured = make_update(asked)(state, IDS, 3)
+    loss = lambda model: sum(next_token_loss(model, IDS, steps=steps) for steps in (2, 3, 6)) / 3
+    value, gradient = jax.jit(jax.value_and_grad(loss))(model)
+    np.testing.assert_allclose(measured.loss, value, rtol=LOSS)
+    np.testing.assert_allclose(measured.gradient_norm, norm(gradient), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "found"),
+    [
+        ({"together": "rows"}, "depth.always is .*2, 6.*, but with depth.together 'rows' no sequence is read at two"),
+        ({"always": [0, 2]}, "depth.always is .*0, 2.*, but must have numbers of steps from 1 to "),
+        ({"sample": []}, "depth.always is .*2, 6.*, but without depth.sample nothing is drawn"),
+    ],
+)
+def test_depths_that_updates_cannot_always_train_at_are_refused(depth, found):
+    with pytest.raises(BadInput, match=found):
+        validate(from_dict(Config, {"depth": {"sample": [3, 4], "always": [2, 6]} | depth}))
+
+
 @pytest.mark.parametrize(
     ("shares", "rows"), [("equal", (4, 2, 2)), ((1.0, 5.0, 1.0), (4, 2, 2)), ((1.0, 1.0, 18.0), (2, 2, 4))]
 )

@@ -127,10 +127,14 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
         if name != "depth.jitter":
             raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
-    if d.distill and d.together == "one" and d.teacher == "deepest":
+    if d.always and d.together == "rows":
+        raise BadInput(f"depth.always is {d.always}, but with depth.together 'rows' no sequence is read at two depths.")
+    if d.always and not 1 <= min(d.always) <= max(d.always) <= MOST_STEPS:
+        raise BadInput(f"depth.always is {d.always}, but must have numbers of steps from 1 to {MOST_STEPS}.")
+    if d.distill and d.alone and d.teacher == "deepest":
         raise BadInput(
             f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with 'deepest' or "
-            "'ends' the others learn from the deepest, and with depth.teacher 'base' all from the base."
+            "'ends' or depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
     if d.distill and d.together == "rows" and d.teacher == "deepest":
         raise BadInput(

@@ -110,6 +110,8 @@ class DepthConfig:
     """What an update trains at: the depth drawn; the deepest of them as well; the deepest and the shallowest as well
     (the sandwich rule, Yu & Huang 2019); or, by rows, every one of them, each with its share of the batch's sequences,
     so that nothing is drawn and all depths are in each gradient."""
+    always: tuple[int, ...] = ()
+    """Depths that every update trains at beside these, on all of its sequences, such as 2 4 8 16."""
     distill: float = setting(0.0, fraction=True)
     """Of the loss at the other depths of an update, the share that is learned from the deepest one's prediction."""
     teacher: Literal["deepest", "base"] = "deepest"
@@ -133,6 +135,11 @@ class DepthConfig:
                 f"depth.sample is {shown(self.sample)}, but must be numbers of steps or a range such as '4-9'."
             )
         return tuple(range(ends[0], min(ends[1], MOST_STEPS + 1) + 1))  # one too many is refused by `validate`
+
+    @property
+    def alone(self) -> bool:
+        """Whether an update trains at one depth."""
+        return self.together == "one" and not self.always
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -189,4 +196,4 @@ class Config:
     @property
     def trained_at(self) -> tuple[int, ...]:
         """Numbers of steps that updates are made at, increasing."""
-        return tuple(sorted({*self.depth.depths})) or (self.model.steps,)
+        return tuple(sorted({*self.depth.depths, *self.depth.always})) or (self.model.steps,)

@@ -34,8 +34,8 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
 def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
 
-    All of them, but with `depth.together: rows`, where the depths share the batch by largest remainders, at least one
-    sequence each. `drawn` is the depth drawn, if one is.
+    All of it at each, but with `depth.together: rows`, where the depths share the batch by largest remainders, at least
+    one sequence each. `drawn` is the depth drawn, if one is.
 
     Source: Balinski & Young 1982, Fair Representation (Hamilton's method).
     """
@@ -51,7 +51,7 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
         return tuple(zip(depths, (rows * parts).tolist(), strict=True))
     own = config.model.steps if drawn is None else drawn
     with_it = {"one": (), "deepest": (max,), "ends": (max, min)}[config.depth.together]
-    depths = {own, *(end(config.depth.depths) for end in with_it)}
+    depths = {own, *config.depth.always, *(end(config.depth.depths) for end in with_it)}
     return tuple((depth, batch) for depth in sorted(depths, reverse=True))
 
 

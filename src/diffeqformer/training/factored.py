@@ -67,7 +67,7 @@ def formed(gradients: PyTree) -> PyTree:
 
 def on_one_grid(config: Config) -> bool:
     """Whether a whole update reads the weights at the same times, which are known before it."""
-    return config.depth.together == "one" and not config.depth.jitter and not config.model.tolerance
+    return config.depth.alone and not config.depth.jitter and not config.model.tolerance
 
 
 def stays_factored(config: Config, model: Transformer, steps: Steps | None = None) -> bool:

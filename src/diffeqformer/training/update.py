@@ -156,7 +156,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         )
 
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
-    alone = config.depth.together == "one"
+    alone = config.depth.alone
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
     # networks, comes once per update (unless they are a table anyway).
     once = factored.on_one_grid(config) and parts > 1 and config.model.weights.kind != "layer"
