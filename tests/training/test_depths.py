@@ -144,18 +144,10 @@ def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, s
     assert found.model.weights.highest_frequency == filled_in and validate(found) == found
 
 
-@pytest.mark.parametrize(
-    ("with_it", "drawn", "depths"),
-    [("one", 4, (4,)), ("deepest", 4, (6, 4)), ("deepest", 6, (6,)), ("ends", 4, (6, 4, 2)), ("ends", 2, (6, 2))],
-)
-def test_an_update_trains_at_the_depth_drawn_and_the_ends_that_are_asked_for(with_it, drawn, depths):
-    asked = config(sample=(4, 2, 6), together=with_it)
-    assert together(asked, drawn) == tuple((depth, 4) for depth in depths)
-
-
 def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
     asked = config(sample=(3, 4), always=(2, 6))
-    assert together(asked, 3) == ((6, 4), (3, 4), (2, 4)) and asked.trained_at == (2, 3, 4, 6)
+    assert together(asked, 3) == ((6, 4), (3, 4), (2, 4)) and together(asked, 2) == ((6, 4), (2, 4))
+    assert together(config(sample=(3, 4)), 3) == ((3, 4),) and asked.trained_at == (2, 3, 4, 6)
     assert not asked.depth.alone and config(sample=(3, 4)).depth.alone
     assert compute_of(changed(asked, depth__weights=(1.0, 1.0))) == 50 * 8 + sum(
         drawn(50, sample=(3, 4), always=(2, 6))
@@ -205,7 +197,7 @@ def test_an_update_by_rows_is_one_over_the_rows_of_each_depth():
 
 
 def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
-    asked = config(sample=(2, 4), together="ends", jitter=0.5)
+    asked = config(sample=(2, 4), always=(2, 4), jitter=0.5)
     state = initial_state(asked)
     _, measured = make_update(asked)(state, IDS, 4)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 0)
@@ -270,5 +262,5 @@ def test_rows_that_cannot_be_shared_are_refused(depth, found):
 
 
 def test_the_compute_counts_every_depth_of_an_update():
-    asked = config(sample=(2, 4), together="ends")
+    asked = config(sample=(2, 4), always=(2, 4))
     assert compute_of(asked) == 50 * 6

@@ -115,7 +115,7 @@ def test_where_the_plain_way_is_taken():
     for changes in (
         {"optimizer": frozen},
         {"depth": DepthConfig(jitter=0.5)},
-        {"depth": DepthConfig(sample=(2, 3), together="deepest")},
+        {"depth": DepthConfig(sample=(2, 3), always=(3,))},
         {"model": dataclasses.replace(TINY, tolerance=ToleranceConfig())},
     ):
         assert not factored.stays_factored(of(**changes), model)

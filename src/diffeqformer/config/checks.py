@@ -133,13 +133,13 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         raise BadInput(f"depth.always is {d.always}, but must have numbers of steps from 1 to {MOST_STEPS}.")
     if d.distill and d.alone and d.teacher == "deepest":
         raise BadInput(
-            f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with 'deepest' or "
-            "'ends' or depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
+            f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with "
+            "depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
     if d.distill and d.together == "rows" and d.teacher == "deepest":
         raise BadInput(
             f"depth.distill is {d.distill}, but with depth.together 'rows' no sequence is read at two depths; with "
-            "'deepest' or 'ends' the others learn from the deepest, and with depth.teacher 'base' all from the base."
+            "depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
     if d.together == "rows" and d.shallow_fraction:
         raise BadInput(

@@ -106,12 +106,12 @@ class DepthConfig:
     compute), or as listed."""
     shallow_fraction: float = setting(0.0, fraction=True)
     """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
-    together: Literal["one", "deepest", "ends", "rows"] = "one"
-    """What an update trains at: the depth drawn; the deepest of them as well; the deepest and the shallowest as well
-    (the sandwich rule, Yu & Huang 2019); or, by rows, every one of them, each with its share of the batch's sequences,
-    so that nothing is drawn and all depths are in each gradient."""
+    together: Literal["one", "rows"] = "one"
+    """What an update trains at: the depth drawn; or, by rows, every one of them, each with its share of the batch's
+    sequences, so that nothing is drawn and all depths are in each gradient."""
     always: tuple[int, ...] = ()
-    """Depths that every update trains at beside these, on all of its sequences, such as 2 4 8 16."""
+    """Depths that every update trains at beside the one drawn, on all of its sequences, such as the shallowest and the
+    deepest (the sandwich rule, Yu & Huang 2019)."""
     distill: float = setting(0.0, fraction=True)
     """Of the loss at the other depths of an update, the share that is learned from the deepest one's prediction."""
     teacher: Literal["deepest", "base"] = "deepest"

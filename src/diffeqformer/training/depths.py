@@ -50,9 +50,7 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
             rows[np.where(rows > 1, rows - exact, -np.inf).argmax()] -= 1
         return tuple(zip(depths, (rows * parts).tolist(), strict=True))
     own = config.model.steps if drawn is None else drawn
-    with_it = {"one": (), "deepest": (max,), "ends": (max, min)}[config.depth.together]
-    depths = {own, *config.depth.always, *(end(config.depth.depths) for end in with_it)}
-    return tuple((depth, batch) for depth in sorted(depths, reverse=True))
+    return tuple((depth, batch) for depth in sorted({own, *config.depth.always}, reverse=True))
 
 
 def compute_of(config: Config) -> int:
