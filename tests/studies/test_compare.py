@@ -149,6 +149,25 @@ def test_groups_are_compared_by_all_items_of_their_parts(tmp_path):
     assert row.items == 5 and row.difference.value == pytest.approx(-0.2)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_group_within_a_group_is_compared_by_its_own_items_alone(tmp_path, known):
+    scores = {"a": [1.0, 0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}
+    group = document("all", [5 / 7], num_fewshot=dict.fromkeys(scores, 0))
+    group |= {"items": {name: {"acc,none": own} for name, own in scores.items()}}
+    first = group["results"][0] | {"group": True}
+    group["results"] = [first, first | {"task": "some", "value": 0.8}]
+    if known:  # by a document of today
+        group["subtasks"] = {"all": ["a", "some"], "some": ["b", "c"]}
+    other = copy.deepcopy(group)
+    other["items"]["a"]["acc,none"] = [0.0, 0.0, 0.0]
+    whole, part = compare_runs(make(tmp_path / "one", [group]), make(tmp_path / "other", [other])).rows
+    assert whole.items == 7 and whole.difference.value == pytest.approx(2 / 7)
+    if known:
+        assert part.items == 4 and part.difference.value == 0.0
+    else:  # which items "some" has is not known, so nothing is tested
+        assert (part.items, part.difference) == (0, None)
+
+
 def test_the_command(pair, capsys, tmp_path):
     assert main(["report", "compare", *map(str, pair), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

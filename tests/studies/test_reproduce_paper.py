@@ -14,12 +14,20 @@ import optax
 import pytest
 from scipy.stats import ttest_1samp
 
-from diffeqformer.config import Config, ModelConfig, OptimizerConfig
+from diffeqformer.config import Config, ModelConfig, OptimizerConfig, read_yaml
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
-from diffeqformer.studies import paper_controls, paper_items, paper_page, paper_record, paper_runs, reproduce_paper
+from diffeqformer.studies import (
+    paper_controls,
+    paper_items,
+    paper_measures,
+    paper_page,
+    paper_record,
+    paper_runs,
+    reproduce_paper,
+)
 from diffeqformer.studies.experiments import rates_table, search
 from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge
 from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
@@ -309,6 +317,28 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
     assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
     assert comparable(["sciq", "piqa", "wsc273"], 0)(found) == pytest.approx(0.01)
     assert comparable(["sciq", "wsc273"], 0)(found) is None
+
+
+def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):
+    part = lambda **how: document("sciq", [1, 0] * 5, **{"checkpoint": "latest", **how})
+    runs = {
+        "whole": part(), "limited": part(limit=8.0), "other steps": part(steps=5), "best": part(checkpoint="best"),
+        "other examples": part(num_fewshot={"sciq": 5}), "other task": document("piqa", [1], checkpoint="latest"),
+    }  # fmt: skip
+    evaluated = []
+    monkeypatch.setattr(paper_measures, "_tasks", lambda *given: given)
+    monkeypatch.setattr(paper_measures, "load_run", lambda folder: folder.name)
+    monkeypatch.setattr(paper_measures, "evaluate_tasks", lambda run, *given, **how: evaluated.append(run) or [])
+    for name, one in runs.items():
+        config = read_yaml(make(tmp_path / name, [one]) / "config.yaml")
+        found = Trained({OURS: Finished(config, {}, lambda: pytest.fail("no"))}, 0, tmp_path, Silent())
+        paper_measures._evaluate(found, OURS, "sciq", 0)
+    assert evaluated == [name for name in runs if name != "whole"]
+    limited = [Finished(Config(run=str(make(tmp_path / name, [part(limit=8.0)]))), {}, lambda: None) for name in "ab"]  # pyright: ignore
+    assert (
+        task("sciq", 0)(Trained(dict(zip((OURS, "gpt"), limited, strict=True)), 0, tmp_path, Silent(), train=False))
+        is None
+    )
 
 
 def test_an_unknown_item_is_refused():

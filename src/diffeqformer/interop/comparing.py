@@ -49,6 +49,8 @@ class Row(NamedTuple):
 
     task: str
     fewshot: int | None
+    limit: float | None
+    """How many items, or which part of them, were evaluated; all if `None`."""
     metric: str
     values: tuple[float | None, float | None]
     stderrs: tuple[float | None, float | None]
@@ -119,11 +121,14 @@ def _open(folder: str | Path) -> Side:
     folder = path_of(folder)
     config, results = open_config(folder), read_results(folder / RESULTS)
     entry = results["models"][0] if results else None
-    return Side(folder, name_of_run(config)[1], config, entry, text_of(folder), _tasks(folder, config))
+    return Side(folder, name_of_run(config)[1], config, entry, text_of(folder), evaluations(folder, config))
 
 
-def _tasks(folder: Path, config: Config) -> dict[Key, Document]:
-    """The documents of a run's evaluations, one for each way of evaluating."""
+def evaluations(folder: Path, config: Config) -> dict[Key, Document]:
+    """The documents of a run's evaluations, one for each way of evaluating.
+
+    **Raises:** `BadInput` for a file that is none.
+    """
     found: dict[Key, Document] = {}
     order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
     for path in sorted((folder / FOLDER).glob("*.json")):
@@ -165,6 +170,7 @@ def _rows(first: Values, second: Values) -> list[Row]:
             Row(
                 row["task"],
                 _shots(first),
+                first["limit"],
                 row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})",
                 (row["value"], other["value"]),
                 (row["stderr"], other["stderr"]),
@@ -180,7 +186,14 @@ def _rows(first: Values, second: Values) -> list[Row]:
 
 def _scores(document: Values, row: Values) -> np.ndarray:
     """Every item's number of a metric; of a group, its parts' one after the other."""
-    key = f"{row['metric']},{row['filter']}"
-    parts = document["items"]
-    chosen = [row["task"]] if row["task"] in parts else sorted(parts)
-    return np.array([score for part in chosen for score in parts[part].get(key, ())], float)
+    key, items = f"{row['metric']},{row['filter']}", document["items"]
+    return np.array([score for part in _parts(document, row["task"]) for score in items[part].get(key, ())], float)
+
+
+def _parts(document: Values, task: str) -> list[str]:
+    """The tasks with items that a task or a group consists of; none of a group whose parts are not known."""
+    if task in document["items"]:
+        return [task]
+    if task == document["task"]:
+        return sorted(document["items"])
+    return sorted({part for one in document.get("subtasks", {}).get(task, ()) for part in _parts(document, one)})

@@ -147,6 +147,7 @@ def evaluate_tasks(
             "seeds": {name: found["config"][f"{name}_seed"] for name in ("random", "numpy", "fewshot")},
             "task_versions": found["versions"],
             "samples": {name: number["effective"] for name, number in found["n-samples"].items()},
+            "subtasks": found.get("group_subtasks", {}),
             "results": _rows(found),
             "items": {name: _items(samples) for name, samples in found["samples"].items()},
         }

@@ -22,8 +22,8 @@ from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
-from diffeqformer.interop.comparing import compare_runs
-from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks
+from diffeqformer.interop.comparing import compare_runs, evaluations
+from diffeqformer.interop.tasks import Tasks, evaluate_tasks
 from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
@@ -201,7 +201,8 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
         for one in (OURS, "gpt"):
             _evaluate(found, one, name, shots)
     compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
-    rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.metric) == (name, shots, metric)]
+    asked = name, shots, None, metric
+    rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.limit, row.metric) == asked]
     if not rows or None in rows[0]:
         return None
     ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
@@ -218,9 +219,11 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
 
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
-    """Evaluate a task, unless the run has been already, or the task cannot be had."""
-    run = Path(found.models[model].config.run)
-    if any((run / FOLDER).glob(f"{name}-*-{shots}-shot*.json")):
+    """Evaluate all of a task, unless the run has been already, or the task cannot be had."""
+    config = found.models[model].config
+    run = Path(config.run)
+    known = evaluations(run, config).get((name, shots, None, None))
+    if known and (known["steps"], known["checkpoint"]) == (config.model.steps, "latest"):
         return
     if (tasks := _tasks(name, shots, found.tasks, found.progress)) is not None:
         deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
