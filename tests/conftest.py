@@ -13,6 +13,7 @@ import ctypes
 import gc
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -60,6 +61,23 @@ def plain_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_saved", lambda figure, **how: once(figure, how["format"]))
         yield
+
+
+CUDNN = "jax._src.cudnn.fused_attention_stablehlo.cuda_versions"
+"""Where JAX has what it found of cuDNN."""
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """JAX finds a cuDNN: enough to lower for CUDA, not to run there."""
+    found = SimpleNamespace(cudnn_get_version=lambda: 91000)
+    monkeypatch.setattr(CUDNN, found)
+
+
+@pytest.fixture
+def no_cudnn(monkeypatch):
+    """JAX finds no cuDNN, whatever is installed."""
+    monkeypatch.setattr(CUDNN, None)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 Peaks are those of dense matrix products in bfloat16 (float16 where there is none), without sparsity, as the makers'
 data sheets give them: NVIDIA's of each card, for TPUs the pages "TPU v2" to "TPU v6e" of Google Cloud's documentation.
 The same data sheets give memory, its bandwidth, and links (NVLink, else PCIe; half of what they call bidirectional).
+Compute capabilities are those of NVIDIA's page "CUDA GPU Compute Capability".
 A device is what JAX counts as one: a core of a TPU v2 or v3, a chip of later ones.
 """
 
@@ -27,22 +28,24 @@ class Device(NamedTuple):
     """Of its memory, bytes per second."""
     link: float | None = None
     """To the other devices of its machine, bytes per second in each direction."""
+    capability: float | None = None
+    """NVIDIA's compute capability; `None` of what is not NVIDIA's."""
 
 
 DEVICES = {
-    "v100-16gb": Device(r"v100.*16gb", 125e12, 16 * GIB, 900e9, 150e9),
-    "v100-32gb": Device(r"v100.*32gb", 125e12, 32 * GIB, 900e9, 150e9),
-    "t4": Device(r"tesla t4", 65e12, 16 * GIB, 320e9, 16e9),
-    "a10": Device(r"nvidia a10$", 125e12, 24 * GIB, 600e9, 32e9),
-    "l4": Device(r"nvidia l4$", 121e12, 24 * GIB, 300e9, 32e9),
-    "l40s": Device(r"l40s", 362e12, 48 * GIB, 864e9, 32e9),
-    "rtx-4090": Device(r"rtx 4090", 165e12, 24 * GIB, 1008e9, 32e9),
-    "a100-40gb": Device(r"a100.*40gb", 312e12, 40 * GIB, 1555e9, 300e9),
-    "a100-80gb": Device(r"a100.*80gb", 312e12, 80 * GIB, 2039e9, 300e9),
-    "h100-pcie": Device(r"h100 pcie", 756e12, 80 * GIB, 2000e9, 64e9),
-    "h100": Device(r"h100", 989e12, 80 * GIB, 3350e9, 450e9),
-    "h200": Device(r"h200", 989e12, 141e9, 4800e9, 450e9),
-    "b200": Device(r"b200", 2250e12, 180e9, 8000e9, 900e9),
+    "v100-16gb": Device(r"v100.*16gb", 125e12, 16 * GIB, 900e9, 150e9, 7.0),
+    "v100-32gb": Device(r"v100.*32gb", 125e12, 32 * GIB, 900e9, 150e9, 7.0),
+    "t4": Device(r"tesla t4", 65e12, 16 * GIB, 320e9, 16e9, 7.5),
+    "a10": Device(r"nvidia a10$", 125e12, 24 * GIB, 600e9, 32e9, 8.6),
+    "l4": Device(r"nvidia l4$", 121e12, 24 * GIB, 300e9, 32e9, 8.9),
+    "l40s": Device(r"l40s", 362e12, 48 * GIB, 864e9, 32e9, 8.9),
+    "rtx-4090": Device(r"rtx 4090", 165e12, 24 * GIB, 1008e9, 32e9, 8.9),
+    "a100-40gb": Device(r"a100.*40gb", 312e12, 40 * GIB, 1555e9, 300e9, 8.0),
+    "a100-80gb": Device(r"a100.*80gb", 312e12, 80 * GIB, 2039e9, 300e9, 8.0),
+    "h100-pcie": Device(r"h100 pcie", 756e12, 80 * GIB, 2000e9, 64e9, 9.0),
+    "h100": Device(r"h100", 989e12, 80 * GIB, 3350e9, 450e9, 9.0),
+    "h200": Device(r"h200", 989e12, 141e9, 4800e9, 450e9, 9.0),
+    "b200": Device(r"b200", 2250e12, 180e9, 8000e9, 900e9, 10.0),
     "tpu-v2": Device(r"tpu v2", 23e12, 8 * GIB),
     "tpu-v3": Device(r"tpu v3", 61.5e12, 16 * GIB),
     "tpu-v4": Device(r"tpu v4", 275e12, 32 * GIB),

@@ -11,7 +11,7 @@ import pytest
 
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.nn import attention
-from diffeqformer.nn.attention import attend, split_heads
+from diffeqformer.nn.attention import attend, cudnn_lacks, split_heads
 from tests.models import TINY, model_of, tokens
 
 
@@ -73,13 +73,6 @@ def test_the_querys_heads_come_first_then_the_keys_then_the_values():
     assert values[0, 0, :, 0].tolist() == [6, 7]
 
 
-@pytest.fixture
-def cudnn(monkeypatch):
-    """JAX finds a cuDNN: enough to lower for CUDA, not to run there."""
-    found = SimpleNamespace(cudnn_get_version=lambda: 91000)
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", found)
-
-
 def calls(function, *arguments, platform="cuda") -> list[str]:
     """cuDNN's calls in what is lowered for a platform."""
     with jax.numpy_dtype_promotion("standard"):  # JAX lowers the gradient of its own attention only so
@@ -111,7 +104,15 @@ def test_where_cudnn_does_not_hold_cuda_gets_xlas(cudnn):
     assert calls(lambda *own: attend(*own, dropout_rate=0.1), *own) == ["fmhaSoftmax"]
 
 
-def test_without_cudnn_cuda_gets_xlas():
+def test_what_cudnn_lacks_is_said_by_the_setting():
+    assert cudnn_lacks("bfloat16", 0.0, []) == cudnn_lacks("bfloat16", 0.0, [8.0, 10.3]) == ""
+    assert cudnn_lacks("bfloat16", 0.1, [9.0]) == "model.dropout.attention is 0.1; cuDNN's flash attention needs 0"
+    assert cudnn_lacks("float32", 0.0, []) == "model.compute_dtype is float32; cuDNN's flash attention needs bfloat16"
+    old = "the compute capability is 7.5; cuDNN's flash attention needs 8"
+    assert cudnn_lacks("bfloat16", 0.0, [9.0, 7.5]) == old
+
+
+def test_without_cudnn_cuda_gets_xlas(no_cudnn):
     assert calls(attend, *parts("bfloat16")) == []
 
 

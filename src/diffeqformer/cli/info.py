@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import Config, TimeConfig, validate
+from diffeqformer.config import Config, OwnConfig, TimeConfig, validate
 from diffeqformer.devices import DEVICES, USABLE
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
@@ -24,7 +24,8 @@ class InfoArguments(ConfigArguments):
     memory: bool = False
     """Compile the update, which takes a minute for large models, to tell what activations take."""
     card: str = ""
-    """Also print whether the update fits into a device of this kind, such as h100 or a100-40gb; compiles it."""
+    """Also print whether the update fits into a device of this kind, such as h100 or a100-40gb, and whose attention it
+    has there; compiles it."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -57,9 +58,13 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if given.card:
         usable = USABLE * DEVICES[given.card].memory
         fits = {name: cell["memory_bytes"]["total"] <= usable for name, cell in models.items()}
+    attention = _attention(config, given.card)
     if as_json:
-        return print_json({"models": models, "d_emb": choices, **({"fits": fits} if fits else {})})
+        shown = {"fits": fits, "attention": attention}
+        return print_json({"models": models, "d_emb": choices, **{key: value for key, value in shown.items() if value}})
     _print(config, models, compiled)
+    if attention:
+        print(f"attention: {attention}")
     if fits:
         verdict = ", ".join(f"{name} {'fits' if fit else 'does not fit'}" for name, fit in fits.items())
         print(f"{given.card}: {human(usable, 'B')} of its memory can be used; {verdict}.")
@@ -156,6 +161,27 @@ def _about_memory(config: Config) -> str:
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.items())
     each = f" of each of {devices} devices ({axes})" if devices > 1 else ""
     return f"Memory{each} as the compiled update plans it for {kind}s, at its peak."
+
+
+def _attention(config: Config, card: str) -> str:
+    """Whose attention the update has on a card, or else on the GPUs here; "" without one of NVIDIA's, or if the field
+    is a user's own."""
+    import jax
+
+    from diffeqformer.nn.attention import cuda_capabilities, cudnn_lacks, cudnn_refuses
+
+    m = config.model
+    capabilities = [DEVICES[card].capability] if card else cuda_capabilities()
+    known = [one for one in capabilities if one is not None]
+    if isinstance(m.field, OwnConfig) or not known:
+        return ""
+    if lacking := cudnn_lacks(m.compute_dtype, m.dropout.attention, known):
+        return f"XLA's, since {lacking}"
+    if card:  # JAX answers for what is here
+        return f"cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {m.head_width}"
+    part = lambda heads: jax.ShapeDtypeStruct((1, m.context, heads, m.head_width), m.compute_dtype)
+    refused = cudnn_refuses(part(m.heads), part(m.kv_heads), part(m.kv_heads))
+    return f"XLA's, since JAX refuses cuDNN's: {refused}" if refused else "cuDNN's flash attention"
 
 
 def _print_d_emb(config: Config, choices: list[Document]) -> None:

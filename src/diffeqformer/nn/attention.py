@@ -1,5 +1,6 @@
 """Causal multi-head self-attention, with dropout and with a key-value cache."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -7,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from diffeqformer.nn.dropout import dropout
@@ -14,6 +16,7 @@ from diffeqformer.nn.linear import as_bits, wide
 
 L = TypeVar("L")
 N = TypeVar("N")
+AnyArray = Array | jax.ShapeDtypeStruct
 
 BLOCKS = 4
 """Into how many blocks causal attention divides the queries at most: 4 leave out 3/8 of the scores, of at most 1/2."""
@@ -21,6 +24,8 @@ LEAST_BLOCK = 64
 """Fewest queries of a block."""
 AMPERE = 8.0
 """The compute capability from which cuDNN has flash attention."""
+NARROW = (jnp.bfloat16, jnp.float16)
+"""What cuDNN's flash attention computes in."""
 
 
 class AttentionWeights(eqx.Module, Generic[L, N]):
@@ -121,9 +126,9 @@ def attend(
 
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
     """
-    drops = key is not None and dropout_rate > 0.0
     own = partial(_by_blocks, mask=mask, dropout_rate=dropout_rate, key=key)
-    if not drops and mask is None and _cudnn_takes(query, keys, values):
+    lacking = cudnn_lacks(query.dtype, 0.0 if key is None else dropout_rate, cuda_capabilities())
+    if mask is None and not lacking and not cudnn_refuses(query, keys, values):
         # A choice keeps for the backward pass what any of its branches would: so our own, not used, keeps nothing.
         return jax.lax.platform_dependent(query, keys, values, cuda=_cudnn, default=jax.checkpoint(own))
     return own(query, keys, values)
@@ -151,19 +156,35 @@ def _cudnn(query: Array, keys: Array, values: Array) -> Array:
         return jax.nn.dot_product_attention(query, keys, values, is_causal=True, implementation="cudnn")
 
 
-def _cudnn_takes(query: Array, keys: Array, values: Array) -> bool:
-    """Whether cuDNN is installed and takes these shapes, back too, which JAX is asked, on the CUDA devices here."""
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return False
+def cudnn_lacks(dtype: DTypeLike, dropout_rate: float, capabilities: Iterable[float]) -> str:
+    """Why what is compiled for CUDA cannot have cuDNN's flash attention, whatever the shapes; "" if it can.
+
+    **Arguments:** `dtype` of the query; `dropout_rate`, of attention weights; `capabilities`, of the devices.
+    """
+    if dropout_rate > 0.0:  # cuDNN has dropout, but JAX's public function has not
+        return f"model.dropout.attention is {dropout_rate:g}; cuDNN's flash attention needs 0"
+    if jnp.dtype(dtype) not in NARROW:
+        return f"model.compute_dtype is {jnp.dtype(dtype)}; cuDNN's flash attention needs bfloat16"
+    if (least := min(capabilities, default=AMPERE)) < AMPERE:
+        return f"the compute capability is {least:g}; cuDNN's flash attention needs {AMPERE:g}"
+    return ""
+
+
+def cudnn_refuses(query: AnyArray, keys: AnyArray, values: AnyArray) -> str:
+    """What JAX says if cuDNN is not installed here, or does not take these shapes, back too; "" if it does."""
     try:
         jax.eval_shape(lambda *own: jax.vjp(_cudnn, *own)[0], query, keys, values)
-    except (RuntimeError, NotImplementedError, ValueError):
-        return False
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        return str(error) or repr(error)
+    return ""
+
+
+def cuda_capabilities() -> list[float]:
+    """Compute capabilities of the CUDA devices here; empty if there are none, and what is compiled is for others."""
     try:
-        devices = jax.local_devices(backend="cuda")
-    except RuntimeError:  # compiled for devices that are elsewhere
-        devices = []
-    return all(float(device.compute_capability) >= AMPERE for device in devices)
+        return [float(device.compute_capability) for device in jax.local_devices(backend="cuda")]
+    except RuntimeError:
+        return []
 
 
 def attention_weights(

@@ -104,15 +104,15 @@ def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: 
 def config_of(name: str, weights: str) -> Config:
     """A model's config, with what one device has at a time as its batch.
 
-    Attention is without dropout, which cuDNN's does not take, and the loss in one block of positions: of several, each
-    would have the gradient of the embedding reduced over all devices by itself.
+    The loss is in one block of positions: of several, each would have the gradient of the embedding reduced over all
+    devices by itself.
     """
     preset, different, sequences = MODELS[name]
     own = preset if weights == "knots" else f"diffeqformer-{preset}"
     config = with_values(read_yaml(shipped_configs()[own]), dict(different))
     knots: dict[str, Any] = {"model.weights": {"kind": "knots", "knots": config.model.steps}}
     one: dict[str, Any] = {
-        "trainer.batch_size": sequences, "trainer.accumulation": 1, "model.dropout.attention": 0.0,
+        "trainer.batch_size": sequences, "trainer.accumulation": 1,
         "trainer.loss_block": sequences * config.model.context,
     }  # fmt: skip
     return validate(with_values(config, one | (knots if weights == "knots" else {})))

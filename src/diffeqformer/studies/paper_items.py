@@ -64,9 +64,9 @@ MODELS = {
 GPU = {
     "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257,
     "data.validation_fraction": 0.01, "trainer.batch_size": 64, "trainer.accumulation": 4,
-    "model.dropout.attention": 0.0, "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
+    "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
 }  # fmt: skip
-"""For one GPU and any text: 65,536 tokens per update; attention without dropout, which cuDNN's would not take."""
+"""For one GPU and any text: 65,536 tokens per update."""
 GPU_MODELS = {
     "gpt": Model("gpt-small", GPU),
     OURS: Model("diffeqformer-gpt-small", GPU | {"optimizer.b2": 0.95}),

@@ -1,0 +1,67 @@
+"""`info` says whose attention an update has on a GPU."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from diffeqformer.cli import info, main
+from diffeqformer.config import read_yaml, shipped_configs
+
+THERE = "cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {}"
+DROPS = "XLA's, since model.dropout.attention is 0.1; cuDNN's flash attention needs 0"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """This machine has an H100."""
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(compute_capability="9.0")])
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """What `info --json` has of attention; memory is not counted."""
+    monkeypatch.setattr(info, "_measure", lambda config, compiled: {"memory_bytes": {"total": 1}})
+
+    def told(*words):
+        assert main(["info", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out).get("attention")
+
+    return told
+
+
+@pytest.mark.parametrize("size, width", [("gpt-small", 64), ("gpt-medium", 64), ("gpt-large", 64), ("llama-1b", 128)])
+def test_the_large_presets_can_have_cudnns_attention(size, width):
+    for name in (size, f"diffeqformer-{size}"):
+        assert info._attention(read_yaml(shipped_configs()[name]), "a100-40gb") == THERE.format(width)
+
+
+def test_a_card_that_is_elsewhere(said):
+    name = "gpt-small"
+    assert said(name) is None and said(name, "--card", "tpu-v4") is None
+    assert said(name, "--card", "h100") == THERE.format(64)
+    assert said(name, "--card", "h100", "--model.dropout.attention", "0.1") == DROPS
+    assert said(name, "--card", "t4") == "XLA's, since the compute capability is 7.5; cuDNN's flash attention needs 8"
+    float32 = said(name, "--card", "h100", "--model.compute-dtype", "float32")
+    assert float32 == "XLA's, since model.compute_dtype is float32; cuDNN's flash attention needs bfloat16"
+
+
+def test_the_gpu_that_is_here(said, gpu, cudnn):
+    assert said("llama-1b") == "cuDNN's flash attention"
+    assert said("gpt-small", "--model.dropout.attention", "0.1") == DROPS
+    refused = said("gpt-small", "--model.width", "120")  # heads of 10
+    assert refused.startswith("XLA's, since JAX refuses cuDNN's: The head dim must be")
+    assert said("gpt-small", "--card", "t4").startswith("XLA's")  # another than the one here
+
+
+def test_a_gpu_without_cudnn(said, gpu, no_cudnn):
+    assert said("gpt-small") == "XLA's, since JAX refuses cuDNN's: cuDNN is not detected."
+
+
+def test_a_line_of_the_table_says_it(gpu, cudnn, capsys):
+    words = ("--model.vocabulary", "280", "--model.compute-dtype", "bfloat16")
+    assert main(["info", "quickstart-gpt", *words]) == 0
+    assert "\nattention: cuDNN's flash attention\n" in capsys.readouterr().out
+    assert main(["info", "quickstart-gpt", *words, "--model.dropout.attention", "0.1"]) == 0
+    assert f"\nattention: {DROPS}\n" in capsys.readouterr().out
