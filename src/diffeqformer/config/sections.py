@@ -114,6 +114,8 @@ class LayerDropConfig(Section):
     kind: Literal["layerdrop"] = dataclasses.field(default="layerdrop", kw_only=True)
     layers: int | None = setting(None, least=1, most=MOST_STEPS)
     """K; `model.steps` if not given."""
+    nested: bool = False
+    """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
 
 
 @dataclass(frozen=True)

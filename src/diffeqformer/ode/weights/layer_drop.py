@@ -3,12 +3,17 @@
 With N steps the layer of each is the one at its middle, `floor(t K)` from 0 at the time t: of K layers every (K/N)th,
 which Fan et al. found best. A middle that lies between two layers, as all do if K/N is even, takes the deeper one.
 Trained at drawn depths with `depth.jitter`, layers are left out at random, one in each of N parts of depth. With the
-scheme `residual` a layer does the same whatever the others do. Source: Fan, Grave & Joulin 2019, "Reducing Transformer
-Depth on Demand with Structured Dropout", arXiv:1909.11556.
+scheme `residual` a layer does the same whatever the others do.
+
+With `nested` one step has the last layer, two have the one of the middle besides, and so on, always halving: N steps
+have the first N layers of `nested_order`, so that a reading at N + 1 has one layer more and all others in common.
+
+Source: Fan, Grave & Joulin 2019, "Reducing Transformer Depth on Demand with Structured Dropout", arXiv:1909.11556.
 """
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax import Array
 from jaxtyping import Key
 
@@ -24,6 +29,7 @@ class LayerDropWeights(eqx.Module):
 
     layers: BlockWeights
     """Rows of all layers, in order, on one leading axis."""
+    nested: bool = eqx.field(static=True, default=False)
 
     @property
     def depth(self) -> int:
@@ -40,17 +46,33 @@ class LayerDropWeights(eqx.Module):
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """The layers of a grid.
 
-        **Raises:** `BadInput` if it has more steps than there are layers.
+        **Raises:** `BadInput` if it has more steps than there are layers, or, of nested ones, unequal steps.
         """
         if grid.steps > self.depth:
             raise BadInput(
                 f"steps is {grid.steps}, but this model leaves out some of {self.depth} layers: at most those."
             )
-        return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
+        if not self.nested:
+            return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
+        if not grid.equal:
+            raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
+        kept = np.sort(nested_order(self.depth)[: grid.steps])
+        return unstack(jax.tree.map(lambda leaf: leaf[kept], self.layers), grid.steps, 1)
+
+
+def nested_order(layers: int) -> np.ndarray:
+    """All layers, from 0, in the order in which they come in as steps are added.
+
+    Counted from the last one they are in van der Corput's order: 0, 1/2, 1/4, 3/4, 1/8, ... of depth (Kuipers &
+    Niederreiter 1974, Uniform Distribution of Sequences, section 2.3).
+    """
+    bits = (layers - 1).bit_length()
+    reversed_bits = [int(f"{index:0{bits}b}"[::-1], 2) if bits else 0 for index in range(1 << bits)]
+    return np.array([layers - 1 - index for index in reversed_bits if index < layers])
 
 
 def init_layer_drop(
     section: LayerDropConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> LayerDropWeights:
     """New weights of kind `layerdrop`: those of a table."""
-    return LayerDropWeights(initial_rows(shapes, END_OF_STEP, section.layers or grid.steps, key))
+    return LayerDropWeights(initial_rows(shapes, END_OF_STEP, section.layers or grid.steps, key), section.nested)
