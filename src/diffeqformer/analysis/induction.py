@@ -163,10 +163,10 @@ def direct_logits(
 
     **Arguments:** `rows`, rows of the unembedding.
     """
-    y = outputs.astype(jnp.float32)
-    if model.final_norm.shift is not None:
+    y, norm = outputs.astype(jnp.float32), model.norm_at()
+    if norm.shift is not None:
         y = y - y.mean(-1, keepdims=True)
-    y = y * model.final_norm.scale.astype(jnp.float32)[None, None, None]
+    y = y * norm.scale.astype(jnp.float32)[None, None, None]
     return jnp.einsum("bkhw,bvw->bkhv", y, rows.astype(jnp.float32))
 
 

@@ -97,6 +97,7 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
     **Raises:** `BadInput` if the text is longer than the context or the model cannot run at `steps`.
     """
     grid, x = model.grid(steps), model.embed(jnp.asarray(ids)[None])
+    model = model.with_norm_of(grid)
     table = None if _by_step(model.weights) else model.table(grid)
     if steps is None and model.config.tolerance is not None:
         return Walk(model, grid, table, [], [x, *_adaptive_states(model, x)], np.zeros((0, 2, len(ids))))

@@ -243,6 +243,12 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.modulation is given, but {other}: weights that depend on the length of a step need functions of "
             "depth on a fixed grid."
         )
+    if m.final_norm_halvings is not None and (isinstance(m.weights, LayerConfig) or m.tolerance):
+        other = "model.tolerance is given" if m.tolerance else "model.weights is 'layer'"
+        raise BadInput(
+            f"model.final_norm_halvings is {m.final_norm_halvings}, but {other}: it is for models that run at several "
+            "numbers of steps on fixed grids."
+        )
     if m.tolerance:
         if isinstance(m.weights, LayerConfig | LayerDropConfig):
             raise BadInput(

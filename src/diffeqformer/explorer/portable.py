@@ -80,6 +80,8 @@ def portable(run: Run) -> tuple[Document, str]:
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
         raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {', '.join(SCHEMES_OFFERED)}")
+    if model.norm_changes is not None:
+        raise _refusal(run, "has a final norm that depends on the number of steps, which a page has not")
     arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
     arrays.add("embedding", model.embedding.tokens)
     for name, values in (

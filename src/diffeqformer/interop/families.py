@@ -243,7 +243,8 @@ LLAMAS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3
 
 def is_continuous(m: ModelConfig) -> bool:
     """Whether the weights are a function of depth that our own class has, too."""
-    return isinstance(m.weights, TimeConfig | KnotsConfig | SharedConfig) and m.modulation is None
+    knows_length = m.modulation is not None or m.final_norm_halvings is not None
+    return isinstance(m.weights, TimeConfig | KnotsConfig | SharedConfig) and not knows_length
 
 
 def kind_of(m: ModelConfig) -> str:

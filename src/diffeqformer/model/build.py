@@ -13,11 +13,12 @@ from diffeqformer.config import ModelConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
-from diffeqformer.nn.linear import Norm, normal, ones, zeros
+from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.weights import WeightSource
+from diffeqformer.ode.weights.modulated import init_norm_changes
 
 Build = Callable[[ModelConfig, Array], Transformer]
 """What makes a new model of a config and a key."""
@@ -51,6 +52,7 @@ def build(
     source = weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key)
     if config.modulation:
         source = config.modulation.build(source, own_field.shapes(), grid.steps)
+    halvings = config.final_norm_halvings
     sections = {name: own_section(part, getattr(config, name)) for name, part in own.items() if part is not None}
     return Transformer(
         embedding=Embedding(
@@ -61,6 +63,7 @@ def build(
         field=own_field,
         scheme=own_scheme,
         final_norm=Norm(ones(width), zeros(width) if gpt else None),
+        norm_changes=None if halvings is None else init_norm_changes(NormShape(width, gpt), halvings),
         head=None if tied else vectors(head_key, config.vocabulary),
         config=dataclasses.replace(config, **sections),
     )

@@ -88,6 +88,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
         config,
         weights=LayerConfig(),
         modulation=None,
+        final_norm_halvings=None,
         field=dataclasses.replace(own, **usual) if isinstance(own, LlamaConfig) else own,
         scheme=SchemeConfig("lie-trotter"),
         gradient=None if config.gradient == GradientConfig("reversible") else config.gradient,

@@ -57,7 +57,7 @@ def loss_sum(
     **Returns:** a `LossSum`, float32.
     """
     solution = model.integrate(ids[:, :-1], steps=steps, key=key)
-    states, counts = model.normalise(solution.state), _counts(ids, mask)
+    states, counts = model.normalise(solution.state, steps), _counts(ids, mask)
     nats = _nats(model, states, ids[:, 1:], counts, block)
     return LossSum(nats, counts.sum().astype(wide(states.dtype)), solution.evaluations)
 
@@ -151,7 +151,7 @@ def loss_of_depths(
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
     for steps in depths:
-        states = model.normalise(model.integrate(ids[:, :-1], steps=steps, key=key).state)
+        states = model.normalise(model.integrate(ids[:, :-1], steps=steps, key=key).state, steps)
         nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
         taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
     total, number = sum(nats[1:], nats[0]), counts.sum() if count is None else count

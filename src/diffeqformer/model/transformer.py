@@ -28,6 +28,7 @@ from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
 from diffeqformer.ode.weights import KnotWeights, LayerWeights, WeightSource, populated
+from diffeqformer.ode.weights.modulated import norm_of_length
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -47,6 +48,8 @@ class Transformer(eqx.Module):
     """Unembedding; `None` if it is the embedding's transpose."""
     config: ModelConfig = eqx.field(static=True)
     """Sizes, numbers and how the model is written to disk. What the three choices are, the objects above say."""
+    norm_changes: Norm | None = None
+    """Of the final norm over the length of steps; `None` if it is the same at any number of steps."""
     probe: Float[Array, ""] | None = None
     """A zero, where states are reconstructed, whose derivative is their relative error (`Reconstructing`)."""
 
@@ -78,7 +81,7 @@ class Transformer(eqx.Module):
     ) -> Float[Array, "*batch position width"]:
         """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
-        return self.normalise(x).reshape(*ids.shape, -1)
+        return self.normalise(x, steps).reshape(*ids.shape, -1)
 
     def trajectory(
         self, ids: Int[Array, "batch position"], *, steps: Steps | None = None
@@ -102,15 +105,21 @@ class Transformer(eqx.Module):
             config,
             weights=LayerConfig(rows="step" if weights.nodes is None else "node"),
             modulation=None,
+            final_norm_halvings=None,
             tolerance=None,
             first_step=config.first_step if grid == own else None,
             edges=() if grid in (own, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
-        return self.replace(weights=weights, config=config)
+        return self.with_norm_of(grid).replace(weights=weights, config=config)
 
     def replace(self, **changes: Any) -> "Transformer":
         """The same model with other parts, by name."""
         return dataclasses.replace(self, **changes)
+
+    def with_norm_of(self, steps: Steps) -> "Transformer":
+        """The same model, whose final norm is that of a reading at `steps` at any number of steps."""
+        config = dataclasses.replace(self.config, final_norm_halvings=None)
+        return self.replace(final_norm=self.norm_at(steps), norm_changes=None, config=config)
 
     def merge(self) -> "Transformer":
         """The same model with its low-rank adapters added into the matrices; without adapters, the model itself."""
@@ -186,9 +195,18 @@ class Transformer(eqx.Module):
         """Of activations inside the field and the head, and of the weights that they meet."""
         return jnp.bfloat16 if self.config.compute_dtype == "bfloat16" else self.embedding.tokens.dtype
 
-    def normalise(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
-        """The final norm."""
-        return normalise(self.final_norm, x, self.config.final_norm_epsilon)
+    def normalise(
+        self, x: Float[Array, "*batch width"], steps: Steps | EarlyExit | None = None
+    ) -> Float[Array, "*batch width"]:
+        """The final norm, of what a reading at `steps` gave, the model's own number if not given."""
+        return normalise(self.norm_at(steps), x, self.config.final_norm_epsilon)
+
+    def norm_at(self, steps: Steps | EarlyExit | None = None) -> Norm:
+        """The final norm of a reading at `steps`; steps of unequal length count as equal ones."""
+        if self.norm_changes is None:
+            return self.final_norm
+        grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
+        return norm_of_length(self.final_norm, self.norm_changes, 1 / grid.steps)
 
     def integrate(
         self,
@@ -256,7 +274,7 @@ class Transformer(eqx.Module):
                 grid=grid,
                 threshold=early_exit.threshold,
                 horizon=config.interval,
-                normalise=self.normalise,
+                normalise=partial(self.normalise, steps=early_exit),
             )
         return solve(
             field,

@@ -20,7 +20,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, PyTree
 
 from diffeqformer.config import ModulationConfig
 from diffeqformer.nn.linear import Linear, Norm, NormShape, zeros
@@ -76,16 +78,40 @@ def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Time
     scale = change.gain.scale
     knots, shortest = scale.shape[:2]
     over_depth = cardinal_basis(times, knots, dtype=scale.dtype)
-    halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, scale.dtype)), 0, shortest - 1)
-    over_length = jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(shortest, dtype=scale.dtype)[None]))
+    over_length = _length_basis(lengths, shortest, scale.dtype)
     mixed = lambda part: jnp.einsum("tm,tj,mjw->tw", over_depth, over_length, part)
-    s, g = mixed(change.norm.scale), mixed(change.gain.scale)
-    norm, last = rows.norm, getattr(rows, out)
-    norm = Norm(
-        norm.scale * (1 + s), norm.shift if change.norm.shift is None else norm.shift + mixed(change.norm.shift)
-    )
+    g, last = mixed(change.gain.scale), getattr(rows, out)
+    norm = _changed_norm(rows.norm, jax.tree.map(mixed, change.norm))
     last = Linear(last.weight * (1 + g)[:, None, :], None if last.bias is None else last.bias * (1 + g))
     return dataclasses.replace(rows, norm=norm, **{out: last})
+
+
+def _length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
+    """`C_j(log2 1/h)` of all knots at all lengths h."""
+    halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
+    return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
+
+
+def _changed_norm(norm: Norm, change: Norm) -> Norm:
+    shift = norm.shift
+    if shift is not None and change.shift is not None:
+        shift = shift + change.shift
+    return Norm(norm.scale * (1 + change.scale), shift)
+
+
+def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
+    """A norm as steps of a length have it, `n (1 + s(h)) + b(h)`.
+
+    **Arguments:** `changes`, arrays of shape (length, width); `length`, a fraction of depth.
+    """
+    (basis,) = _length_basis(np.array([length]), changes.scale.shape[0], changes.scale.dtype)
+    return _changed_norm(norm, jax.tree.map(lambda part: basis @ part, changes))
+
+
+def init_norm_changes(norm: NormShape, halvings: int) -> Norm:
+    """Changes of a norm over the length of steps, none yet."""
+    shape = halvings + 1, norm.width
+    return Norm(zeros(shape), zeros(shape) if norm.shift else None)
 
 
 def init_modulated(section: ModulationConfig, base: WeightSource, shapes: BlockShapes, steps: int) -> ModulatedWeights:
