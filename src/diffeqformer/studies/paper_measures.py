@@ -16,7 +16,7 @@ from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
 from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.inference import MATCHING, Induction
 from diffeqformer.analysis.spectra import Spectra, spectra
-from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
@@ -24,7 +24,6 @@ from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks
-from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -168,13 +167,6 @@ def faithful(found: Trained, name: str, against: str, *, other: bool = False) ->
     seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
     of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
     return of(PAIRWISE) - of(against)
-
-
-def counts(found: Trained) -> float:
-    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
-    published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
-    stored: Document = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
-    return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
 
 
 def cheaper_memory(found: Trained) -> float:
