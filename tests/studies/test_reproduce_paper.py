@@ -30,13 +30,18 @@ from diffeqformer.studies.paper_measures import (
     best_head,
     comparable,
     gap,
+    grown,
+    growth,
+    growth_at,
     lower,
+    peak,
     spectra_of,
     task,
 )
 from diffeqformer.studies.paper_models import MODELS
 from diffeqformer.studies.paper_runs import Arguments, Runs
 from diffeqformer.studies.reproduce_paper import study, write
+from diffeqformer.studies.reproduce_paper_figures import FIGURES
 from tests.studies.test_compare import document, make
 
 
@@ -152,6 +157,10 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
         "a task, given",
     )
     assert "\n\n".join((*said, "| claim")) in text
+    item = text.partition("## Nowhere")[2].partition("\n## ")[0]
+    assert "\n\n![Nowhere. Validation loss is" in item and "](paper/norm-curves-wide.png)\n" in item
+    assert "](paper/effects.png)" in text and "effects.png" not in item
+    assert all((folder / f"paper/{name}.png").read_bytes()[1:4] == b"PNG" for name in ("norm-curves-wide", "effects"))
     page = (folder / "runs/index.html").read_text()
     assert "the norm helps" in page
     assert "validation loss (points). The paper's: two curves" in page
@@ -169,6 +178,16 @@ def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
     assert list(seen) == [0, 2, 3]
     radii = [found.pairs["QK"].radius for found in seen.values()]
     assert not any(np.allclose(a, b, rtol=1e-4) for a, b in pairwise(radii))
+    found = Trained({"wide": one}, 0, runs.folder, Silent())
+    whole = {part: growth_at("wide", "FF", part)(found) for part in (0.0, 2 / 3, 1.0)}
+    assert whole == {part: grown(spectra, "FF") for part, spectra in zip(whole, seen.values(), strict=True)}
+    assert growth("wide", "FF")(found) == pytest.approx(whole[1.0], rel=1e-6)
+    assert growth_at("wide", "FF", 1 / 3)(found) is None  # no checkpoint was kept there
+    for pair in ("QK", "FF"):
+        first, last = seen[3].pairs[pair].radius[seen[3].steps(pair)].mean(1)
+        assert peak("wide", pair)(found) == pytest.approx(math.log(last / first), rel=1e-6)  # of two steps
+    drawn = FIGURES["spectra"](runs, ("wide",))
+    assert [figure.name for figure in drawn] == ["wide-qk", "wide-ov", "wide-ff"]
     effect = best_head("wide")(Trained({"wide": one}, 0, runs.folder, Silent()))
     assert effect is not None
     assert -0.5 <= effect < 0
@@ -279,6 +298,9 @@ def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     assert not (folder / "gone").exists()
     assert again.document == result.document
     assert [table.rows for table in again.tables] == [table.rows for table in result.tables]
+    page = paper_page.markdown(again, folder / "paper")
+    assert "](paper/norm-curves-wide.png)" in page  # its file is there, though its runs are not
+    assert ".png" not in paper_page.markdown(again, folder / "none")
     runs = Runs(gone, paper_models.MODELS, Silent(), paper_record.read(path, gone.of).rates)
     assert runs.searches("wide") == 0
     assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train

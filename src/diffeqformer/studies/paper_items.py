@@ -9,6 +9,13 @@ from diffeqformer.studies import paper_checks as checks
 from diffeqformer.studies import paper_measures as by
 from diffeqformer.studies.paper import Claim, Item
 from diffeqformer.studies.paper_measures import MATCHING, NATS, OURS, TASKS, lower
+from diffeqformer.studies.paper_models import D_EMB
+
+PAIRS = ("QK", "OV", "FF")
+"""Of matrices, whose eigenvalues are measured."""
+
+DIRECTIONS = {"own → other": "from the first text to the other", "other → own": "from the other text to the first"}
+"""Of figure 5, as `reproduce_adapt` names them, and in words."""
 
 ITEMS = {
     "table-1": Item(
@@ -100,11 +107,25 @@ ITEMS = {
     "figure-2": Item(
         "figure 2 a and b, appendix E",
         "The magnitudes of the eigenvalues of QK and OV grow with depth, with a peak near the last layers.",
-        tuple(
-            Claim(f"eigenvalues of {pair} grow with depth{said}", "log of the last third's radius over the first's",
-                  (name,), by.growth(name, pair))
-            for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
-            for pair in ("QK", "OV", "FF")
+        (
+            *(
+                Claim(f"eigenvalues of {pair} grow with depth{said}", "log of the last third's radius over the first's",
+                      (name,), by.growth(name, pair))
+                for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
+                for pair in PAIRS
+            ),
+            *(
+                Claim(f"{when}, eigenvalues of {pair} grow with depth{said}",
+                      "log of the last third's radius over the first's", (name,), by.growth_at(name, pair, part))
+                for when, part in (("before training", 0.0), ("halfway through training", 0.5))
+                for name, said in ((OURS, ""), ("gpt", " in GPT")) for pair in PAIRS
+            ),
+            *(
+                Claim(f"the largest eigenvalues of {pair} are in the last third of depth{said}",
+                      "log of the last third's largest radius over the largest before", (name,), by.peak(name, pair))
+                for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
+                for pair in PAIRS
+            ),
         ),
         layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
         figures=(("spectra", (OURS,)), ("spectra", ("gpt",))),
@@ -146,23 +167,48 @@ ITEMS = {
                   question=f"Do exponents say better than {against} what a prediction rests on?" * (not other))
             for against, other, said in (
                 ("attention rollout", False, ""), ("attention rollout", True, ", on the other text"),
-                ("attention", False, ""),
+                ("attention", False, ""), ("attention", True, ", on the other text"),
             )
         ),
-        missing="The second claim needs another text: --other FILES.",
+        missing="Claims on the other text need one: --other FILES.",
         layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",
     ),
     "figure-5": Item(
         "figure 5, section 6.2",
         "After LoRA on a new text DiffEqFormer of 18 steps is ahead of GPT of 24 layers at 9, 12, 18 and 24 steps.",
-        tuple(
-            Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
-                  question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
-            for steps in (3, 4, 6, 8)
+        (
+            *(
+                Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
+                      f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
+                      question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
+                for steps in (3, 4, 6, 8)
+            ),
+            *(
+                Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
+                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(steps, method, direction))
+                for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
+                for direction, to in DIRECTIONS.items() for steps in (3, 4, 6, 8)
+            ),
+            *(
+                Claim(f"fine-tuned in full, {to}: 3 steps overfit less than 6",
+                      f"{NATS}, rise from the lowest loss to the last at 6 steps minus that at 3", (OURS,),
+                      by.overfits_less(3, 6, direction))
+                for direction, to in DIRECTIONS.items()
+            ),
+            *(
+                Claim(f"from scratch, on {text} alone: DiffEqFormer of 6 steps is ahead of GPT of 8 layers",
+                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(6, "scratch", direction))
+                for direction, text in zip(DIRECTIONS, ("the other text", "the first text"), strict=True)
+            ),
+            *(
+                Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of itself from scratch, at 4 times the updates",
+                      f"{NATS}, from scratch minus fine-tuned", (OURS,), by.transferred(method, direction))
+                for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
+                for direction, to in DIRECTIONS.items()
+            ),
         ),
-        missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too. The rate "
-        "of LoRA is searched for each system and direction at the depth of pretraining, and taken at the others.",
+        missing="Needs a second text: --other FILES. `reproduce adapt` has tables, too. The rates of LoRA and of full "
+        "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
         length=4 + 44 * by.TUNING,  # the search, which other seeds than the first do without, included
@@ -186,13 +232,20 @@ ITEMS = {
             lower(OURS, "d_emb-4", "d_emb 48 is better than 4"),
             lower(OURS, "d_emb-8", "d_emb 48 is better than 8, from where on matrices of 6 steps can be anything"),
             lower("d_emb-144", OURS, "d_emb 144 is better than 48"),
+            lower(OURS, "d_emb-24", "d_emb 48 is better than 24"),
+            *(
+                lower(OURS, f"d_emb-{d_emb}-own", f"at rates of their own d_emb 48 is better than {d_emb}")
+                for d_emb in D_EMB if d_emb < 48
+            ),
+            lower("d_emb-144-own", OURS, "at rates of their own d_emb 144 is better than 48"),
             Claim("memory grows by less than parameters", "ratio of parameters minus ratio of planned memory",
                   (OURS, "d_emb-144"), by.cheaper_memory, True),
         ),
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
-        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),),
-        missing="All sizes have the learning rate that was searched for 48. h(t) is longer with more features, so that "
-        "the same rate moves the matrices of larger ones further: 144 with a rate of its own was not tried.",
+        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
+                 ("sizes", ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
+        missing="Where rates are not said to be their own, all sizes have the one that was searched for 48. h(t) is "
+        "longer with more features, so that the same rate moves the matrices of larger ones further.",
     ),
     "figure-18": Item(
         "figures 17 and 18, D.2",

@@ -46,6 +46,7 @@ MODELS = {
     **{f"{OURS}-b2-{b2}": Model("quickstart-diffeqformer", {"optimizer.b2": b2}, OURS) for b2 in (0.9, 0.99)},
     **{f"gpt-b2-{b2}": Model("quickstart-gpt", {"optimizer.b2": b2}, "gpt-b2-0.95") for b2 in (0.9, 0.99)},
     **{f"d_emb-{d_emb}": Model("quickstart-diffeqformer", {"model.weights.d_emb": d_emb}, OURS) for d_emb in D_EMB},
+    **{f"d_emb-{d_emb}-own": Model("quickstart-diffeqformer", {"model.weights.d_emb": d_emb}) for d_emb in D_EMB},
     "table": Model("quickstart-gpt", EULER),
     "knots": Model("quickstart-gpt", EULER | MEANS),
     "free-rows": Model("quickstart-diffeqformer", build="free_rows"),

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
@@ -59,6 +60,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
             "rates": {name: {"best": best, "losses": losses_document(tried)}
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
+            "figures": {**record.figures, **{figure.name: figure.caption for figure in figures}},
         },
         folder=runs.folder,
     )  # fmt: skip
@@ -173,18 +175,28 @@ def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
     return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 
-def markdown(result: Result) -> str:
-    """The page as Markdown, without its figures."""
+def markdown(result: Result, folder: Path) -> str:
+    """The page as Markdown, with the figures that are files in its `folder`, of these runs or of earlier ones."""
     parts = [f"# {result.title}"]
     parts += [
-        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page from its runs, and "
-        "beside the runs `index.html` with all figures, each in the layout of the paper's.",
+        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
+        "runs, and beside the runs `index.html` with all of it.",
         *result.findings,
     ]
+    there = {name: said for name, said in result.document["figures"].items() if (folder / f"{name}.png").is_file()}
+    titles = {_title(name): name for name in ITEMS}
     for table in result.tables:
-        title, _, said = table.caption.partition("\n")
-        parts += [f"## {title}", *filter(None, said.split("\n")), replace(table, caption="").to_markdown()]
+        title, _, under = table.caption.partition("\n")
+        parts += [f"## {title}", *filter(None, under.split("\n")), replace(table, caption="").to_markdown()]
+        item = titles.get(title, "")
+        if item or title == "Items":  # whose figure, that of all effects, is no item's
+            parts += [f"![{said}]({folder.name}/{name}.png)" for name, said in there.items() if _item_of(name) == item]
     return "\n\n".join(parts) + "\n"
+
+
+def _item_of(figure: str) -> str:
+    """The item whose figure it is: of those with which its name begins the longest, since `figure-2` begins others."""
+    return max((name for name in ITEMS if figure.startswith(f"{name}-")), key=len, default="")
 
 
 def _title(name: str) -> str:

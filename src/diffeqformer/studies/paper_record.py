@@ -34,6 +34,8 @@ class Record:
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Rows of the page's table."""
     rates: Rates = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Captions of the figures beside the page, by name."""
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -74,6 +76,7 @@ def read(path: Path, of: Values) -> Record:
         {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
         {row[0]: tuple(row) for row in document["models"]},
         {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
+        document.get("figures", {}),
     )
 
 

@@ -60,7 +60,7 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/paper"
     """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
     markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write the page as Markdown, such as docs/paper.md."""
+    """Also write the page as Markdown, such as docs/paper.md, and its figures into a folder beside it (docs/paper)."""
     record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
     are not searched again, its effects of other seeds count with those found here, and these are added."""

@@ -142,15 +142,19 @@ def _time(seconds: float) -> str:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page, and if asked for the same as Markdown and the record; a list leaves no files."""
+    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record; a list
+    leaves no files."""
     if arguments.list:
         return {}
+    from diffeqformer.report.figures import save
     from diffeqformer.studies.paper_page import markdown
 
     written = {"page": str(result.write())}
     if arguments.markdown:
         path = path_of(arguments.markdown)
-        write_output(path, markdown(result).encode(), "page")
+        for figure in result.figures:
+            write_output(path.with_suffix("") / f"{figure.name}.png", save(figure.figure, "png"), "figure")
+        write_output(path, markdown(result, path.with_suffix("")).encode(), "page")
         written["markdown"] = str(path)
     if arguments.record:
         path = path_of(arguments.record)
