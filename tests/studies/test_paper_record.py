@@ -65,11 +65,13 @@ def test_a_verdict_that_changes_is_said_and_the_page_is_that_of_the_new_record(t
     write(study(arguments, progress), arguments)
     assert f"Other than in the record: {claim.sentence} (holds now, fails there)." in progress.lines
     again = study(replace(arguments, finished=True), Silent())
-    assert paper_page.markdown(again) == (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert paper_page.markdown(again, tmp_path / "page") == (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_the_page_of_the_documentation_is_that_of_the_record(tmp_path):
     arguments = Arguments(
         items=("table-1",), finished=True, to=str(tmp_path / "none"), record=str(ROOT / "docs/paper.json")
     )
-    assert paper_page.markdown(study(arguments, Silent())) == (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    assert paper_page.markdown(study(arguments, Silent()), ROOT / "docs/paper") == (ROOT / "docs/paper.md").read_text(
+        encoding="utf-8"
+    )

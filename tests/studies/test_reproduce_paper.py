@@ -5,24 +5,19 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
-import equinox as eqx
-import jax
 import numpy as np
-import optax
 import pytest
 from scipy.stats import ttest_1samp
 
-from diffeqformer.config import Config, ModelConfig, OptimizerConfig, read_yaml
+from diffeqformer.config import Config, read_yaml
 from diffeqformer.errors import BadInput, Damaged
-from diffeqformer.model.build import build
-from diffeqformer.model.count import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies import (
     paper_controls,
     paper_items,
     paper_measures,
+    paper_models,
     paper_page,
     paper_record,
     paper_runs,
@@ -30,12 +25,24 @@ from diffeqformer.studies import (
 )
 from diffeqformer.studies.experiments import rates_table, search
 from diffeqformer.studies.paper import Claim, Finished, Item, Model, Trained, judge
-from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS, OURS
-from diffeqformer.studies.paper_measures import adapted, best_head, comparable, gap, lower, spectra_of, task
+from diffeqformer.studies.paper_measures import (
+    OURS,
+    adapted,
+    best_head,
+    comparable,
+    gap,
+    grown,
+    growth,
+    growth_at,
+    lower,
+    peak,
+    spectra_of,
+    task,
+)
+from diffeqformer.studies.paper_models import MODELS
 from diffeqformer.studies.paper_runs import Arguments, Runs
 from diffeqformer.studies.reproduce_paper import study, write
 from diffeqformer.studies.reproduce_paper_figures import FIGURES
-from diffeqformer.training.optimizer import roles, usual_rule
 from tests.studies.test_compare import document, make
 
 
@@ -73,72 +80,6 @@ def test_the_search_ends_with_its_best_rate_inside_or_its_budget_spent(best, tri
     assert losses[rate] == min(losses.values())
 
 
-def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_path):
-    claimed = {name for item in ITEMS.values() for claim in item.claims for name in claim.models}
-    drawn = {name for item in ITEMS.values() for kind, names in item.figures for name in names}
-    assert claimed | drawn <= set(MODELS)
-    assert {kind for item in ITEMS.values() for kind, _ in item.figures} <= set(FIGURES)
-    assert {model.rate_of for model in MODELS.values()} - {""} <= set(MODELS)
-    runs = Runs(Arguments(to=str(tmp_path), other=("other.txt",)), MODELS, Silent())
-    configs = {name: runs.config(name, 1, 1e-3) for name in MODELS}
-    assert len({config.run for config in configs.values()}) == len(MODELS)
-    assert {name for name, config in configs.items() if config.data.train} == {n for n in MODELS if MODELS[n].other}
-    assert configs["gpt-other"].trainer.updates == 3 * configs["gpt"].trainer.updates == 1500
-
-
-def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):
-    runs = Runs(Arguments(scale="gpu", to=str(tmp_path), data=("web.jsonl",)), GPU_MODELS, Silent())
-    claims = [claim for item in ITEMS.values() for claim in item.claims if set(claim.models) <= set(GPU_MODELS)]
-    assert set(GPU_MODELS) == {name for claim in claims for name in claim.models}  # none is trained for nothing
-    for name in GPU_MODELS:
-        config = runs.config(name, 0, runs.rate(name))
-        m, t = config.model, config.trainer
-        assert (m.width, m.steps, m.context, m.compute_dtype, t.updates) == (768, 12, 1024, "bfloat16", 2000)
-        assert (config.data.train, config.optimizer.learning_rate) == (("web.jsonl",), 6e-4)
-        assert config.run.startswith(str(tmp_path / "gpu"))
-    assert runs.rates == {}  # nothing is searched
-    with pytest.raises(BadInput, match="--scale is gpu, but JAX finds no GPU here, only cpu"):
-        study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "default_backend", lambda: "gpu")
-        with pytest.raises(BadInput, match="needs a text of its size: give files with --data"):
-            study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_controls_start_as_the_models_that_they_are_compared_with():
-    key, ids, models = jax.random.key(0), jax.numpy.arange(8)[None], []
-    for control, weights in (("free_rows", "time"), ("faster_table", "layer")):
-        sections: Any = {"weights": weights, "scheme": "euler"}
-        config = ModelConfig(vocabulary=32, width=16, heads=2, steps=3, context=8, **sections)
-        plain, own = build(config, key), getattr(paper_controls, control)(config, key)
-        np.testing.assert_allclose(own(ids), plain(ids), atol=1e-6)
-        models.append((plain, own))
-    (_, free), (table, faster) = models
-    assert count(faster) == count(table)  # the same numbers, which are moved three times as far
-    for moved, weight in zip(jax.tree.leaves(faster.weights), jax.tree.leaves(table.weights), strict=True):
-        np.testing.assert_allclose(3 * moved, weight, rtol=1e-6)
-    rows = lambda model: model.weights.networks.attention.output.network.rows
-    other = eqx.tree_at(rows, free, rows(free).at[0].add(1.0))
-    before, after = (one.weights.table(one.grid()).attention.output.weight for one in (free, other))
-    # A row is its own step's: no other step's weights follow it.
-    assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [False, True, True]
-
-
-def test_embeddings_alone_move_faster():
-    config = ModelConfig(vocabulary=32, width=16, heads=2, steps=2, context=8, weights="time")  # pyright: ignore
-    model = build(config, jax.random.key(0))
-    gradient = jax.tree.map(lambda x: jax.numpy.linspace(-1.0, 1.0, x.size, dtype=x.dtype).reshape(x.shape), model)
-    changes = []
-    for rule in (usual_rule, paper_controls.faster_embeddings):
-        one = rule(OptimizerConfig(), optax.constant_schedule(1e-3))
-        with jax.numpy_dtype_promotion("standard"):
-            changes.append(one.update(gradient, one.init(model), model)[0])
-    ratio = jax.tree.map(lambda own, usual: float(np.abs(own).sum() / np.abs(usual).sum()), changes[1], changes[0])
-    for role, found in zip(jax.tree.leaves(roles(model)), jax.tree.leaves(ratio), strict=True):
-        assert found == pytest.approx(paper_controls.EMBEDDINGS if role == "embedding" else 1.0)
-
-
 TINY = {
     "model.width": 16, "model.heads": 2, "model.steps": 2, "model.context": 16, "model.weights": "layer",
     "data.tokenizer_vocabulary": 300, "trainer.batch_size": 4, "trainer.checkpoint_every": 2,
@@ -170,7 +111,7 @@ def trained(tmp_path_factory):
         markdown=str(folder / "paper.md"), cache=str(folder / "cache"),
     )  # fmt: skip
     patch = pytest.MonkeyPatch()
-    patch.setattr(paper_items, "MODELS", models)
+    patch.setattr(paper_models, "MODELS", models)
     for module in (paper_page, paper_items):
         patch.setattr(module, "ITEMS", items)
     patch.setattr(paper_runs, "search", partial(search, most=3))
@@ -209,7 +150,18 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
     text = (folder / "paper.md").read_text()
     assert written["markdown"] == str(folder / "paper.md")
     assert all(sentence in text for sentence in ("the norm helps", "it overfits", "nothing is known"))
-    assert "## Nowhere\n\nThe paper: that a norm helps\n\nIts figure: two curves\n\na task, given\n\n| claim" in text
+    said = (
+        "## Nowhere",
+        "The paper: that a norm helps",
+        "Its figure: two curves",
+        "Models: normed, wide.",
+        "a task, given",
+    )
+    assert "\n\n".join((*said, "| claim")) in text
+    item = text.partition("## Nowhere")[2].partition("\n## ")[0]
+    assert "\n\n![Nowhere. Validation loss is" in item and "](paper/norm-curves-wide.png)\n" in item
+    assert "](paper/effects.png)" in text and "effects.png" not in item
+    assert all((folder / f"paper/{name}.png").read_bytes()[1:4] == b"PNG" for name in ("norm-curves-wide", "effects"))
     page = (folder / "runs/index.html").read_text()
     assert "the norm helps" in page
     assert "validation loss (points). The paper's: two curves" in page
@@ -220,13 +172,23 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
 
 def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
     _, arguments, _ = trained
-    runs = Runs(arguments, paper_items.MODELS, Silent())
+    runs = Runs(arguments, paper_models.MODELS, Silent())
     one = runs.trained("wide", 0)
     assert one is not None
     seen = spectra_of(one)
     assert list(seen) == [0, 2, 3]
     radii = [found.pairs["QK"].radius for found in seen.values()]
     assert not any(np.allclose(a, b, rtol=1e-4) for a, b in pairwise(radii))
+    found = Trained({"wide": one}, 0, runs.folder, Silent())
+    whole = {part: growth_at("wide", "FF", part)(found) for part in (0.0, 2 / 3, 1.0)}
+    assert whole == {part: grown(spectra, "FF") for part, spectra in zip(whole, seen.values(), strict=True)}
+    assert growth("wide", "FF")(found) == pytest.approx(whole[1.0], rel=1e-6)
+    assert growth_at("wide", "FF", 1 / 3)(found) is None  # no checkpoint was kept there
+    for pair in ("QK", "FF"):
+        first, last = seen[3].pairs[pair].radius[seen[3].steps(pair)].mean(1)
+        assert peak("wide", pair)(found) == pytest.approx(math.log(last / first), rel=1e-6)  # of two steps
+    drawn = FIGURES["spectra"](runs, ("wide",))
+    assert [figure.name for figure in drawn] == ["wide-qk", "wide-ov", "wide-ff"]
     effect = best_head("wide")(Trained({"wide": one}, 0, runs.folder, Silent()))
     assert effect is not None
     assert -0.5 <= effect < 0
@@ -234,7 +196,7 @@ def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
 
 def test_batches_of_repeated_tokens(trained):
     _, arguments, _ = trained
-    wide = Runs(arguments, paper_items.MODELS, Silent()).trained("wide", 0)
+    wide = Runs(arguments, paper_models.MODELS, Silent()).trained("wide", 0)
     assert wide is not None
     batches = paper_controls.RepeatedTokens(wide.config, wide.open().tokens)
     batch = batches[3]
@@ -254,7 +216,7 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
     none = study(replace(arguments, finished=True, to=str(folder / "none")), Silent())
     assert none.findings[0] == "Of 3 claims 3 are untested."
     assert not (folder / "none").exists()
-    wide = Runs(arguments, paper_items.MODELS, Silent()).trained("wide", 0)
+    wide = Runs(arguments, paper_models.MODELS, Silent()).trained("wide", 0)
     assert wide is not None
     tuned = Trained({OURS: wide}, 0, folder / "none", Silent(), ("other.txt",), train=False)
     assert adapted(3)(tuned) is None
@@ -274,10 +236,18 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
         both = study(replace(asked, items=("norm", "again")), Silent())
         assert cost(both) == cost(found)  # what items share is counted once
         patch.setattr(paper_runs, "matrix_speed", lambda: 2e6)
-        runs = Runs(replace(asked, to=str(folder / "none")), paper_items.MODELS, Silent())
-        assert runs.pace == 1e6  # before anything has run
+        runs = Runs(replace(asked, to=str(folder / "none")), paper_models.MODELS, Silent())
+        assert runs.pace == (1e6, "this machine's speed")  # before anything has run
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
+        fast, slow = (
+            Runs(runs.arguments, paper_models.MODELS, Silent(), speeds={"wide": speed, "gone": 1.0})
+            for speed in (200.0, 100.0)
+        )
+        assert fast.pace[1] == "the record's runs"
+        assert fast.seconds("wide") == pytest.approx(3 * 4 * 16 / 200)  # whatever this machine does now
+        assert slow.seconds("normed") == pytest.approx(3 * 4 * 16 / 100, rel=0.01)
+    assert found.tables[1].rows == [("norm", "wide, normed")]
     assert write(found, Arguments(list=True)) == {}
 
 
@@ -286,7 +256,7 @@ def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
     measured = []
     claim = Claim("Slow, truly", "nats", ("wide",), lambda found: measured.append(found.seed) or 0.5, slow=True)
     again = replace(arguments, to=str(folder / "runs"))
-    effect = lambda a: reproduce_paper._effect(claim, Runs(a, paper_items.MODELS, Silent()), 0)
+    effect = lambda a: reproduce_paper._effect(claim, Runs(a, paper_models.MODELS, Silent()), 0)
     assert [effect(again), effect(again), effect(replace(again, finished=True))] == [0.5] * 3
     assert measured == [0]
     assert effect(replace(again, other=("b.txt",))) == 0.5
@@ -341,17 +311,6 @@ def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):
     )
 
 
-def test_an_unknown_item_is_refused():
-    with pytest.raises(BadInput, match="no item 'table-9'; the items are "):
-        study(Arguments(items=("table-9",)), Silent())
-
-
-def test_presets_have_the_published_sizes(tmp_path):
-    effect = ITEMS["table-3"].claims[0].measure(Trained({}, 0, tmp_path, Silent()))
-    assert effect is not None
-    assert effect > 0
-
-
 def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     result, arguments, folder = trained
     path = folder / "record.json"
@@ -362,7 +321,10 @@ def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     assert not (folder / "gone").exists()
     assert again.document == result.document
     assert [table.rows for table in again.tables] == [table.rows for table in result.tables]
-    runs = Runs(gone, paper_items.MODELS, Silent(), paper_record.read(path, gone.of).rates)
+    page = paper_page.markdown(again, folder / "paper")
+    assert "](paper/norm-curves-wide.png)" in page  # its file is there, though its runs are not
+    assert ".png" not in paper_page.markdown(again, folder / "none")
+    runs = Runs(gone, paper_models.MODELS, Silent(), paper_record.read(path, gone.of).rates)
     assert runs.searches("wide") == 0
     assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train
     kept = path.read_bytes()

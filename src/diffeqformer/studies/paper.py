@@ -43,8 +43,8 @@ class Model:
     """Its learning rate where it is not searched, since the loss on text is no measure of it; 0 if it is."""
     other: bool = False
     """Whether it is trained on the other text."""
-    length: int = 1
-    """Times the updates of the others."""
+    length: float = 1.0
+    """Times the updates of the others, rounded up."""
     build: str = ""
     """A function of `paper_controls` that makes the model; the config does if empty."""
     batches: str = ""
@@ -124,6 +124,12 @@ class Item:
     """What it takes to test what is not tested here; empty if all is."""
     length: float = 0.0
     """Of all that its claims train themselves, per seed, in runs of DiffEqFormer."""
+
+
+def models_of(item: Item) -> tuple[str, ...]:
+    """The models that an item's claims compare and its figures draw, each once."""
+    claimed = (name for claim in item.claims for name in claim.models)
+    return tuple(dict.fromkeys((*claimed, *(name for _, names in item.figures for name in names))))
 
 
 @dataclass(frozen=True)

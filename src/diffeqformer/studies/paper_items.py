@@ -1,87 +1,21 @@
-"""The paper's tables and figures, in its order: what is trained for each, and how its claims are measured.
+"""The paper's tables and figures, in its order: what is claimed of each, and how its claims are measured.
 
 Sizes are the quickstart's: what holds or fails here is said of small models, on the text given, after the updates
-given. A new item is an entry of `ITEMS`; a model that it needs, one of `MODELS`.
+given. A new item is an entry of `ITEMS`; a model that it needs, one of `paper_models.MODELS`; what the paper has of it,
+one of `paper_reported.REPORTED`.
 """
 
+from diffeqformer.studies import paper_checks as checks
 from diffeqformer.studies import paper_measures as by
-from diffeqformer.studies.paper import Claim, Item, Model
+from diffeqformer.studies.paper import Claim, Item
 from diffeqformer.studies.paper_measures import MATCHING, NATS, OURS, TASKS, lower
+from diffeqformer.studies.paper_models import D_EMB
 
-SMOOTH = 12.0
-"""Radians per unit of depth of the fastest feature of the smooth band: twice the number of steps."""
-NORMED = {"model.embedding_norm": True}
-EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
-HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
-"""Of models whose spectra are looked at in the middle of training, too."""
-REPEATS = {
-    "model.steps": 2, "model.width": 48, "model.heads": 2, "model.hidden": None, "model.context": 64,
-    "model.embedding_norm": True, "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
-}  # fmt: skip
-"""Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
-MEANS = {"model.weights": {"kind": "knots", "average": True}}
-D_EMB = (4, 8, 24, 144)
+PAIRS = ("QK", "OV", "FF")
+"""Of matrices, whose eigenvalues are measured."""
 
-MODELS = {
-    "gpt": Model("quickstart-gpt", HALFWAY),
-    OURS: Model("quickstart-diffeqformer", HALFWAY),
-    "shared": Model("quickstart-shared"),
-    **{
-        f"{name}-other": Model(f"quickstart-{name}", rate_of=name, other=True, length=3)
-        for name in ("gpt", OURS, "shared")
-    },
-    "llama": Model("quickstart-llama"),
-    "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
-    "repeats-llama": Model("quickstart-llama", REPEATS, rate=4e-3, batches="RepeatedTokens", length=2),
-    "repeats-diffeqformer-llama": Model(
-        "quickstart-diffeqformer-llama",
-        REPEATS | {"model.horizon": 2.0, "model.weights.d_emb": 12},
-        rate=4e-3,
-        batches="RepeatedTokens",
-        length=2,
-    ),
-    "shared-mlp": Model("quickstart-shared-mlp"),
-    "smooth": Model("quickstart-diffeqformer", HALFWAY | {"model.weights.highest_frequency": SMOOTH}, OURS),
-    f"{OURS}-b2-0.999": Model("quickstart-diffeqformer", {"optimizer.b2": 0.999}),
-    "gpt-b2-0.95": Model("quickstart-gpt", {"optimizer.b2": 0.95}),
-    **{f"{OURS}-b2-{b2}": Model("quickstart-diffeqformer", {"optimizer.b2": b2}, OURS) for b2 in (0.9, 0.99)},
-    **{f"gpt-b2-{b2}": Model("quickstart-gpt", {"optimizer.b2": b2}, "gpt-b2-0.95") for b2 in (0.9, 0.99)},
-    **{f"d_emb-{d_emb}": Model("quickstart-diffeqformer", {"model.weights.d_emb": d_emb}, OURS) for d_emb in D_EMB},
-    "table": Model("quickstart-gpt", EULER),
-    "knots": Model("quickstart-gpt", EULER | MEANS),
-    "free-rows": Model("quickstart-diffeqformer", build="free_rows"),
-    "faster-table": Model("quickstart-gpt", EULER, build="faster_table"),
-    "table-b2-0.999": Model("quickstart-gpt", EULER | {"optimizer.b2": 0.999}),
-    "table-embeddings": Model("quickstart-gpt", EULER, rule="faster_embeddings"),
-    f"{OURS}-embeddings": Model("quickstart-diffeqformer", rule="faster_embeddings"),
-    "gpt-normed": Model("quickstart-gpt", NORMED),
-    "diffeqformer-normed": Model("quickstart-diffeqformer", NORMED),
-    "diffeqformer-normed-long": Model("quickstart-diffeqformer", NORMED | {"model.horizon": 6.0}),
-    "smooth-normed": Model("quickstart-gpt", NORMED | MEANS),
-}
-"""By the name of their folder."""
-
-GPU = {
-    "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257,
-    "data.validation_fraction": 0.01, "trainer.batch_size": 64, "trainer.accumulation": 4,
-    "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
-}  # fmt: skip
-"""For one GPU and any text: 65,536 tokens per update."""
-GPU_MODELS = {
-    "gpt": Model("gpt-small", GPU),
-    OURS: Model("diffeqformer-gpt-small", GPU | {"optimizer.b2": 0.95}),
-    "shared": Model("diffeqformer-gpt-small", GPU | {"model.weights": "shared"}),
-    "shared-mlp": Model("diffeqformer-gpt-small", GPU | {"model.weights": "time-shared-mlp"}),
-    f"{OURS}-b2-0.999": Model("diffeqformer-gpt-small", GPU),
-    "gpt-b2-0.95": Model("gpt-small", GPU | {"optimizer.b2": 0.95}),
-    "gpt-normed": Model("gpt-small", GPU | NORMED),
-    "diffeqformer-normed-long": Model("diffeqformer-gpt-small", GPU | NORMED | {"model.horizon": 12.0}),
-    "table": Model("gpt-small", GPU | EULER),
-    "faster-table": Model("gpt-small", GPU | EULER, build="faster_table"),
-    "free-rows": Model("diffeqformer-gpt-small", GPU, build="free_rows"),
-}
-"""The same at gpu scale: the sizes of the paper's smallest models. A claim whose models are not here is untested."""
-
+DIRECTIONS = {"own → other": "from the first text to the other", "other → own": "from the other text to the first"}
+"""Of figure 5, as `reproduce_adapt` names them, and in words."""
 
 ITEMS = {
     "table-1": Item(
@@ -134,14 +68,19 @@ ITEMS = {
         (
             Claim(
                 "the presets have the sizes of the published GPT-2: 124.4 M, 354.8 M and 774.0 M (the paper has those "
-                "that OpenAI first gave)", "half a per cent minus the largest relative difference", (), by.counts, True,
+                "that OpenAI first gave)",
+                "half a per cent minus the largest relative difference", (), checks.counts, True,
             ),
+            Claim("Llama-1B has the paper's 1,213 M parameters", "half a million minus the distance, in millions", (),
+                  checks.llama_count, True),
+            Claim("with d_emb from 20 to 144 the three sizes have the parameters of the authors' code, to the million",
+                  "half a million minus the largest distance, in millions", (), checks.twin_counts, True),
         ),
     ),
     "tables-4-5": Item(
         "tables 4 and 5, figures 9 to 12",
-        "Of eleven tasks DiffEqFormer is significantly better on both LAMBADAs, by 2 to 4 points, and comparable "
-        "on the others.",
+        "Of eleven tasks DiffEqFormer is significantly better on both LAMBADAs, by up to 2 points than GPT-large and "
+        "by 2 to 4 than Llama-1B, and comparable on the others.",
         (
             *(
                 Claim(f"DiffEqFormer is ahead of GPT on {name}, {shots} examples", "accuracy, its own minus GPT's",
@@ -168,11 +107,25 @@ ITEMS = {
     "figure-2": Item(
         "figure 2 a and b, appendix E",
         "The magnitudes of the eigenvalues of QK and OV grow with depth, with a peak near the last layers.",
-        tuple(
-            Claim(f"eigenvalues of {pair} grow with depth{said}", "log of the last third's radius over the first's",
-                  (name,), by.growth(name, pair))
-            for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
-            for pair in ("QK", "OV", "FF")
+        (
+            *(
+                Claim(f"eigenvalues of {pair} grow with depth{said}", "log of the last third's radius over the first's",
+                      (name,), by.growth(name, pair))
+                for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
+                for pair in PAIRS
+            ),
+            *(
+                Claim(f"{when}, eigenvalues of {pair} grow with depth{said}",
+                      "log of the last third's radius over the first's", (name,), by.growth_at(name, pair, part))
+                for when, part in (("before training", 0.0), ("halfway through training", 0.5))
+                for name, said in ((OURS, ""), ("gpt", " in GPT")) for pair in PAIRS
+            ),
+            *(
+                Claim(f"the largest eigenvalues of {pair} are in the last third of depth{said}",
+                      "log of the last third's largest radius over the largest before", (name,), by.peak(name, pair))
+                for name, said in ((OURS, ""), ("smooth", ", with a smooth band of features"), ("gpt", " in GPT"))
+                for pair in PAIRS
+            ),
         ),
         layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
         figures=(("spectra", (OURS,)), ("spectra", ("gpt",))),
@@ -207,30 +160,55 @@ ITEMS = {
     ),
     "figure-3": Item(
         "figure 3, appendix F",
-        "Lyapunov exponents say which tokens a prediction is sensitive to, better than attention.",
+        "Lyapunov exponents say which tokens a prediction is sensitive to, in a more principled way than attention.",
         tuple(
             Claim(f"exponents rank tokens by their effect better than {against}{said}",
                   "difference of rank correlations", (OURS,), by.faithful(OURS, against, other=other), slow=True,
                   question=f"Do exponents say better than {against} what a prediction rests on?" * (not other))
             for against, other, said in (
                 ("attention rollout", False, ""), ("attention rollout", True, ", on the other text"),
-                ("attention", False, ""),
+                ("attention", False, ""), ("attention", True, ", on the other text"),
             )
         ),
-        missing="The second claim needs another text: --other FILES.",
+        missing="Claims on the other text need one: --other FILES.",
         layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",
     ),
     "figure-5": Item(
         "figure 5, section 6.2",
         "After LoRA on a new text DiffEqFormer of 18 steps is ahead of GPT of 24 layers at 9, 12, 18 and 24 steps.",
-        tuple(
-            Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                  f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
-                  question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
-            for steps in (3, 4, 6, 8)
+        (
+            *(
+                Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
+                      f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
+                      question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
+                for steps in (3, 4, 6, 8)
+            ),
+            *(
+                Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
+                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(steps, method, direction))
+                for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
+                for direction, to in DIRECTIONS.items() for steps in (3, 4, 6, 8)
+            ),
+            *(
+                Claim(f"fine-tuned in full, {to}: 3 steps overfit less than 6",
+                      f"{NATS}, rise from the lowest loss to the last at 6 steps minus that at 3", (OURS,),
+                      by.overfits_less(3, 6, direction))
+                for direction, to in DIRECTIONS.items()
+            ),
+            *(
+                Claim(f"from scratch, on {text} alone: DiffEqFormer of 6 steps is ahead of GPT of 8 layers",
+                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(6, "scratch", direction))
+                for direction, text in zip(DIRECTIONS, ("the other text", "the first text"), strict=True)
+            ),
+            *(
+                Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of itself from scratch, at 4 times the updates",
+                      f"{NATS}, from scratch minus fine-tuned", (OURS,), by.transferred(method, direction))
+                for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
+                for direction, to in DIRECTIONS.items()
+            ),
         ),
-        missing="Needs a second text: --other FILES. `reproduce adapt` has figures and full fine-tuning, too. The rate "
-        "of LoRA is searched for each system and direction at the depth of pretraining, and taken at the others.",
+        missing="Needs a second text: --other FILES. `reproduce adapt` has tables, too. The rates of LoRA and of full "
+        "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
         length=4 + 44 * by.TUNING,  # the search, which other seeds than the first do without, included
@@ -254,13 +232,20 @@ ITEMS = {
             lower(OURS, "d_emb-4", "d_emb 48 is better than 4"),
             lower(OURS, "d_emb-8", "d_emb 48 is better than 8, from where on matrices of 6 steps can be anything"),
             lower("d_emb-144", OURS, "d_emb 144 is better than 48"),
+            lower(OURS, "d_emb-24", "d_emb 48 is better than 24"),
+            *(
+                lower(OURS, f"d_emb-{d_emb}-own", f"at rates of their own d_emb 48 is better than {d_emb}")
+                for d_emb in D_EMB if d_emb < 48
+            ),
+            lower("d_emb-144-own", OURS, "at rates of their own d_emb 144 is better than 48"),
             Claim("memory grows by less than parameters", "ratio of parameters minus ratio of planned memory",
                   (OURS, "d_emb-144"), by.cheaper_memory, True),
         ),
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
-        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),),
-        missing="All sizes have the learning rate that was searched for 48. h(t) is longer with more features, so that "
-        "the same rate moves the matrices of larger ones further: 144 with a rate of its own was not tried.",
+        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
+                 ("sizes", ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
+        missing="Where rates are not said to be their own, all sizes have the one that was searched for 48. h(t) is "
+        "longer with more features, so that the same rate moves the matrices of larger ones further.",
     ),
     "figure-18": Item(
         "figures 17 and 18, D.2",
@@ -301,6 +286,26 @@ ITEMS = {
         ),
         figures=(
             ("curves", ("gpt", OURS, "gpt-normed", "smooth-normed", "diffeqformer-normed", "diffeqformer-normed-long")),
+        ),
+    ),
+    "ours": Item(
+        "not in the paper, what comparisons rest on",
+        "Whether no token sees a later one, whether GPT is the vanilla transformer of DiffEqFormer's own sizes, and "
+        "whether both are compared at equal tokens in the same order, and at equal computation. That GPT and Llama "
+        "compute what their published implementations do is tested with the library; a verdict has three seeds.",
+        (
+            *(
+                Claim(f"no logit of {said} depends on a later token, to the bit, with random weights",
+                      "1 if so, else minus the share of changed tokens that are seen", (), checks.causal(config), True)
+                for said, config in (("GPT", "quickstart-gpt"), ("DiffEqFormer", "quickstart-diffeqformer"))
+            ),
+            Claim("GPT differs from DiffEqFormer in weights, scheme and horizon alone",
+                  "1 if so, else minus the number of other settings", (), checks.true_baseline, True),
+            Claim("models of one seed see the same tokens in the same batches, in the same order",
+                  "1 if so, else minus the share of batches that differ", (), checks.same_batches, True),
+            Claim("at equal tokens DiffEqFormer trains with as many operations as GPT, to 2 %",
+                  "a fiftieth minus the relative difference", (), checks.equal_compute, True),
+            lower(OURS, "gpt-equal-compute", "DiffEqFormer is ahead of GPT that is given at least its operations"),
         ),
     ),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
 from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.inference import MATCHING, Induction
 from diffeqformer.analysis.spectra import Spectra, spectra
-from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
@@ -24,7 +24,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.interop.comparing import compare_runs, evaluations
 from diffeqformer.interop.tasks import Tasks, evaluate_tasks
-from diffeqformer.model.count import parameters
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -98,16 +98,38 @@ def growth(found: Trained, name: str, pair: str) -> float:
     return grown(spectra(found.models[name].open().model, times=0), pair)
 
 
+@measured
+def growth_at(found: Trained, name: str, pair: str, part: float) -> float | None:
+    """As `growth`, after that part of training: of the checkpoint there, `None` if none was kept; 0 is before it."""
+    one = found.models[name]
+    step = round(part * one.entry["updates"])
+    models = models_over(one)
+    return grown(spectra(models[step], times=0), pair) if step in models else None
+
+
+@measured
+def peak(found: Trained, name: str, pair: str) -> float:
+    """The logarithm of the largest spectral radius of a step in the last third over the largest before that."""
+    radius = _radius(spectra(found.models[name].open().model, times=0), pair)
+    third = max(1, len(radius) // 3)
+    return math.log(radius[-third:].max() / radius[:-third].max())
+
+
 def grown(seen: Spectra, pair: str) -> float:
     """As `growth`, of spectra."""
+    radius = _radius(seen, pair)
+    third = max(1, len(radius) // 3)
+    return math.log(radius[-third:].mean() / radius[:third].mean())
+
+
+def _radius(seen: Spectra, pair: str) -> np.ndarray:
+    """The spectral radius of each step, the mean over heads."""
     radius = seen.pairs[pair].radius[seen.steps(pair)]
-    over_depth = radius.reshape(len(radius), -1).mean(1)
-    third = max(1, len(over_depth) // 3)
-    return math.log(over_depth[-third:].mean() / over_depth[:third].mean())
+    return radius.reshape(len(radius), -1).mean(1)
 
 
-def spectra_of(one: Finished) -> dict[int, Spectra]:
-    """The spectra of a model by update: at the start, at the checkpoints that are kept, and at the end."""
+def models_over(one: Finished) -> dict[int, Transformer]:
+    """A model by update: at the start, at the checkpoints that are kept, and at the end."""
     opened = one.open()
     kept = Checkpoints(opened.folder / CHECKPOINTS)
     like = {"model": jax.eval_shape(lambda: opened.model)}
@@ -115,7 +137,12 @@ def spectra_of(one: Finished) -> dict[int, Spectra]:
     for step in kept.steps():
         if found := kept.of(step, like):
             models[step] = found.items["model"]
-    return {step: spectra(model, times=0) for step, model in models.items()}
+    return models
+
+
+def spectra_of(one: Finished) -> dict[int, Spectra]:
+    """The spectra of a model over training, by update."""
+    return {step: spectra(model, times=0) for step, model in models_over(one).items()}
 
 
 def heads_of(one: Finished, seed: int) -> Induction:
@@ -168,13 +195,6 @@ def faithful(found: Trained, name: str, against: str, *, other: bool = False) ->
     seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
     of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
     return of(PAIRWISE) - of(against)
-
-
-def counts(found: Trained) -> float:
-    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
-    published = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
-    stored: Document = {name: parameters(read_yaml(shipped_configs()[name]).model).stored for name in published}
-    return 0.005 - max(abs(stored[name] / number - 1) for name, number in published.items())
 
 
 def cheaper_memory(found: Trained) -> float:
@@ -261,12 +281,49 @@ def _adapted(found: Trained, seed: int) -> Document | None:
 
 
 @measured
-def adapted(found: Trained, steps: int) -> float | None:
-    """GPT's perplexity after LoRA over DiffEqFormer's at so many steps, as a logarithm, over both directions."""
+def adapted(found: Trained, steps: int, method: str = "lora", direction: str = "") -> float | None:
+    """GPT's perplexity after fine-tuning over DiffEqFormer's at so many steps, as a logarithm.
+
+    **Arguments:** `method`, or `scratch` for training on the new text alone; `direction`, such as `own → other`; the
+    mean over both if empty.
+    """
+    if (rows := _tuned(found, method, direction)) is None:
+        return None
+    ours = {row["direction"]: row["final"]["loss"] for row in rows if _is_ours(row) and row["steps"] == steps}
+    ahead = [row["final"]["loss"] - ours[row["direction"]] for row in rows if not _is_ours(row)]
+    return sum(ahead) / len(ahead)
+
+
+@measured
+def transferred(found: Trained, method: str, direction: str) -> float | None:
+    """DiffEqFormer's loss from scratch on the new text less that after fine-tuning at the depth of pretraining."""
+    scratch, rows = _tuned(found, "scratch", direction), _tuned(found, method, direction)
+    if scratch is None or rows is None:
+        return None
+    new = next(row for row in scratch if _is_ours(row))
+    old = next(row for row in rows if _is_ours(row) and row["steps"] == new["steps"])
+    return new["final"]["loss"] - old["final"]["loss"]
+
+
+@measured
+def overfits_less(found: Trained, fewer: int, steps: int, direction: str) -> float | None:
+    """By how much the loss rises from its lowest to the end of full fine-tuning at `steps`, less that at `fewer`."""
+    if (rows := _tuned(found, "full", direction)) is None:
+        return None
+    risen = {
+        row["steps"]: row["final"]["loss"] - min(row["final"]["loss"], *(loss for _, loss in row["curve"]))
+        for row in rows
+        if _is_ours(row)
+    }
+    return risen[steps] - risen[fewer]
+
+
+def _tuned(found: Trained, method: str, direction: str) -> list[Document] | None:
+    """The rows of one method and direction, or of both; `None` if there are none."""
     if (document := _adapted(found, found.seed)) is None:
         return None
-    lora = [row for row in records([document]) if row["method"] == "lora"]
-    is_ours = lambda row: row["system"].startswith("DiffEqFormer")
-    ours = {row["direction"]: row["final"]["loss"] for row in lora if is_ours(row) and row["steps"] == steps}
-    ahead = [row["final"]["loss"] - ours[row["direction"]] for row in lora if not is_ours(row)]
-    return sum(ahead) / len(ahead)
+    return [row for row in records([document]) if row["method"] == method and direction in ("", row["direction"])]
+
+
+def _is_ours(row: Document) -> bool:
+    return row["system"].startswith("DiffEqFormer")

@@ -4,15 +4,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent, signed
 from diffeqformer.studies.experiments import Rates, losses_document, rates_table, searches
-from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge
+from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
 from diffeqformer.studies.paper_items import ITEMS
 from diffeqformer.studies.paper_measures import adapted_runs, planned_memory
-from diffeqformer.studies.paper_record import Record, of_claim
+from diffeqformer.studies.paper_record import MODEL_COLUMNS, SEEDS_COLUMN, Record, of_claim
+from diffeqformer.studies.paper_reported import REPORTED
 from diffeqformer.studies.paper_runs import Runs
 from diffeqformer.studies.reproduce_paper_figures import FIGURES, effects
 from diffeqformer.studies.study import Result
@@ -24,10 +26,6 @@ FORMS = {
 }  # fmt: skip
 """Verdicts, of one claim and of several."""
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
-MODEL_COLUMNS = (
-    "model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second",
-)  # fmt: skip
-SEEDS_COLUMN = MODEL_COLUMNS.index("seeds")
 SIZES = {
     "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
     "gpu": "GPT-small's size (width 768, 12 steps, context 1,024, 65,536 tokens per update)",
@@ -54,13 +52,15 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
     return Result(
         "paper", "The paper, item by item", tuple(findings(rows, runs)),
-        (summary(found), *(claims_table(name, found[name]) for name in found), *models_tables(models, runs)),
+        (summary(found), *(table for name in found for table in item_tables(name, found[name])),
+         *models_tables(models, runs)),
         tuple(figures),
         document={
             "claims": [of_claim(name, claim.sentence, claim.unit, verdict) for name, claim, verdict in rows],
             "rates": {name: {"best": best, "losses": losses_document(tried)}
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
+            "figures": {**record.figures, **{figure.name: figure.caption for figure in figures}},
         },
         folder=runs.folder,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
     return [
         *([" ".join(losses)] if losses else []),
         *(answer for claim, answer in answers.items() if not _nats(claim)),
-        f"Of {len(rows)} claims {_counted([verdict for _, _, verdict in rows])}.",
+        f"Of {len(rows)} claims {counted([verdict for _, _, verdict in rows])}.",
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
         "What holds or fails here is said of models of this size and length of training, not of the paper's.",
         f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
@@ -106,23 +106,26 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
 def summary(found: Found) -> Table:
     """One row for each item."""
     rows = [
-        (_title(name), _counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
+        (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
     ]
     return Table("Items", ("in the paper", "claims", "command"), rows)
 
 
-def claims_table(name: str, verdicts: Sequence[Verdict]) -> Table:
-    """An item's verdicts, under what the paper reports."""
-    item = ITEMS[name]
+def item_tables(name: str, verdicts: Sequence[Verdict]) -> tuple[Table, ...]:
+    """An item's verdicts, under what the paper reports and the models that are compared, and the paper's numbers."""
+    item, reported = ITEMS[name], REPORTED.get(name)
     cells = [
         (claim.sentence, verdict.word, _shown(verdict), str(verdict.seeds), claim.unit)
         for claim, verdict in zip(item.claims, verdicts, strict=True)
     ]
     said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
+    said += [f"{_capital(place)}: {there}" for place, there in (reported.places if reported else ())]
     said += [f"Its figure: {item.layout}"] if item.layout else []
+    said += [f"Models: {', '.join(models)}."] if (models := models_of(item)) else []
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
-    return Table("\n".join((_title(name), *said)), columns, cells)
+    claims = Table("\n".join((_title(name), *said)), columns, cells)
+    return claims, *(reported.numbers if reported else ())
 
 
 def searched(runs: Runs) -> Rates:
@@ -134,7 +137,7 @@ def searched(runs: Runs) -> Rates:
 
 def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, ...]]:
     """The models behind the claims, those of these runs and those of the record, whichever had more seeds."""
-    named = {one for name in measured for claim in ITEMS[name].claims for one in claim.models}
+    named = {one for name in measured for one in models_of(ITEMS[name])}
     rows = dict(record.models)
     for name in (one for one in runs.models if one in named):
         ended = [one for seed in runs.arguments.seeds if (one := runs.trained(name, seed)) is not None]
@@ -172,26 +175,40 @@ def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
     return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 
-def markdown(result: Result) -> str:
-    """The page as Markdown, without its figures."""
+def markdown(result: Result, folder: Path) -> str:
+    """The page as Markdown, with the figures that are files in its `folder`, of these runs or of earlier ones."""
     parts = [f"# {result.title}"]
     parts += [
-        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page from its runs, and "
-        "beside the runs `index.html` with all figures, each in the layout of the paper's.",
+        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
+        "runs, and beside the runs `index.html` with all of it.",
         *result.findings,
     ]
+    there = {name: said for name, said in result.document["figures"].items() if (folder / f"{name}.png").is_file()}
+    titles = {_title(name): name for name in ITEMS}
     for table in result.tables:
-        title, _, said = table.caption.partition("\n")
-        parts += [f"## {title}", *filter(None, said.split("\n")), replace(table, caption="").to_markdown()]
+        title, _, under = table.caption.partition("\n")
+        parts += [f"## {title}", *filter(None, under.split("\n")), replace(table, caption="").to_markdown()]
+        item = titles.get(title, "")
+        if item or title == "Items":  # whose figure, that of all effects, is no item's
+            parts += [f"![{said}]({folder.name}/{name}.png)" for name, said in there.items() if _item_of(name) == item]
     return "\n\n".join(parts) + "\n"
 
 
+def _item_of(figure: str) -> str:
+    """The item whose figure it is: of those with which its name begins the longest, since `figure-2` begins others."""
+    return max((name for name in ITEMS if figure.startswith(f"{name}-")), key=len, default="")
+
+
 def _title(name: str) -> str:
-    where = ITEMS[name].where
-    return where[0].upper() + where[1:]
+    return _capital(ITEMS[name].where)
 
 
-def _counted(verdicts: Sequence[Verdict]) -> str:
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """How many verdicts there are of each word."""
     words = [verdict.word for verdict in verdicts]
     return join([f"{words.count(word)} {form[words.count(word) > 1]}" for word, form in FORMS.items() if word in words])
 

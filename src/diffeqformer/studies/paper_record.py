@@ -16,6 +16,12 @@ from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.experiments import Rates, losses_of
 from diffeqformer.studies.paper import Claim, Verdict, judge
 
+MODEL_COLUMNS = (
+    "model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second",
+)  # fmt: skip
+"""Of the page's table of models, whose rows are kept."""
+SEEDS_COLUMN, SPEED_COLUMN = (MODEL_COLUMNS.index(name) for name in ("seeds", "tokens per second"))
+
 
 @dataclass(frozen=True)
 class Record:
@@ -28,6 +34,13 @@ class Record:
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Rows of the page's table."""
     rates: Rates = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Captions of the figures beside the page, by name."""
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Tokens per second of its models."""
+        return {name: float(row[SPEED_COLUMN].replace(",", "")) for name, row in self.models.items()}
 
     def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
         """Of what is `found` and the record's other seeds; if it has no effects, whichever has more seeds."""
@@ -63,6 +76,7 @@ def read(path: Path, of: Values) -> Record:
         {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
         {row[0]: tuple(row) for row in document["models"]},
         {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
+        document.get("figures", {}),
     )
 
 

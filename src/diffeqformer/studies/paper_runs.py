@@ -1,6 +1,7 @@
 """The runs of the paper's registry: their configs, their learning rates, and what they cost."""
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/paper"
     """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
     markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write the page as Markdown, such as docs/paper.md."""
+    """Also write the page as Markdown, such as docs/paper.md, and its figures into a folder beside it (docs/paper)."""
     record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
     are not searched again, its effects of other seeds count with those found here, and these are added."""
@@ -85,15 +86,22 @@ class Arguments:
 class Runs:
     """The runs of all models by name and seed, trained when they are asked for.
 
-    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before.
+    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before;
+    `speeds`, tokens per second of models that were trained before.
     """
 
     def __init__(
-        self, arguments: Arguments, models: Mapping[str, Model], progress: Progress, rates: Rates | None = None
+        self,
+        arguments: Arguments,
+        models: Mapping[str, Model],
+        progress: Progress,
+        rates: Rates | None = None,
+        speeds: Mapping[str, float] | None = None,
     ):
         self.arguments, self.models, self.progress = arguments, models, progress
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
         self.rates: Rates = dict(rates or {})
+        self.speeds = speeds or {}
         self.finished: dict[str, Finished | None] = {}
         self.untrained: set[str] = set()
 
@@ -101,7 +109,7 @@ class Runs:
         """Of one run."""
         model, a = self.models[name], self.arguments
         config = with_values(read_yaml(shipped_configs()[model.config]), dict(model.settings))
-        config = with_length(config, model.length * a.length, seed)
+        config = with_length(config, math.ceil(model.length * a.length), seed)
         files = a.other if model.other else a.data
         own: dict[str, Any] = {"source": "files", "train": files, "dataset": ""} if files else {}
         return validate(replace(
@@ -192,17 +200,21 @@ class Runs:
         return found
 
     @cached_property
-    def pace(self) -> float:
-        """Operations a second that updates get: of the finished runs; else 30 % of an accelerator's peak, or half of
-        what this machine's matrix products get now."""
-        timed = [(name, one) for (name, _, _), one in self.ended.items() if one["tokens_per_second"]]
-        if timed:
-            seconds = sum(one["tokens"] / one["tokens_per_second"] for _, one in timed)
-            return sum(self.operations(name) * one["updates"] for name, one in timed) / seconds
+    def pace(self) -> tuple[float, str]:
+        """Operations per second that updates get, and by what that is known: finished runs; else the record's tokens
+        per second; else 30 % of an accelerator's peak, or half of what this machine's matrix products get."""
+        ran = [(name, one["tokens"], one["tokens_per_second"]) for (name, _, _), one in self.ended.items()]
+        kept = [(name, 1, speed) for name, speed in self.speeds.items() if name in self.models]
+        for timed, by in ((ran, "finished runs"), (kept, "the record's runs")):
+            known = [(self.operations(name) / self._tokens(name), tokens, speed)
+                     for name, tokens, speed in timed if speed]  # fmt: skip
+            if known:
+                seconds = sum(tokens / speed for _, tokens, speed in known)
+                return sum(operations * tokens for operations, tokens, _ in known) / seconds, by
         import jax
 
         device = device_of(jax.local_devices()[0].device_kind)
-        return matrix_speed() / 2 if device is None else 0.3 * device.peak
+        return matrix_speed() / 2 if device is None else 0.3 * device.peak, "this machine's speed"
 
     def operations(self, name: str) -> float:
         """Of one update of a model."""
@@ -211,11 +223,16 @@ class Runs:
         config = self.config(name, 0, 1e-3)
         model = replace(config.model, vocabulary=config.model.vocabulary or config.data.tokenizer_vocabulary)
         counted = flops(model)
-        return config.trainer.batch_size * model.context * counted.training_per_token + counted.generating_weights
+        return self._tokens(name) * counted.training_per_token + counted.generating_weights
+
+    def _tokens(self, name: str) -> int:
+        """Of one update of a model."""
+        config = self.config(name, 0, 1e-3)
+        return config.trainer.batch_size * config.model.context
 
     def seconds(self, name: str) -> float:
         """That one run of a model takes, evaluations left out."""
-        return self.operations(name) * self.models[name].length * self.arguments.length / self.pace
+        return self.operations(name) * self.models[name].length * self.arguments.length / self.pace[0]
 
     def searches(self, name: str) -> int:
         """How many runs the search for a model's rate still needs, about."""
@@ -231,13 +248,16 @@ def _finished(config: Config, entry: Values, opened: Any) -> Finished:
 
 
 def matrix_speed() -> float:
-    """Operations a second of this machine's matrix products, in single precision."""
+    """Operations per second of this machine's matrix products, in single precision, if nothing else runs on it.
+
+    By the time of its processors and not of the clock, so that other work beside it changes nothing.
+    """
     import numpy as np
 
     matrix = np.ones((256, 256), np.float32)
     best = math.inf
-    for _ in range(100):  # of a third of a millisecond each: some will not share their core
-        began = time.perf_counter()
+    for _ in range(100):  # of a third of a millisecond each: some are not interrupted
+        began = time.process_time()
         np.matmul(matrix, matrix)
-        best = min(best, time.perf_counter() - began)
-    return 2 * 256**3 / best
+        best = min(best, time.process_time() - began)
+    return len(os.sched_getaffinity(0)) * 2 * 256**3 / best

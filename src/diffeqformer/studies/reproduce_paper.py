@@ -15,7 +15,7 @@ from diffeqformer.report.text import MISSING, duration
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import paper_record
-from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge
+from diffeqformer.studies.paper import Claim, Model, Trained, Verdict, judge, models_of
 from diffeqformer.studies.paper_record import Record
 from diffeqformer.studies.paper_runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
@@ -29,7 +29,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for an item that there is not, or a scale that this machine is not for; whatever training
     raises but `Diverged`: such a model has no effect; `Damaged` for a record that is.
     """
-    from diffeqformer.studies.paper_items import GPU_MODELS, ITEMS, MODELS
+    from diffeqformer.studies.paper_items import ITEMS
+    from diffeqformer.studies.paper_models import GPU_MODELS, MODELS
     from diffeqformer.studies.paper_page import contradictions, result_of
 
     names = arguments.items or tuple(ITEMS)
@@ -38,9 +39,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             raise BadInput(f"there is no item {name!r}; the items are {', '.join(ITEMS)}.")
     models: Mapping[Scale, Mapping[str, Model]] = {"laptop": MODELS, "gpu": GPU_MODELS}
     record = paper_record.read(path_of(arguments.record), arguments.of) if arguments.record else Record(arguments.of)
-    runs = Runs(arguments, models[arguments.scale], progress, record.rates)
+    runs = Runs(arguments, models[arguments.scale], progress, record.rates, record.speeds)
     if arguments.list:
-        return listed(names, runs)
+        return listed(names, runs, record)
     if arguments.scale == "gpu" and not arguments.finished:
         _require_gpu(arguments)
     found: dict[str, list[Verdict]] = {name: [] for name in names}
@@ -93,14 +94,16 @@ def _kept(claim: Claim, trained: Trained) -> float | None:
     return effect
 
 
-def listed(names: Sequence[str], runs: Runs) -> Result:
-    """Items, the runs that each needs and has, and how long the rest takes."""
-    from diffeqformer.studies.paper_items import ITEMS, OURS
+def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
+    """Items, the runs that each needs and has, its verdicts if there is a record, and how long the rest takes."""
+    from diffeqformer.studies.paper_items import ITEMS
+    from diffeqformer.studies.paper_measures import OURS
+    from diffeqformer.studies.paper_page import counted
 
     seeds, there = runs.arguments.seeds, {(name, seed) for name, _, seed in runs.ended}
     rows, needed, longest = [], {}, 0.0
     for name in names:
-        models = [one for one in runs.models if any(one in claim.models for claim in ITEMS[name].claims)]
+        models = [one for one in runs.models if one in models_of(ITEMS[name])]
         wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
         left = {run: seconds for run, seconds in wanted.items() if run not in there}
         own = {(name, f"own-{seed}"): ITEMS[name].length * runs.seconds(OURS)
@@ -110,21 +113,28 @@ def listed(names: Sequence[str], runs: Runs) -> Result:
                     * runs.seconds(model) for model in models}  # fmt: skip
         needed |= left | own | searched
         first = sum(seconds for run, seconds in (left | own).items() if run[1].endswith(f"-{seeds[0]}"))
-        longest = max(longest, first + sum(searched.values()))
+        alone = first + sum(searched.values(), 0.0)
+        longest = max(longest, alone)
+        verdicts = [record.claims.get((name, claim.sentence), judge({})) for claim in ITEMS[name].claims]
         rows.append((name, ITEMS[name].where, f"{len(wanted) - len(left)} of {len(wanted)}",
-                     _time(sum((left | own).values())), _time(sum(searched.values())),
-                     _time(first + sum(searched.values()))))  # fmt: skip
-    columns = ("item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone")
+                     _time(sum((left | own).values(), 0.0)), _time(sum(searched.values(), 0.0)),
+                     _time(alone), counted(verdicts) if record.claims else MISSING,
+                     ", ".join(models) or MISSING))  # fmt: skip
+    columns = (
+        "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
+        "models",
+    )  # fmt: skip
     said = f"{len(names)} items; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
-        by = "finished runs" if runs.ended else "this machine's speed"
         said += (
-            f"; about {duration(total)} for all that is left, by {by}, what items share counted once. A piece, one "
-            f"item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on where it was"
+            f"; about {duration(total)} for all that is left, by {runs.pace[1]}, what items share counted once. A "
+            f"piece, one item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on "
+            "where it was"
         )
-    table = Table("Items", columns, rows)
+    tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
+              Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
     listed = [dict(zip(columns, row, strict=True)) for row in rows]
-    return Result("paper", "The paper's items", (f"{said}.",), (table,), document={"items": listed}, folder=runs.folder)
+    return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
 
 
 def _time(seconds: float) -> str:
@@ -132,15 +142,19 @@ def _time(seconds: float) -> str:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page, and if asked for the same as Markdown and the record; a list leaves no files."""
+    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record; a list
+    leaves no files."""
     if arguments.list:
         return {}
+    from diffeqformer.report.figures import save
     from diffeqformer.studies.paper_page import markdown
 
     written = {"page": str(result.write())}
     if arguments.markdown:
         path = path_of(arguments.markdown)
-        write_output(path, markdown(result).encode(), "page")
+        for figure in result.figures:
+            write_output(path.with_suffix("") / f"{figure.name}.png", save(figure.figure, "png"), "figure")
+        write_output(path, markdown(result, path.with_suffix("")).encode(), "page")
         written["markdown"] = str(path)
     if arguments.record:
         path = path_of(arguments.record)

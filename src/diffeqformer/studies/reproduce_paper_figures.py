@@ -107,7 +107,7 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
         "d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
         "memory of an update as compiled. Points: seeds."
     )
-    return [both_widths("sizes", said, against, "d_emb", d_emb, panels)]
+    return [both_widths(f"sizes-{names[0]}", said, against, "d_emb", d_emb, panels)]
 
 
 def against(
@@ -138,7 +138,7 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
     figures = []
     for name, one in _there(runs, names).items():
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
-        for pair in ("QK", "OV"):
+        for pair in ("QK", "OV", "FF"):
             ratio = math.exp(grown(moments[-1][1], pair))
             said = (
                 f"In {name} the spectral radius of {pair} in the last third of depth is in the end {ratio:.2f} times "

@@ -1,0 +1,48 @@
+"""Controls of what makes time-dependent weights good: each differs in what it says, and in nothing else."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+import pytest
+
+from diffeqformer.config import ModelConfig, OptimizerConfig
+from diffeqformer.model.build import build
+from diffeqformer.model.count import count
+from diffeqformer.studies import paper_controls
+from diffeqformer.training.optimizer import roles, usual_rule
+
+
+def test_controls_start_as_the_models_that_they_are_compared_with():
+    key, ids, models = jax.random.key(0), jax.numpy.arange(8)[None], []
+    for control, weights in (("free_rows", "time"), ("faster_table", "layer")):
+        sections: Any = {"weights": weights, "scheme": "euler"}
+        config = ModelConfig(vocabulary=32, width=16, heads=2, steps=3, context=8, **sections)
+        plain, own = build(config, key), getattr(paper_controls, control)(config, key)
+        np.testing.assert_allclose(own(ids), plain(ids), atol=1e-6)
+        models.append((plain, own))
+    (_, free), (table, faster) = models
+    assert count(faster) == count(table)  # the same numbers, which are moved three times as far
+    for moved, weight in zip(jax.tree.leaves(faster.weights), jax.tree.leaves(table.weights), strict=True):
+        np.testing.assert_allclose(3 * moved, weight, rtol=1e-6)
+    rows = lambda model: model.weights.networks.attention.output.network.rows
+    other = eqx.tree_at(rows, free, rows(free).at[0].add(1.0))
+    before, after = (one.weights.table(one.grid()).attention.output.weight for one in (free, other))
+    # A row is its own step's: no other step's weights follow it.
+    assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [False, True, True]
+
+
+def test_embeddings_alone_move_faster():
+    config = ModelConfig(vocabulary=32, width=16, heads=2, steps=2, context=8, weights="time")  # pyright: ignore
+    model = build(config, jax.random.key(0))
+    gradient = jax.tree.map(lambda x: jax.numpy.linspace(-1.0, 1.0, x.size, dtype=x.dtype).reshape(x.shape), model)
+    changes = []
+    for rule in (usual_rule, paper_controls.faster_embeddings):
+        one = rule(OptimizerConfig(), optax.constant_schedule(1e-3))
+        with jax.numpy_dtype_promotion("standard"):
+            changes.append(one.update(gradient, one.init(model), model)[0])
+    ratio = jax.tree.map(lambda own, usual: float(np.abs(own).sum() / np.abs(usual).sum()), changes[1], changes[0])
+    for role, found in zip(jax.tree.leaves(roles(model)), jax.tree.leaves(ratio), strict=True):
+        assert found == pytest.approx(paper_controls.EMBEDDINGS if role == "embedding" else 1.0)
