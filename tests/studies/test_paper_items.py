@@ -12,6 +12,7 @@ from diffeqformer.studies.paper_measures import TASKS
 from diffeqformer.studies.paper_models import GPU_MODELS, MODELS
 from diffeqformer.studies.paper_reported import REPORTED
 from diffeqformer.studies.paper_runs import Arguments, Runs
+from diffeqformer.studies.paper_tables import TABLES
 from diffeqformer.studies.reproduce_paper import study
 from diffeqformer.studies.reproduce_paper_figures import FIGURES
 
@@ -21,6 +22,7 @@ def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_
     drawn = {name for item in ITEMS.values() for kind, names in item.figures for name in names}
     assert claimed | drawn <= set(MODELS)
     assert {kind for item in ITEMS.values() for kind, _ in item.figures} <= set(FIGURES)
+    assert {kind for item in ITEMS.values() for kind in item.tables} == set(TABLES)
     assert {model.rate_of for model in MODELS.values()} - {""} <= set(MODELS)
     runs = Runs(Arguments(to=str(tmp_path), other=("other.txt",)), MODELS, Silent())
     configs = {name: runs.config(name, 1, 1e-3) for name in MODELS}
@@ -90,7 +92,7 @@ def test_every_item_of_the_paper_says_what_the_paper_has_and_where():
     assert [row[0] for row in four.rows] == [row[0] for row in five.rows] == list(TASKS)
     assert four.rows[3][1:3] == ["37.24 (0.67)", "38.39 (0.68)"]
     assert five.rows[4][3:] == ["24.04 (0.60)", "28.22 (0.63)"]
-    page = paper_page.item_tables("tables-4-5", [judge({}) for _ in ITEMS["tables-4-5"].claims])
+    page = paper_page.item_tables("tables-4-5", [judge({}) for _ in ITEMS["tables-4-5"].claims], {})
     assert "\nC.7, table 5, figures 11 and 12: beside Llama-1B" in page[0].caption
     assert "\nModels: diffeqformer, gpt.\n" in page[0].caption
     assert page[1:] == REPORTED["tables-4-5"].numbers

@@ -120,6 +120,8 @@ class Item:
     """Of the paper's figure, in words, beside which ours is shown."""
     figures: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Ours: a function of `reproduce_paper_figures`, and the models that it draws."""
+    tables: tuple[str, ...] = ()
+    """Ours that no claim is made of: functions of `paper_tables`."""
     missing: str = ""
     """What it takes to test what is not tested here; empty if all is."""
     length: float = 0.0

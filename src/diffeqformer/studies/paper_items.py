@@ -244,6 +244,7 @@ ITEMS = {
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
         figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
                  ("sizes", ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
+        tables=("costs",),
         missing="Where rates are not said to be their own, all sizes have the one that was searched for 48. h(t) is "
         "longer with more features, so that the same rate moves the matrices of larger ones further.",
     ),

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from diffeqformer.plain import Values
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent, signed
+from diffeqformer.studies import paper_tables
 from diffeqformer.studies.experiments import Rates, losses_document, rates_table, searches
 from diffeqformer.studies.paper import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
 from diffeqformer.studies.paper_items import ITEMS
@@ -42,7 +44,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
     found = {name: [record.verdict(name, claim, verdict) for claim, verdict in _with_verdicts(name, measured)]
              for name in ITEMS if name in measured or name in known}  # fmt: skip
     rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
-    models = model_rows(measured, runs, record)
+    models, tables = model_rows(measured, runs, record), tables_of(measured, runs, record)
     drawn = [(_title(name), claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
     caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
     figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
@@ -52,7 +54,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
     return Result(
         "paper", "The paper, item by item", tuple(findings(rows, runs)),
-        (summary(found), *(table for name in found for table in item_tables(name, found[name])),
+        (summary(found), *(table for name in found for table in item_tables(name, found[name], tables)),
          *models_tables(models, runs)),
         tuple(figures),
         document={
@@ -60,6 +62,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
             "rates": {name: {"best": best, "losses": losses_document(tried)}
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
+            "tables": tables,
             "figures": {**record.figures, **{figure.name: figure.caption for figure in figures}},
         },
         folder=runs.folder,
@@ -111,8 +114,18 @@ def summary(found: Found) -> Table:
     return Table("Items", ("in the paper", "claims", "command"), rows)
 
 
-def item_tables(name: str, verdicts: Sequence[Verdict]) -> tuple[Table, ...]:
-    """An item's verdicts, under what the paper reports and the models that are compared, and the paper's numbers."""
+def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
+    """The items' tables of `paper_tables`, those of these runs before those of the record."""
+    kinds = [kind for name in measured for kind in ITEMS[name].tables if runs.arguments.scale == "laptop"]
+    found = {kind: table for kind in kinds if (table := paper_tables.measured(kind, runs)) is not None}
+    return {**record.tables, **{kind: paper_tables.document_of(table) for kind, table in found.items()}}
+
+
+def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values]) -> tuple[Table, ...]:
+    """An item's verdicts, under what the paper reports and the models that are compared, the paper's numbers and ours.
+
+    **Arguments:** `tables`, as `tables_of`.
+    """
     item, reported = ITEMS[name], REPORTED.get(name)
     cells = [
         (claim.sentence, verdict.word, _shown(verdict), str(verdict.seeds), claim.unit)
@@ -125,7 +138,8 @@ def item_tables(name: str, verdicts: Sequence[Verdict]) -> tuple[Table, ...]:
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     claims = Table("\n".join((_title(name), *said)), columns, cells)
-    return claims, *(reported.numbers if reported else ())
+    ours = [paper_tables.of_document(tables[kind]) for kind in item.tables if kind in tables]
+    return claims, *(reported.numbers if reported else ()), *ours
 
 
 def searched(runs: Runs) -> Rates:

@@ -36,6 +36,8 @@ class Record:
     rates: Rates = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     """Captions of the figures beside the page, by name."""
+    tables: Mapping[str, Values] = field(default_factory=dict)
+    """Those of `paper_tables`, by name."""
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -77,6 +79,7 @@ def read(path: Path, of: Values) -> Record:
         {row[0]: tuple(row) for row in document["models"]},
         {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
         document.get("figures", {}),
+        document.get("tables", {}),
     )
 
 
