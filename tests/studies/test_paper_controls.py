@@ -5,14 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-import optax
-import pytest
 
-from diffeqformer.config import ModelConfig, OptimizerConfig
+from diffeqformer.config import ModelConfig
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.studies import paper_controls
-from diffeqformer.training.optimizer import roles, usual_rule
 
 
 def test_controls_start_as_the_models_that_they_are_compared_with():
@@ -32,17 +29,3 @@ def test_controls_start_as_the_models_that_they_are_compared_with():
     before, after = (one.weights.table(one.grid()).attention.output.weight for one in (free, other))
     # A row is its own step's: no other step's weights follow it.
     assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [False, True, True]
-
-
-def test_embeddings_alone_move_faster():
-    config = ModelConfig(vocabulary=32, width=16, heads=2, steps=2, context=8, weights="time")  # pyright: ignore
-    model = build(config, jax.random.key(0))
-    gradient = jax.tree.map(lambda x: jax.numpy.linspace(-1.0, 1.0, x.size, dtype=x.dtype).reshape(x.shape), model)
-    changes = []
-    for rule in (usual_rule, paper_controls.faster_embeddings):
-        one = rule(OptimizerConfig(), optax.constant_schedule(1e-3))
-        with jax.numpy_dtype_promotion("standard"):
-            changes.append(one.update(gradient, one.init(model), model)[0])
-    ratio = jax.tree.map(lambda own, usual: float(np.abs(own).sum() / np.abs(usual).sum()), changes[1], changes[0])
-    for role, found in zip(jax.tree.leaves(roles(model)), jax.tree.leaves(ratio), strict=True):
-        assert found == pytest.approx(paper_controls.EMBEDDINGS if role == "embedding" else 1.0)

@@ -107,6 +107,17 @@ def test_a_rule_moves_the_parameters_of_its_roles_and_adamw_the_others(name):
         assert np.array_equal(change, adamw) == (role != "matrix")
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_embeddings_and_an_untied_head_alone_move_at_a_rate_of_their_own(name):
+    model = model_of(dataclasses.replace(KINDS["vanilla"], tied=False))
+    plain = dataclasses.replace(CONFIG, rule=name)
+    usual, _ = changes_of(plain, model)
+    changes, _ = changes_of(dataclasses.replace(plain, embedding_rate=4.0), model)
+    for change, one, role in zip(*map(jax.tree.leaves, (changes, usual, roles(model))), strict=True):
+        np.testing.assert_array_equal(change, 4 * one if role == "embedding" else one)  # a power of two: no rounding
+    assert changes.head is not None and np.any(changes.head != usual.head)
+
+
 def test_muon_makes_orthogonal_steps_of_adamws_size_of_each_layers_matrix_and_of_each_slice_of_p():
     config = OptimizerConfig(rule="muon", weight_decay=0.0, clip_norm=1e9)
     layers, _ = changes_of(config, model_of(KINDS["vanilla"]))

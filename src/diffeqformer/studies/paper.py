@@ -49,8 +49,6 @@ class Model:
     """A function of `paper_controls` that makes the model; the config does if empty."""
     batches: str = ""
     """A class of `paper_controls` that makes its training batches; the text does if empty."""
-    rule: str = ""
-    """A function of `paper_controls` that is its optimiser; the config's if empty."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """Controls of what makes time-dependent weights good: one property of theirs at a time, in models that lack the others.
 
-`free_rows` and `faster_table` are a `build` for `train`, `RepeatedTokens` its batches, `faster_embeddings` its rule.
+`free_rows` and `faster_table` are a `build` for `train`, `RepeatedTokens` its batches.
 """
 
 import equinox as eqx
 import jax
 import numpy as np
-import optax
 from jax import Array
-from jaxtyping import Float, Int32, Key, PyTree
+from jaxtyping import Float, Int32, Key
 
-from diffeqformer.config import Config, ModelConfig, OptimizerConfig
+from diffeqformer.config import Config, ModelConfig
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.tokenizer import ordinary
 from diffeqformer.model.build import build
@@ -20,7 +19,6 @@ from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeNetwork
-from diffeqformer.training.optimizer import roles, usual_rule
 
 
 class FreeRows(eqx.Module):
@@ -63,23 +61,6 @@ def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
     model = build(config, key)
     table = jax.tree.map(lambda weight: weight / config.steps, model.weights)
     return build(config, key, weights=Scaled(table, float(config.steps)))
-
-
-EMBEDDINGS = 4.0
-"""Times as fast as all else that `faster_embeddings` moves embeddings."""
-
-
-def faster_embeddings(settings: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """The config's rule, at `EMBEDDINGS` times the learning rate for token and position vectors.
-
-    AdamW moves every number of P by about the learning rate, but an entry of `W = P h` by the sum of |h_k| times that,
-    about 5 with 48 of them. So a rate that suits the generated matrices is small for the embeddings beside them.
-    """
-
-    def scaled(changes: PyTree, params: PyTree) -> PyTree:
-        return jax.tree.map(lambda role, x: EMBEDDINGS * x if role == "embedding" else x, roles(changes), changes)
-
-    return optax.chain(usual_rule(settings, rate), optax.stateless(scaled))
 
 
 class RepeatedTokens:

@@ -7,6 +7,7 @@ SMOOTH = 12.0
 """Radians per unit of depth of the fastest feature of the smooth band: twice the number of steps."""
 NORMED = {"model.embedding_norm": True}
 EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
+FASTER = {"optimizer.embedding_rate": 4.0}
 HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
 """Of models whose spectra are looked at in the middle of training, too."""
 REPEATS = {
@@ -52,8 +53,9 @@ MODELS = {
     "free-rows": Model("quickstart-diffeqformer", build="free_rows"),
     "faster-table": Model("quickstart-gpt", EULER, build="faster_table"),
     "table-b2-0.999": Model("quickstart-gpt", EULER | {"optimizer.b2": 0.999}),
-    "table-embeddings": Model("quickstart-gpt", EULER, rule="faster_embeddings"),
-    f"{OURS}-embeddings": Model("quickstart-diffeqformer", rule="faster_embeddings"),
+    "gpt-embeddings": Model("quickstart-gpt", FASTER),
+    "table-embeddings": Model("quickstart-gpt", EULER | FASTER),
+    f"{OURS}-embeddings": Model("quickstart-diffeqformer", FASTER),
     "gpt-normed": Model("quickstart-gpt", NORMED),
     "diffeqformer-normed": Model("quickstart-diffeqformer", NORMED),
     "diffeqformer-normed-long": Model("quickstart-diffeqformer", NORMED | {"model.horizon": 6.0}),

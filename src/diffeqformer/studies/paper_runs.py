@@ -157,13 +157,12 @@ class Runs:
         from diffeqformer.runs.trainer import train
 
         own: dict[str, Any] = {}
-        if model.build or model.batches or model.rule:
+        if model.build or model.batches:
             from diffeqformer.studies import paper_controls as parts
             from diffeqformer.training.recipe import Recipe
 
-            part = lambda name: getattr(parts, name) if name else None
-            own = {"build": part(model.build)} if model.build else {}
-            own |= {"recipe": Recipe(batches=part(model.batches), rule=part(model.rule))}
+            own = {"build": getattr(parts, model.build)} if model.build else {}
+            own |= {"recipe": Recipe(batches=getattr(parts, model.batches))} if model.batches else {}
         opened = partial(train, config, Silent(), **own)
         try:
             found = read_results(Path(config.run) / RESULTS)

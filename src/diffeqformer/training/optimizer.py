@@ -108,10 +108,18 @@ def optimizer(
 
 def usual_rule(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
     """Clip the global norm, then `rule` for the parameters of `rule_roles` and AdamW for all others; decay only
-    `decay_roles`.
+    `decay_roles`; embeddings by `embedding_rate` times the learning rate.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
     """
+    if config.embedding_rate == 1.0:
+        return _at_one_rate(config, rate)
+    factor = lambda role: config.embedding_rate if role == "embedding" else 1.0
+    scaled = lambda changes, params: jax.tree.map(lambda role, x: factor(role) * x, roles(changes), changes)
+    return optax.chain(_at_one_rate(config, rate), optax.stateless(scaled))
+
+
+def _at_one_rate(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
     clip = clip_by_global_norm(config.clip_norm)
     if config.rule == "adamw":
         return optax.chain(clip, _adamw(config, rate, _of_roles(config.decay_roles)))
