@@ -29,6 +29,7 @@ NAMES = {
     "layerdrop": "LayerDrop",
     "loop": "LoopFormer-style",
     "shared": "shared weights",
+    "nested": "nested layers, all depths in every update",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
@@ -209,7 +210,7 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     rows, elastic = [], means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "drawn", "first-recipe"):
+    for kind in ("layerdrop", "loop", "shared", "nested", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
