@@ -28,7 +28,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.checkpoint import Checkpoints
-from diffeqformer.runs.folder import CHECKPOINTS, RESULTS
+from diffeqformer.runs.folder import CHECKPOINTS, RESULTS, open_config
 from diffeqformer.runs.footprint import update_footprint
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import read_results
@@ -240,8 +240,8 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
     """Evaluate all of a task, unless the run has been already, or the task cannot be had."""
-    config = found.models[model].config
-    run = Path(config.run)
+    run = Path(found.models[model].config.run)
+    config = open_config(run)
     known = evaluations(run, config).get((name, shots, None, None))
     if known and (known["steps"], known["checkpoint"]) == (config.model.steps, "latest"):
         return
