@@ -6,7 +6,7 @@ import pytest
 
 from diffeqformer.analysis import attribution, end_to_end, faithfulness, lyapunov
 from diffeqformer.model.build import build
-from diffeqformer.studies.bench_lyapunov import GPT_SMALL
+from diffeqformer.studies.bench.bench_lyapunov import GPT_SMALL
 
 POSITIONS, OUTPUTS, LIMIT = 1024, 32, 8 * 2**30
 

@@ -13,8 +13,8 @@ from diffeqformer.config import Config, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
-from diffeqformer.studies.paper import Finished, Trained
-from diffeqformer.studies.paper_measures import task
+from diffeqformer.studies.paper.claims import Finished, Trained
+from diffeqformer.studies.paper.measures import task
 from tests.interop.harness_tasks import CHOICES, STORIES, write_tasks
 from tests.interop.runs import run_of
 from tests.tolerances import nats

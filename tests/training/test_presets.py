@@ -14,9 +14,9 @@ from jax import export
 from diffeqformer.config import Config, read_yaml, shipped_configs
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.progress import Silent
-from diffeqformer.studies import paper_controls
-from diffeqformer.studies.paper_models import GPU_MODELS
-from diffeqformer.studies.paper_runs import Arguments, Runs
+from diffeqformer.studies.paper import controls as paper_controls
+from diffeqformer.studies.paper.models import GPU_MODELS
+from diffeqformer.studies.paper.runs import Arguments, Runs
 from diffeqformer.training.update import initial_state, make_update
 
 SMALLEST = "diffeqformer-gpt-small"

@@ -34,7 +34,7 @@ class Verb:
     """What each does."""
     example: str
     prefix: str = ""
-    """What the names of the modules begin with."""
+    """What the names of its modules begin with, in `studies`."""
 
     def run(self, words: Sequence[str], as_json: bool) -> None:
         """List the studies, or run the one that is named, write its files and print what it found.
@@ -134,7 +134,7 @@ STUDIES = {
         ("benchmark", "benchmarks"),
         BENCHMARKS,
         "bench train --rounds 15 --to benchmarks/train.json",
-        prefix="bench_",
+        prefix="bench.bench_",
     ),
     "reproduce": Verb(
         "reproduce",
@@ -143,7 +143,7 @@ STUDIES = {
         ("experiment", "experiments"),
         EXPERIMENTS,
         "reproduce depth --task hops",
-        prefix="reproduce_",
+        prefix="reproduce.reproduce_",
     ),
 }
 

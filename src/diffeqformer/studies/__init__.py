@@ -1,6 +1,7 @@
 """Analyses, benchmarks and experiments: one module each, `arguments -> Result`, and here the only list of them.
 
-A new study is a module of this package, a line below, and its page of the documentation. Its module has
+A new study is a module of this package (of `bench` or `reproduce` if it is one), a line below, and its page of the
+documentation. Its module has
 
 - `Arguments`, a frozen dataclass: its docstring is the help, with an example; its fields are the options;
 - `study(arguments, progress) -> Result`, which does everything but printing and writing.
@@ -38,11 +39,11 @@ BENCHMARKS = {
     "plan": "what training would take on accelerators that are not here, on paper",
     "page": "one page of the documents that these leave with --to",
 }
-"""Of `diffeqformer bench`, in the order of its page; the module of each begins with `bench_`."""
+"""Of `diffeqformer bench`, in the order of its page; the module of each is `bench/bench_NAME`."""
 EXPERIMENTS = {
     "adapt": "the paper's figure 5: pretrain on one text, fine-tune on another, at several depths",
     "depth": "where depth pays: one checkpoint at every depth, beside models of one depth and other elastic models",
     "paper": "the paper's tables and figures, item by item, each claim with its effect over seeds and a verdict",
     "lift": "a pretrained model, lifted and fine-tuned for a few more tokens, beside models of each depth",
 }
-"""Of `diffeqformer reproduce`; the module of each begins with `reproduce_`."""
+"""Of `diffeqformer reproduce`; the module of each is `reproduce/reproduce_NAME`."""

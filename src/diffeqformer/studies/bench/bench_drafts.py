@@ -1,0 +1,137 @@
+"""`bench drafts`: self-speculative decoding beside plain decoding, of one trained checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Progress
+from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.inputs import evaluation_text, whole_numbers
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.model.transformer import Transformer
+
+PROMPTS, PROMPT = 8, 16
+"""How many, and tokens of each."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Timed):
+    """Time self-speculative decoding of a trained run, beside plain decoding.
+
+    Example: diffeqformer bench drafts --run runs/quickstart/elastic
+    """
+
+    run: str = ""
+    """Folder of the run."""
+    steps: str = "12"
+    """Depth of the text."""
+    draft_steps: str = "2,3,4"
+    """Depths of the draft models."""
+    draft_length: str = "4,8,12"
+    """Tokens of a draft."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time decoding of the run's own validation text.
+
+    **Raises:** `BadInput` without a run, for numbers that are none, or as `compare_drafts`.
+    """
+    if not arguments.run:
+        raise BadInput("`bench drafts` needs a trained run: name its folder with --run.")
+    steps, *others = whole_numbers(arguments.steps, "--steps")
+    if others:
+        raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
+    depths = whole_numbers(arguments.draft_steps, "--draft-steps")
+    lengths = whole_numbers(arguments.draft_length, "--draft-length")
+    from diffeqformer.runs.opening import load_run
+
+    run = load_run(arguments.run, progress=progress)
+    text = evaluation_text(run, (), progress)[0]
+    rows = compare_drafts(run.model, text, steps, depths, lengths, arguments.rounds, progress)
+    known = {"sizes": b.sizes_of_model(run.model.config), "run": arguments.run, "steps": steps}
+    return BENCHMARK.measured(arguments, **known, rounds=arguments.rounds, rows=rows)
+
+
+def compare_drafts(
+    model: "Transformer",
+    text: np.ndarray,
+    steps: int,
+    draft_steps: Sequence[int],
+    draft_lengths: Sequence[int],
+    rounds: int,
+    progress: Progress,
+) -> list[b.Document]:
+    """Time greedy text at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
+
+    The weights of all depths are populated before.
+
+    **Arguments:** `model`, trained; `text`, token ids that prompts of 16 are cut from, evenly apart; `steps`, the depth
+    of the text; `draft_steps`, `draft_lengths`, of the drafts, each with each; `rounds`, as for `take_turns`.
+
+    **Returns:** one row per way, plain first: the numbers of `summary` (ratios to plain), tokens per second, and of
+    drafts the share of accepted tokens, new tokens per verification by the target model, and the share of prompts whose
+    text is the plain one's (equal up to logits that tie within rounding).
+
+    **Raises:** `BadInput` for a context too short, or as `speculate`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from diffeqformer.model.generate import generate
+    from diffeqformer.model.speculate import speculate
+
+    new = model.config.context - PROMPT - max(draft_lengths)
+    if new < PROMPT:
+        raise BadInput(f"the model's context is {model.config.context}, too short for prompts, text and drafts.")
+    starts = np.linspace(0, len(text) - PROMPT, PROMPTS).astype(int)
+    prompts = [jnp.asarray(text[None, start : start + PROMPT], jnp.int32) for start in starts]
+    key, readings = jax.random.key(0), {depth: model.populate(depth) for depth in (steps, *draft_steps)}
+
+    def plain() -> list[np.ndarray]:
+        return [np.asarray(generate(readings[steps], one, new, key=key, temperature=0.0))[0] for one in prompts]
+
+    def drafted(depth: int, length: int) -> list[Any]:
+        of = partial(speculate, readings[steps], readings[depth], draft_length=length, key=key, temperature=0.0)
+        return [jax.block_until_ready(of(prompt, new)) for prompt in prompts]
+
+    ways = list(product(draft_steps, draft_lengths))
+    expected, found = plain(), {way: drafted(*way) for way in ways}
+    once: dict[str, b.Once] = {"plain": plain}
+    once |= {"{1} tokens by {0} steps".format(*way): partial(drafted, *way) for way in ways}
+    seconds = b.take_turns(once, rounds, progress)
+    rows = []
+    for way, (name, times) in zip([None, *ways], seconds.items(), strict=True):
+        row = {"way": name, **b.summary(times, seconds["plain"])}
+        row["tokens_per_second"] = new * len(prompts) / row["median_seconds"]
+        if way:
+            texts = [np.asarray(one.tokens)[0] for one in found[way]]
+            row["acceptance"] = float(np.mean([one.acceptance for one in found[way]]))
+            row["tokens_per_reading"] = float(np.mean([new / int(one.rounds[0]) for one in found[way]]))
+            row["equal"] = float(np.mean([(one == other).all() for one, other in zip(texts, expected, strict=True)]))
+        rows.append(row)
+    return rows
+
+
+BENCHMARK = b.Benchmark(
+    "drafts",
+    "Generation with drafts",
+    "One trained checkpoint that drafts with few steps and verifies with many, against plain decoding with many. "
+    "Ratios below 1 are a gain.",
+    b.times_over("plain", b.entry("way")),
+    b.timed_table(
+        "Greedy text of {run} at {steps} steps, one prompt at a time",
+        {"drafts": b.entry("way"), "tokens/s": b.entry("tokens_per_second", 0)},
+        {
+            "accepted": b.entry("acceptance", 2),
+            "tokens per verification": b.entry("tokens_per_reading", 2),
+            "texts equal": b.entry("equal", 2),
+        },
+    ),
+)

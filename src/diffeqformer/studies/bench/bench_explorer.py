@@ -1,0 +1,115 @@
+"""`bench explorer`: how long the explorer takes to answer when its dial is turned, at GPT-2 small's size."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from diffeqformer.config import ModelConfig, SchemeConfig, TimeConfig
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.study import Result
+
+GPT_SMALL = ModelConfig(
+    width=768,
+    steps=12,
+    heads=12,
+    context=1024,
+    vocabulary=50257,
+    weights=TimeConfig(d_emb=20),
+    scheme=SchemeConfig("lie-trotter"),
+)
+STEPS = (6, 12, 24)
+TOKENS = 32
+MARK = 1.0
+"""Seconds until the prediction is there, up to the most steps."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Timed):
+    """Time a turn of the explorer's dial on a model of GPT-2 small's size: the whole grid, and one cell.
+
+    Example: diffeqformer bench explorer --to benchmarks/explorer.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time turns to some numbers of steps."""
+    return BENCHMARK.measured(arguments, rounds=arguments.rounds, **turns(GPT_SMALL, arguments.rounds, progress))
+
+
+def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> b.Document:
+    """Time what a turn asks for in its two parts: the weights, all steps and the prediction at the end (`prediction`);
+    then the predictions after every step, and one cell (`grid`).
+
+    **Returns:** sizes, tokens, and one row per number of steps and `part`: the numbers of `summary`, against the
+    prediction at the fewest steps, and processor time in seconds.
+    """
+    import jax
+
+    from diffeqformer.analysis.reading import Walk, eigenvalues, lens, likeliest, looks, most_likely, walk
+    from diffeqformer.model.build import build
+
+    built = build(model, jax.random.key(0))
+    ids = np.random.default_rng(0).integers(0, model.vocabulary or 0, TOKENS, dtype=np.int32)
+    # Another number of steps each time, as the dial gives them.
+    near = {number: itertools.cycle((number, number - 1)) for number in steps}
+    taken: dict[int, Walk] = {}
+
+    def prediction(number: int) -> None:
+        taken[number] = walk(built, ids, steps=next(near[number]))
+        likeliest(built, taken[number].states[-1])
+
+    def grid(number: int) -> None:
+        now = taken[number]
+        lens(now, ids)
+        most_likely(now, now.grid.steps, TOKENS - 1)
+        looks(now, now.grid.steps, TOKENS - 1)
+        eigenvalues(now, now.grid.steps)
+
+    ways = {f"{number} {part.__name__}": (number, part) for number in steps for part in (prediction, grid)}
+    used: dict[str, list[float]] = {name: [] for name in ways}
+
+    def once(name: str) -> None:
+        number, part = ways[name]
+        began = time.process_time()
+        part(number)
+        used[name].append(time.process_time() - began)
+
+    seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress)
+    rows = [
+        {
+            "steps": number, "part": part.__name__, **b.summary(seconds[name], seconds[f"{steps[0]} prediction"]),
+            "processor_seconds": statistics.median(used[name][b.WARM_UP :]),
+        }
+        for name, (number, part) in ways.items()
+    ]  # fmt: skip
+    return {"sizes": b.sizes_of_model(model), "tokens": TOKENS, "rows": rows}
+
+
+def _predictions(document: b.Document) -> list[b.Row]:
+    return [row for row in document["rows"] if row["part"] == "prediction"]
+
+
+BENCHMARK = b.Benchmark(
+    "explorer",
+    "The explorer's dial",
+    "A turn to another number of steps. First the prediction: weights are generated and the text is taken through all "
+    "steps. Then the grid: predictions after all steps, and one cell that is opened. Nothing compiles after the first "
+    "turns.",
+    lambda document: "After a turn the prediction is there in " + ", ".join(
+        f"{b.seconds(row['median_seconds'])} at {row['steps']} steps" for row in _predictions(document)
+    ) + ".",
+    b.timed_table(
+        "A turn of the dial: {sizes}, {tokens} tokens", {"steps": b.entry("steps"), "part": b.entry("part")},
+        {"processor time": lambda row: b.seconds(row["processor_seconds"])},
+    ),
+    lambda document: [
+        b.mark(f"prediction at {row['steps']} steps under {MARK:g} s", seconds, seconds < MARK)
+        for row in _predictions(document) for seconds in [row["median_seconds"]]
+    ],
+)  # fmt: skip

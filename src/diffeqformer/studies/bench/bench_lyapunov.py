@@ -1,0 +1,134 @@
+"""`bench lyapunov`: pairwise exponents against whole Jacobians by reverse mode, on the same inputs."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffeqformer.config import ModelConfig
+from diffeqformer.progress import Progress
+from diffeqformer.report.text import number
+from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from diffeqformer.model.transformer import Transformer
+
+GPT_SMALL = ModelConfig(width=768, steps=12, heads=12, context=1024, vocabulary=50257)
+"""Of the size of GPT-2 small; Euler steps, for which alone the dense way is written."""
+TOKENS, REPEATS, BATCH = 128, 5, 64
+"""Inputs; how often the fast way is timed; rows of a Jacobian at a time."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Kept):
+    """Time the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians.
+
+    Example: diffeqformer bench lyapunov --to benchmarks/lyapunov.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time both ways at GPT-2 small's size."""
+    return BENCHMARK.measured(arguments, **compare_lyapunov(progress))
+
+
+def compare_lyapunov(progress: Progress) -> b.Document:
+    """Time the leading exponent of all inputs for the last output of `TOKENS` random tokens, both ways.
+
+    The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian
+    product for each of its `width` rows, at every step, multiplies `I + dt J_ji` with the tangents and orthonormalises.
+    It is given every advantage that keeps it dense and in reverse mode: M is differentiated at token j alone, rows are
+    taken `BATCH` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
+    forward pass, and are timed without compiling; the dense way once. Making the weights is not timed.
+
+    **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
+    memory planned by the compiler at `TOKENS` and at twice as many.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.exponents import first_tangents
+    from diffeqformer.analysis.lyapunov import populated
+    from diffeqformer.model.build import build
+
+    config = dataclasses.replace(GPT_SMALL, weights="layer")
+    model = populated(build(config, jax.random.key(0)))
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary or 0, TOKENS), jnp.int32)
+    first = first_tangents(config.width, 1, jax.random.key(0), jnp.float32)
+    fast = _compiled(model, ids, first)
+    arguments = model, ids, jnp.asarray(TOKENS - 1), jnp.arange(TOKENS), first
+    with progress.stage("Pairwise exponents, both ways", REPEATS + 2) as stage:
+        times, found = [], None
+        for _ in range(REPEATS + 1):  # the first is a warm-up
+            taken, found = b.timed(partial(fast, *arguments))
+            times.append(taken)
+            stage.advance(1, f"{taken:.3f} s")
+        dense = jax.jit(_dense).lower(model, ids, first).compile()
+        dense_seconds, wanted = b.timed(partial(dense, model, ids, first))
+        stage.advance(1, f"dense {dense_seconds:.1f} s")
+    twice = _compiled(model, jnp.concatenate([ids, ids]), first)
+    return {
+        "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": TOKENS,
+        **b.beside_dense(times[1:], dense_seconds),
+        "largest_difference": float(np.abs(np.asarray(found).sum(0) - np.asarray(wanted)).max()),
+        "temporary_bytes": temporary_bytes(fast), "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
+    }  # fmt: skip
+
+
+def temporary_bytes(compiled: Any) -> int:
+    """Of a compiled function, as its compiler planned it."""
+    return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:
+    import jax.numpy as jnp
+
+    from diffeqformer.analysis.lyapunov import pairwise_growth
+
+    return pairwise_growth.lower(model, ids, jnp.asarray(ids.size - 1), jnp.arange(ids.size), first).compile()
+
+
+def _dense(model: "Transformer", ids: "Array", first: "Array") -> "Array":
+    """The paper's formula with whole Jacobians of the last output; Euler's method, one tangent or more."""
+    import jax
+    import jax.numpy as jnp
+    from jax import Array
+
+    from diffeqformer.ode.field import BlockWeights
+
+    config, output = model.config, ids.size - 1
+    field, dt = config.field.build(config), config.interval / config.steps
+    layers = jax.tree.map(lambda leaf: leaf[:, 0], model.weights.table(model.grid()))
+
+    def at_output(weights: BlockWeights, x: Array) -> Array:
+        alone = field.feed_forward(weights, x[None, output : output + 1])
+        return field.attention(weights, x[None])[0][0, output] + alone[0, 0]
+
+    def body(carry: tuple, weights: BlockWeights) -> tuple[tuple, None]:
+        x, q, sums = carry
+        _, pull = jax.vjp(partial(at_output, weights), x)
+        rows = jax.lax.map(lambda row: pull(row)[0], jnp.eye(config.width, dtype=x.dtype), batch_size=BATCH)
+        q = q + dt * jnp.einsum("oiw,iwt->iot", rows, q)
+        q, r = jnp.linalg.qr(q)
+        sums = sums + jnp.log(jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1)))
+        x = x + dt * (field.attention(weights, x[None])[0][0] + field.feed_forward(weights, x[None])[0])
+        return (x, q, sums), None
+
+    x = model.embed(ids[None])[0]
+    q = jnp.broadcast_to(first[None], (ids.size, *first.shape))
+    return jax.lax.scan(body, (x, q, jnp.zeros((ids.size, first.shape[1]), x.dtype)), layers)[0][2]
+
+
+BENCHMARK = b.Benchmark(
+    "lyapunov",
+    "Lyapunov exponents",
+    "Products of Jacobians with tangents, against whole Jacobians by reverse mode on the same inputs. In brackets: "
+    "lowest and highest.",
+    lambda document: f"Without whole Jacobians exponents are {number(document['ratio'])} times as fast.",
+    b.dense_table("Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"),
+)

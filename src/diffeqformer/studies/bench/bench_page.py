@@ -1,0 +1,132 @@
+"""`bench page`: one page in Markdown of the documents that `diffeqformer bench NAME --to FILE` leaves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated
+
+import tyro
+
+from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
+from diffeqformer.progress import Progress
+from diffeqformer.report.text import join
+from diffeqformer.store.files import read_sealed
+from diffeqformer.store.files import write_output as write_file
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies import BENCHMARKS
+from diffeqformer.studies.bench.benchmark import Benchmark
+from diffeqformer.studies.study import Result
+
+INTRODUCTION = """# Benchmarks
+
+`make bench` measures all of this on the machine that it runs on: each command below writes a JSON document into
+`benchmarks/`, and `diffeqformer bench page` makes this page of them, every number of it. What was found on the way, and
+what was changed for it, stands in `docs/performance.md`.
+
+What is compared takes turns in one process, once per round, after two rounds that do not count. **Ratio** is that of
+the medians; **rounds' ratios** are the median and, in brackets, the quartiles of the ratios within each round.
+Machines are shared, so that seconds change from day to day: ratios count, and those with wide quartiles count little.
+"""
+WITH_TORCH = ("train", "generate")
+NAMES = {"python": "Python", "jax": "JAX", "torch": "PyTorch", "transformers": "Transformers"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write one page of the documents that the other benchmarks leave with --to.
+
+    Example: diffeqformer bench page --folder benchmarks --to benchmarks.md
+    """
+
+    folder: Annotated[str, tyro.conf.arg(metavar="DIR")] = "benchmarks"
+    """Where the documents are."""
+    to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """The .md file to write."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Read all documents: their headlines and figures one after the other.
+
+    **Raises:** `BadInput` without a file to write, or as `read_documents`; `Damaged` as that.
+    """
+    if not arguments.to:
+        raise BadInput("`bench page` needs a file to write: name it with --to.")
+    if not arguments.to.endswith(".md"):
+        raise BadInput(f"--to is {arguments.to!r}, but must end with .md.")
+    documents = read_documents(path_of(arguments.folder))
+    results = [benchmark_of(name).result(document) for name, document in documents.items()]
+    return Result(
+        "benchmarks",
+        "Benchmarks",
+        (f"Of {', '.join(documents)}.", *(one.findings[0] for one in results)),
+        figures=tuple(figure for one in results for figure in one.figures),
+    )
+
+
+def write(result: Result, arguments: Arguments) -> dict[str, object]:
+    """Write the page, and beside it every figure as `STEM-NAME.png`.
+
+    **Raises:** `RunFailed` if the disk refuses.
+    """
+    from diffeqformer.report.figures import save
+
+    path, documents = path_of(arguments.to), read_documents(path_of(arguments.folder))
+    for figure in result.figures:
+        write_file(path.with_name(f"{path.stem}-{figure.name}.png"), save(figure.figure, "png"), "figure")
+    write_file(path, benchmark_page(documents, path.stem).encode(), "page")
+    return {"page": str(path), "benchmarks": list(documents)}
+
+
+def benchmark_of(name: str) -> Benchmark:
+    """How the documents of a benchmark are read."""
+    return import_module(f"diffeqformer.studies.bench.bench_{name}").BENCHMARK
+
+
+def read_documents(folder: Path) -> dict[str, Document]:
+    """The documents of a folder by the name of the benchmark, in the order of the page.
+
+    **Raises:** `BadInput` if there is none, or for a file that is the document of something else; `Damaged` for one
+    that is not as it was written.
+    """
+    found = {}
+    for name in BENCHMARKS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            document = read_sealed(path)
+            if document.get("benchmark") != name:
+                raise BadInput(f"file {str(path)!r} is no document of `diffeqformer bench {name} --to FILE`.")
+            found[name] = document
+    if not found:
+        raise BadInput(f"folder {str(folder)!r} holds no document of a benchmark, such as train.json.")
+    return found
+
+
+def benchmark_page(documents: Mapping[str, Document], stem: str) -> str:
+    """The text of the page; the files of its figures begin with `stem`."""
+    return "\n".join([INTRODUCTION, *(_section(name, document, stem) for name, document in documents.items())])
+
+
+def _section(name: str, document: Document, stem: str) -> str:
+    benchmark = benchmark_of(name)
+    result, about = benchmark.result(document), benchmark.about
+    if name in WITH_TORCH and not {"torch", "transformers"} <= document["machine"]["versions"].keys():
+        about += " PyTorch and Transformers were not installed, so their rows are missing."
+    parts = [f"## {result.title}", f"`{document['command']}` on {_machine(document)}.", fill(about, 120)]
+    parts += ["\n".join(f"- {mark}" for mark in marks)] if (marks := benchmark.marks(document)) else []
+    parts += [f"![{result.title}]({stem}-{figure.name}.png)" for figure in result.figures]
+    parts += [table.to_markdown() for table in result.tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(document: Document) -> str:
+    """Where it was measured, and how often."""
+    there = document["machine"]
+    versions = join([f"{NAMES[name]} {version}" for name, version in there["versions"].items()])
+    devices = "" if there["device"] == "cpu" else f", {there['devices']} x {there['device']}"
+    rounds = f"; {document['rounds']} rounds" if "rounds" in document else ""
+    return (
+        f"{there['cores']} core{'s' * (there['cores'] != 1)} of {there['processor']}{devices}, with {versions}{rounds}"
+    )

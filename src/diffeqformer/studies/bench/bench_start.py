@@ -1,0 +1,95 @@
+"""`bench start`: how long a command takes that has next to nothing to do."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from diffeqformer.progress import Progress
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.study import Result
+
+PYTHON = "python -c pass"
+COMMANDS = {
+    PYTHON: ("-c", "pass"),
+    "python -c 'import diffeqformer'": ("-c", "import diffeqformer"),
+    "diffeqformer --help": ("-m", "diffeqformer", "--help"),
+    "diffeqformer train --help": ("-m", "diffeqformer", "train", "--help"),
+    "python -c 'import jax'": ("-c", "import jax"),
+    "diffeqformer --version": ("-m", "diffeqformer", "--version"),
+}
+"""What is shown, and the words after this Python."""
+SHORT_TEXT = "def main(arguments):\n    return arguments\n" * 20
+"""So that starting takes all the time."""
+
+
+@dataclass(frozen=True)
+class Arguments(b.Timed):
+    """Time commands that have next to nothing to do, as processes of their own.
+
+    Example: diffeqformer bench start --run runs/quickstart/gpt --to benchmarks/start.json
+    """
+
+    run: str = ""
+    """Folder of a trained run, whose `info`, `eval` and `sample` are timed as well: again, with what was compiled the
+    first time."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time `COMMANDS`, and those of a run if one is given.
+
+    **Raises:** `BadInput` for a run that there is not.
+    """
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text(SHORT_TEXT, encoding="utf-8")
+        commands = {**COMMANDS, **(commands_of(arguments.run, text) if arguments.run else {})}
+        rows = compare_start(arguments.rounds, progress, commands)
+    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=rows)
+
+
+def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
+    """What is asked of a run, with little to do.
+
+    **Raises:** `BadInput` if the folder has no run.
+    """
+    from diffeqformer.runs.folder import open_config
+
+    open_config(path_of(run))
+    words = {
+        "info": ("info", run), "eval": ("eval", run, "--data", str(text)),
+        "sample": ("sample", run, "--prompt", "def main(", "--tokens", "8"),
+    }  # fmt: skip
+    return {f"diffeqformer {name} RUN, again": ("-m", "diffeqformer", *rest) for name, rest in words.items()}
+
+
+def compare_start(
+    rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS
+) -> list[b.Document]:
+    """Time each command from start to end as a process of its own, in turns; files are in the system's cache by then.
+
+    **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.
+    """
+    # A command that has not been started by another one sets glibc up and starts itself again, which is part of it.
+    surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    once = {
+        name: partial(subprocess.run, [sys.executable, *words], env=surroundings, capture_output=True, check=True)
+        for name, words in commands.items()
+    }
+    seconds = b.take_turns(once, rounds, progress)
+    return [{"command": name, **b.summary(times, seconds[PYTHON])} for name, times in seconds.items()]
+
+
+BENCHMARK = b.Benchmark(
+    "start",
+    "Start-up",
+    "Each command as a process of its own, from start to end, against a Python that does nothing. Importing the "
+    "package and asking for help load no JAX. What is asked of a run again finds its programs compiled.",
+    b.times_over(PYTHON, b.entry("command")),
+    b.timed_table("Start of a command", {"command": b.entry("command")}),
+)

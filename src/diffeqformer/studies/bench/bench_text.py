@@ -1,0 +1,135 @@
+"""`bench text`: how fast text becomes tokens and tokens become batches, beside how fast training reads."""
+
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import join, number, size
+from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.study import Result
+
+CHARACTERS = 4_000_000
+"""Of the training text: enough for a second of work or so."""
+UPDATE = "a training update"
+
+
+@dataclass(frozen=True)
+class Arguments(b.Timed):
+    """Time a tokenizer's training, packing and the batches, beside the update that reads them.
+
+    Example: diffeqformer bench text --to benchmarks/text.json
+    """
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Time what stands between the quickstart's text and its updates."""
+    config = quickstart()
+    rows = compare_text(config, arguments.rounds, progress)
+    source, sizes = config.data.source, b.sizes(config)
+    return BENCHMARK.measured(arguments, source=source, sizes=sizes, rounds=arguments.rounds, rows=rows)
+
+
+def quickstart() -> Config:
+    """The config whose text, tokenizer, batches and update are measured."""
+    config = read_yaml(shipped_configs()["quickstart-diffeqformer"])
+    model = dataclasses.replace(config.model, vocabulary=config.data.tokenizer_vocabulary)
+    return dataclasses.replace(config, model=model)
+
+
+def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:
+    """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
+
+    **Arguments:** `config`, its `data` the text; `characters`, how much of it.
+
+    **Returns:** one row for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
+    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is
+    read), and of seconds per token the numbers of `summary`, ratios to the update's.
+
+    **Raises:** `BadInput` for a text that cannot be read.
+    """
+    from diffeqformer.data.cache import tokens_of
+    from diffeqformer.data.loader import Loader
+    from diffeqformer.data.tokenizer import train_tokenizer
+
+    text = _beginning(config, characters, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        source, packed = Path(folder, "text.txt"), Path(folder, "tokens.bin")
+        source.write_bytes(text.encode())
+        tokenizer = train_tokenizer([text], config.data.tokenizer_vocabulary)
+        pack = lambda: tokens_of((str(source),), config.data, tokenizer, Silent())
+        tokens, size = pack()
+        tokens.tofile(packed)
+        context, batch = config.model.context, config.trainer.batch_size
+        loader = Loader(np.memmap(packed, tokens.dtype, "r"), context, batch, config.trainer.seed)
+
+        def epoch() -> None:
+            for number in range(len(loader)):
+                loader[number]
+
+        once = {
+            "training the tokenizer": lambda: train_tokenizer([text], config.data.tokenizer_vocabulary),
+            "tokenising and packing": pack,
+            "loading batches": epoch,
+            UPDATE: b.repeated(config),
+        }
+        seconds = b.take_turns(once, rounds, progress)
+    through = dict.fromkeys(once, len(tokens)) | {"loading batches": len(loader) * batch * context}
+    through[UPDATE] = batch * context
+    each = {name: [one / through[name] for one in times] for name, times in seconds.items()}
+    read = {"training the tokenizer": size, "tokenising and packing": size}
+    return [
+        {"what": name, "tokens": through[name], "bytes": read.get(name), **b.summary(times, each[UPDATE])}
+        for name, times in each.items()
+    ]
+
+
+def _beginning(config: Config, characters: int, progress: Progress) -> str:
+    """Whole documents of the training text until there are so many characters."""
+    from diffeqformer.data.corpus import open_corpus
+    from diffeqformer.data.split import Part
+
+    found, length = [], 0
+    part, _ = open_corpus(config.data, progress).split()
+    assert isinstance(part, Part), "benchmarks read text"
+    for document in part.read():
+        found.append("".join(document))
+        length += len(found[-1])
+        if length >= characters:
+            break
+    return "\n".join(found)
+
+
+def tables(document: b.Document) -> tuple[Table, ...]:
+    """One row per part of the way from text to an update; ratios are turned over, so that they are of speed."""
+    rows = []
+    for row in document["rows"]:
+        speed, ratio, rounds = (1 / row[name] for name in ("median_seconds", "ratio_of_medians", "median_of_ratios"))
+        high, low = (number(1 / one, 1) for one in row["quartiles_of_ratios"])
+        megabytes = "" if row["bytes"] is None else number(speed * row["bytes"] / row["tokens"] / 1e6, 2)
+        rows.append((row["what"], megabytes, number(speed), number(ratio, 1), f"{number(rounds, 1)} ({low} to {high})"))
+    read = size(max(row["bytes"] or 0 for row in document["rows"]))
+    update = b.stated_sizes(document)
+    caption = f"From text to updates: {read} of data.source {document['source']}; the update: {update}"
+    return (Table(caption, ("", "MB/s", "tokens/s", "times the update's", "the same by rounds"), tuple(rows)),)
+
+
+def _headline(document: b.Document) -> str:
+    others = [row for row in document["rows"] if row["what"] != UPDATE]
+    faster = [f"{row['what']} {number(1 / row['ratio_of_medians'])}" for row in others]
+    return f"Tokens per second over those of an update: {join(faster)}."
+
+
+BENCHMARK = b.Benchmark(
+    "text",
+    "Text and batches",
+    "How fast a tokenizer is trained, text is packed and batches are loaded, against the tokens that an update of "
+    "the quickstart's DiffEqFormer takes: above 1 the update does not wait.",
+    _headline,
+    tables,
+)

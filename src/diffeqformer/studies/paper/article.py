@@ -1,0 +1,238 @@
+"""The page of `reproduce paper`: what was claimed, what is found, and how it was made comparable."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from diffeqformer.plain import Values
+from diffeqformer.report.page import both_widths
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, join, number, percent, signed
+from diffeqformer.studies.paper import tables as paper_tables
+from diffeqformer.studies.paper.claims import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
+from diffeqformer.studies.paper.figures import FIGURES, effects
+from diffeqformer.studies.paper.items import ITEMS
+from diffeqformer.studies.paper.measures import adapted_runs, planned_memory
+from diffeqformer.studies.paper.record import MODEL_COLUMNS, SEEDS_COLUMN, Record, of_claim
+from diffeqformer.studies.paper.reported import REPORTED
+from diffeqformer.studies.paper.runs import Runs
+from diffeqformer.studies.reproduce.experiments import Rates, losses_document, rates_table, searches
+from diffeqformer.studies.study import Result
+
+Found = Mapping[str, Sequence[Verdict]]
+FORMS = {
+    "holds": ("holds", "hold"), "fails": ("fails", "fail"), "within noise": ("is within noise", "are within noise"),
+    "untested": ("is untested", "are untested"),
+}  # fmt: skip
+"""Verdicts, of one claim and of several."""
+ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
+SIZES = {
+    "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
+    "gpu": "GPT-small's size (width 768, 12 steps, context 1,024, 65,536 tokens per update)",
+}
+
+
+def result_of(measured: Found, runs: Runs, record: Record) -> Result:
+    """The page: a summary, each item with its claims and figures, and the search for learning rates.
+
+    **Arguments:** `measured`, by item the verdicts of its claims; `record`, whose verdicts and models stand where it
+    knows of more seeds.
+    """
+    known = {name for name, _ in record.claims}
+    found = {name: [record.verdict(name, claim, verdict) for claim, verdict in _with_verdicts(name, measured)]
+             for name in ITEMS if name in measured or name in known}  # fmt: skip
+    rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
+    models, tables = model_rows(measured, runs, record), tables_of(measured, runs, record)
+    drawn = [(_title(name), claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
+    caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
+    figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
+    for name in measured:
+        theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
+        figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}{theirs}")
+                    for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
+    return Result(
+        "paper", "The paper, item by item", tuple(findings(rows, runs)),
+        (summary(found), *(table for name in found for table in item_tables(name, found[name], tables)),
+         *models_tables(models, runs)),
+        tuple(figures),
+        document={
+            "claims": [of_claim(name, claim.sentence, claim.unit, verdict) for name, claim, verdict in rows],
+            "rates": {name: {"best": best, "losses": losses_document(tried)}
+                      for name, (best, tried) in searched(runs).items()},
+            "models": models,
+            "tables": tables,
+            "figures": {**record.figures, **{figure.name: figure.caption for figure in figures}},
+        },
+        folder=runs.folder,
+    )  # fmt: skip
+
+
+def _with_verdicts(name: str, found: Found) -> list[tuple[Claim, Verdict]]:
+    """An item's claims, untested where nothing is found."""
+    claims = ITEMS[name].claims
+    return list(zip(claims, found.get(name) or [judge({}) for _ in claims], strict=True))
+
+
+def contradictions(measured: Found, record: Record) -> list[str]:
+    """A sentence if these runs change verdicts of the record."""
+    others = [f"{claim.sentence} ({record.verdict(name, claim, verdict).word} now, {other.word} there)"
+              for name in measured
+              for claim, verdict in _with_verdicts(name, measured)
+              if (other := record.other(name, claim, verdict))]  # fmt: skip
+    return [f"Other than in the record: {'; '.join(others)}."] if others else []
+
+
+def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
+    """The main questions and their answers; how many claims hold; what was trained, and the rule."""
+    a = runs.arguments
+    seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
+    asked = [(claim, verdict) for _, claim, verdict in rows if claim.question and verdict.word in ANSWERS]
+    answers = {
+        claim: f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}." for claim, verdict in asked
+    }
+    losses = [answer for claim, answer in answers.items() if _nats(claim)]  # one without the other would flatter
+    return [
+        *([" ".join(losses)] if losses else []),
+        *(answer for claim, answer in answers.items() if not _nats(claim)),
+        f"Of {len(rows)} claims {counted([verdict for _, _, verdict in rows])}.",
+        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
+        "What holds or fails here is said of models of this size and length of training, not of the paper's.",
+        f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
+        f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "
+        "noise. Every effect is positive if the claim is so; where models are compared, they saw the same batches in "
+        "the same order.",
+    ]
+
+
+def summary(found: Found) -> Table:
+    """One row for each item."""
+    rows = [
+        (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
+    ]
+    return Table("Items", ("in the paper", "claims", "command"), rows)
+
+
+def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
+    """The items' tables of `tables`, those of these runs before those of the record."""
+    kinds = [kind for name in measured for kind in ITEMS[name].tables if runs.arguments.scale == "laptop"]
+    found = {kind: table for kind in kinds if (table := paper_tables.measured(kind, runs)) is not None}
+    return {**record.tables, **{kind: paper_tables.document_of(table) for kind, table in found.items()}}
+
+
+def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values]) -> tuple[Table, ...]:
+    """An item's verdicts, under what the paper reports and the models that are compared, the paper's numbers and ours.
+
+    **Arguments:** `tables`, as `tables_of`.
+    """
+    item, reported = ITEMS[name], REPORTED.get(name)
+    cells = [
+        (claim.sentence, verdict.word, _shown(verdict), str(verdict.seeds), claim.unit)
+        for claim, verdict in zip(item.claims, verdicts, strict=True)
+    ]
+    said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
+    said += [f"{_capital(place)}: {there}" for place, there in (reported.places if reported else ())]
+    said += [f"Its figure: {item.layout}"] if item.layout else []
+    said += [f"Models: {', '.join(models)}."] if (models := models_of(item)) else []
+    said += [item.missing] if item.missing else []
+    columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
+    claims = Table("\n".join((_title(name), *said)), columns, cells)
+    ours = [paper_tables.of_document(tables[kind]) for kind in item.tables if kind in tables]
+    return claims, *(reported.numbers if reported else ()), *ours
+
+
+def searched(runs: Runs) -> Rates:
+    """Of each model whose rate was searched for the best one, and all losses, infinite where training diverged."""
+    tuned = adapted_runs(runs.folder, SEARCHED_WITH)
+    rates = runs.rates | {f"figure 5, {name}": one for name, one in (searches(tuned) if tuned else {}).items()}
+    return {name: one for name, one in rates.items() if any(map(math.isfinite, one[1].values()))}
+
+
+def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, ...]]:
+    """The models behind the claims, those of these runs and those of the record, whichever had more seeds."""
+    named = {one for name in measured for one in models_of(ITEMS[name])}
+    rows = dict(record.models)
+    for name in (one for one in runs.models if one in named):
+        ended = [one for seed in runs.arguments.seeds if (one := runs.trained(name, seed)) is not None]
+        if not ended or (name in rows and int(rows[name][SEEDS_COLUMN]) > len(ended)):
+            continue
+        losses = [one.entry["validation"]["loss"] for one in ended]
+        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        model = runs.models[name]
+        rows[name] = (
+            name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
+            model.rate_of or ("given" if model.rate else "its own"), f"{statistics.fmean(losses):.4f}{spread}",
+            str(len(losses)), f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}",
+            *_machine(ended[0], runs),
+        )  # fmt: skip
+    return [rows[name] for name in runs.models if name in rows]
+
+
+def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
+    """The models behind the claims, and the search for their learning rates."""
+    columns = (*MODEL_COLUMNS, *(("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
+    said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
+    tables = [Table(said, columns, models)] if models else []
+    return [*tables, *([rates_table(tried)] if (tried := searched(runs)) else [])]
+
+
+def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
+    """Utilisation and memory of a GPU; nothing at laptop scale."""
+    if runs.arguments.scale != "gpu":
+        return ()
+    from diffeqformer.runs.utilization import utilization
+
+    t, model = one.config.trainer, one.config.model
+    seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
+    used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
+    return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
+
+
+def markdown(result: Result, folder: Path) -> str:
+    """The page as Markdown, with the figures that are files in its `folder`, of these runs or of earlier ones."""
+    parts = [f"# {result.title}"]
+    parts += [
+        "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
+        "runs, and beside the runs `index.html` with all of it.",
+        *result.findings,
+    ]
+    there = {name: said for name, said in result.document["figures"].items() if (folder / f"{name}.png").is_file()}
+    titles = {_title(name): name for name in ITEMS}
+    for table in result.tables:
+        title, _, under = table.caption.partition("\n")
+        parts += [f"## {title}", *filter(None, under.split("\n")), replace(table, caption="").to_markdown()]
+        item = titles.get(title, "")
+        if item or title == "Items":  # whose figure, that of all effects, is no item's
+            parts += [f"![{said}]({folder.name}/{name}.png)" for name, said in there.items() if _item_of(name) == item]
+    return "\n\n".join(parts) + "\n"
+
+
+def _item_of(figure: str) -> str:
+    """The item whose figure it is: of those with which its name begins the longest, since `figure-2` begins others."""
+    return max((name for name in ITEMS if figure.startswith(f"{name}-")), key=len, default="")
+
+
+def _title(name: str) -> str:
+    return _capital(ITEMS[name].where)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """How many verdicts there are of each word."""
+    words = [verdict.word for verdict in verdicts]
+    return join([f"{words.count(word)} {form[words.count(word) > 1]}" for word, form in FORMS.items() if word in words])
+
+
+def _nats(claim: Claim) -> str:
+    return " nats" if claim.unit.startswith("nats") else ""
+
+
+def _shown(verdict: Verdict) -> str:
+    if not verdict.seeds:
+        return MISSING
+    mean, low, high = (signed(value, 3) for value in (verdict.mean, verdict.low, verdict.high))
+    return mean if math.isnan(verdict.low) else f"{mean} [{low}, {high}]"

@@ -1,0 +1,111 @@
+"""Claims of `items` that nothing random enters, or nothing that matters: they need a config and no run."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.data.loader import Loader
+from diffeqformer.model.build import build
+from diffeqformer.model.count import parameters, update_operations, vanilla_twin
+from diffeqformer.studies.paper.claims import Trained
+from diffeqformer.studies.paper.measures import measured
+
+PUBLISHED = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
+"""Parameters of GPT-2."""
+TWINS: Mapping[str, Mapping[int, int]] = {
+    "small": {20: 188, 48: 387, 72: 557, 96: 727, 120: 897, 144: 1067},
+    "medium": {20: 317, 48: 670, 72: 972, 96: 1275, 120: 1577, 144: 1879},
+    "large": {20: 479, 48: 1030, 72: 1502, 96: 1975, 120: 2447, 144: 2919},
+}
+"""Millions of parameters of DiffEqFormer in the authors' code, by size and d_emb: those of the paper's table 6."""
+LLAMA = 1213
+"""Millions of parameters of Llama-1B in the paper's table 3."""
+CHANGED = 8
+"""Tokens that are changed, one after another, at equal distances."""
+
+
+def shipped(name: str) -> Config:
+    """A shipped config, whose vocabulary has the size that its tokenizer is trained to."""
+    config = read_yaml(shipped_configs()[name])
+    known = config.model.vocabulary or config.data.tokenizer_vocabulary
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=known))
+
+
+def counts(found: Trained) -> float:
+    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
+    stored = {name: parameters(shipped(name).model).stored for name in PUBLISHED}
+    return 0.005 - max(abs(stored[name] / number - 1) for name, number in PUBLISHED.items())
+
+
+def llama_count(found: Trained) -> float:
+    """Half a million less the distance of Llama-1B's parameters from the paper's, in millions."""
+    return 0.5 - abs(parameters(shipped("llama-1b").model).stored / 1e6 - LLAMA)
+
+
+def twin_counts(found: Trained) -> float:
+    """Half a million less the largest distance of DiffEqFormer's parameters from the authors', in millions."""
+    models = {size: shipped(f"diffeqformer-gpt-{size}").model for size in TWINS}
+    of = lambda model, d_emb: dataclasses.replace(model, weights=dataclasses.replace(model.weights, d_emb=d_emb))
+    return 0.5 - max(
+        abs(parameters(of(models[size], d_emb)).stored / 1e6 - known)
+        for size, twins in TWINS.items()
+        for d_emb, known in twins.items()
+    )
+
+
+@measured
+def causal(found: Trained, name: str) -> float:
+    """1 if no logit changes by a bit when a later token does, while those from there on do; else minus the share of the
+    changed tokens of which that is not so.
+    """
+    config = shipped(name).model
+    vocabulary, context = config.vocabulary or 0, config.context
+    logits = eqx.filter_jit(build(config, jax.random.key(found.seed)))
+    # One sequence at a time: in a batch a row's place can decide how its sums are rounded.
+    ids = np.random.default_rng(found.seed).integers(0, vocabulary, (1, context), np.int32)
+    before, places = np.asarray(logits(jnp.asarray(ids))), np.linspace(1, context - 1, CHANGED).astype(int)
+    leaks = 0
+    for place in places:
+        other = ids.copy()
+        other[0, place] = (other[0, place] + 1) % vocabulary
+        same = (np.asarray(logits(jnp.asarray(other))) == before).all(-1)[0]
+        leaks += not same[:place].all() or same[place]
+    return -leaks / len(places) if leaks else 1.0
+
+
+def true_baseline(found: Trained) -> float:
+    """1 if the config of GPT is that of DiffEqFormer's vanilla twin; else minus the number of settings that differ."""
+    ours, gpt = (shipped(f"quickstart-{name}").model for name in ("diffeqformer", "gpt"))
+    twin = vanilla_twin(ours)
+    return -float(_differing(twin, gpt)) or 1.0
+
+
+def _differing(one: object, other: object) -> int:
+    """How many fields of two configs of one class differ."""
+    return sum(getattr(one, field.name) != getattr(other, field.name) for field in dataclasses.fields(one))  # pyright: ignore[reportArgumentType]
+
+
+def same_batches(found: Trained) -> float:
+    """1 if two models get the same windows in the same order; else minus the share of the batches that differ."""
+    ours, gpt = (_windows(shipped(f"quickstart-{name}"), found.seed) for name in ("diffeqformer", "gpt"))
+    return -float((ours != gpt).any((1, 2)).mean()) or 1.0
+
+
+def _windows(config: Config, seed: int) -> np.ndarray:
+    """All batches of a run on a text of as many tokens as it reads, each another, (update, sequence, token)."""
+    t, context = config.trainer, config.model.context
+    tokens = np.arange(t.updates * t.batch_size * context + 1)
+    loader = Loader(tokens, context, t.batch_size, seed)
+    return np.stack([np.asarray(loader[k]) for k in range(t.updates)])
+
+
+def equal_compute(found: Trained) -> float:
+    """A fiftieth less the share by which an update of DiffEqFormer takes more operations than one of GPT."""
+    ours, gpt = (shipped(f"quickstart-{name}") for name in ("diffeqformer", "gpt"))
+    operations = lambda config: update_operations(config.model, config.trainer.batch_size)
+    return 1 / 50 - abs(operations(ours) / operations(gpt) - 1)

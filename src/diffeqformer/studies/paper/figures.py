@@ -1,0 +1,209 @@
+"""The figures of `reproduce paper`: the effects of all claims, and an item's own in the layout of the paper's.
+
+An item names its figures by the functions of `FIGURES`: `(runs, models) -> figures of the page`, none where nothing is
+finished yet. What is random in them is of one seed, the first.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+
+import numpy as np
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import NullLocator
+
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.errors import BadInput
+from diffeqformer.interop.comparing import compare_runs
+from diffeqformer.report.figures import COLORS, MARKERS, VERDICTS, WIDE, drawing
+from diffeqformer.report.page import Figure, both_widths
+from diffeqformer.report.run_figures import loss_curves
+from diffeqformer.report.text import finite, join, signed
+from diffeqformer.studies.clusters_figures import cloud_of, trajectories
+from diffeqformer.studies.compare import accuracies, findings
+from diffeqformer.studies.compare_figures import task_figure
+from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
+from diffeqformer.studies.paper.claims import Finished, Verdict
+from diffeqformer.studies.paper.measures import adapted_runs, grown, heads_of, planned_memory, spectra_of
+from diffeqformer.studies.paper.runs import Runs
+from diffeqformer.studies.reproduce import reproduce_adapt_figures as adapt
+from diffeqformer.studies.reproduce.reproduce_adapt import records
+from diffeqformer.studies.spectra_figures import real_parts
+
+Names = tuple[str, ...]
+
+LINEAR = 0.1
+"""Effects of at most so much are drawn on a linear part of the axis."""
+
+
+def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
+    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
+    line, across = (44, 70) if width >= WIDE else (24, 34)
+    names = [fill(f"{where}: {claim} ({verdict.word})", line) for where, claim, verdict in rows]
+    heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # inches, of lines of 7 points and a gap
+    places = np.cumsum(heights) - np.array(heights) / 2
+    with drawing(width, sum(heights) + 1.2) as (figure, grid):
+        axes = grid[0, 0]
+        for place, (_, _, verdict) in zip(places, rows, strict=True):
+            colour = VERDICTS[verdict.word]
+            axes.plot(
+                list(verdict.effects.values()), np.full(len(verdict.effects), place), "|", color=colour, markersize=7
+            )
+            axes.plot([verdict.mean], [place], "o", color=colour, markersize=5)
+            axes.plot([verdict.low, verdict.high], [place, place], "-", color=colour)
+        axes.axvline(0, color="#888888", linewidth=0.8)
+        axes.set_xscale("symlog", linthresh=LINEAR)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_yticks(places, names)
+        axes.tick_params(axis="y", labelsize=7)
+        axes.tick_params(axis="x", top=True, labeltop=True)
+        said = f"effect, in the claim's unit; linear up to ±{LINEAR:g}, logarithmic beyond"
+        axes.set(ylim=(sum(heights), 0), xlabel=fill(said, across))
+    return figure
+
+
+def _there(runs: Runs, names: Names) -> dict[str, Finished]:
+    """Of the models those that are trained with the first seed."""
+    found = {name: runs.trained(name, runs.arguments.seeds[0]) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def curves(runs: Runs, names: Names) -> list[Figure]:
+    """Losses over training."""
+    there = _there(runs, names)
+    if not there:
+        return []
+    models = [{**one.entry, "name": name} for name, one in there.items()]
+    ends = join([f"{one.entry['validation']['loss']:.3f} in {name}" for name, one in there.items()])
+    said = f"Validation loss is {ends}, in nats per token. Training loss (lines) and validation loss (points)."
+    return [both_widths(f"curves-{names[0]}", said, loss_curves, models)]
+
+
+BATCH_SIZES = (16, 64)
+"""At which memory is planned."""
+
+
+def sizes(runs: Runs, names: Names) -> list[Figure]:
+    """Quality, throughput, parameters and memory against d_emb."""
+    there = _there(runs, names)
+    if len(there) < 2:
+        return []
+    d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
+    several = [[one for seed in runs.arguments.seeds if (one := runs.trained(name, seed))] for name in there]
+    planned = lambda one, size: (planned_memory(one.config, size) or math.nan) / 1e6
+    panels = {
+        "loss (nats per token)": {"": [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]},
+        "tokens per second": {"": [[one.entry["tokens_per_second"] for one in seeds] for seeds in several]},
+        "parameters stored (millions)": {"": [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]},
+        "memory of an update (MB)": {
+            f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
+        },
+    }
+    losses = panels["loss (nats per token)"][""]
+    best = min(range(len(losses)), key=lambda place: np.mean(losses[place]))
+    said = (
+        f"d_emb {d_emb[best]:g} has the lowest validation loss, {np.mean(losses[best]):.3f} nats per token. Against "
+        "d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
+        "memory of an update as compiled. Points: seeds."
+    )
+    return [both_widths(f"sizes-{names[0]}", said, against, "d_emb", d_emb, panels)]
+
+
+def against(
+    label: str, places: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], *,
+    width: float = WIDE,
+) -> Drawing:  # fmt: skip
+    """Panels against a size, on a logarithmic axis: of each line by name the numbers of all seeds at every place."""
+    across = 1 if width < WIDE else 2
+    down = -(-len(panels) // across)
+    with drawing(width, 2.4 * down, down, across) as (figure, grid):
+        for axes, (quantity, lines) in zip(grid.flat, panels.items(), strict=False):
+            for index, (name, values) in enumerate(lines.items()):
+                look = {"color": COLORS[index], "marker": MARKERS[index]}
+                axes.plot(places, [np.mean(seeds) for seeds in values], label=name, **look)
+                for place, seeds in zip(places, values, strict=True):
+                    axes.plot([place] * len(seeds), seeds, linestyle="", markersize=3, **look)
+            axes.set_xscale("log")
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.minorticks_off()
+            axes.set(xlabel=label, ylabel=quantity)
+            if len(lines) > 1:
+                axes.legend()
+    return figure
+
+
+def spectra(runs: Runs, names: Names) -> list[Figure]:
+    """A model's eigenvalues at the start, in the middle and at the end of training."""
+    figures = []
+    for name, one in _there(runs, names).items():
+        moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
+        for pair in ("QK", "OV", "FF"):
+            ratio = math.exp(grown(moments[-1][1], pair))
+            said = (
+                f"In {name} the spectral radius of {pair} in the last third of depth is in the end {ratio:.2f} times "
+                "that in the first. Real parts of its eigenvalues over depth, in the course of training."
+            )
+            figures.append(both_widths(f"{name}-{pair.lower()}", said, real_parts, moments, pair))
+    return figures
+
+
+def induction(runs: Runs, names: Names) -> list[Figure]:
+    """What heads do on repeated sequences, and what their spectra say."""
+    figures = []
+    for name, one in _there(runs, names).items():
+        found = heads_of(one, runs.arguments.seeds[0])
+        best, rho = found.behaviours["prefix matching"].max(), found.inference.rho
+        heads = f"{name}: prefix matching of the best head is {best:.2f}. Every head at every step, and its spectra."
+        ranked = f"have a rank correlation of {signed(rho, 2)}" if finite(rho) else "cannot be ranked"
+        test = (
+            f"{name}: over heads, prefix matching and positive eigenvalues of both pairs {ranked}. What heads do "
+            "against their spectra."
+        )
+        figures += [
+            both_widths(f"heads-{name}", heads, induction_maps, found),
+            both_widths(f"heads-test-{name}", test, induction_scatter, found),
+        ]
+    return figures
+
+
+def particles(runs: Runs, names: Names) -> list[Figure]:
+    """Where particles go if weights are shared, and if they grow with depth."""
+    clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
+    said = (
+        f"{'; '.join(cloud.title for cloud in clouds)} at the end of the paths (from ring to dot) of 40 particles. "
+        "f is the factor by which weights grow, τ the time from 0 at the start to 1 at the end. Particles of one "
+        "colour end in one cluster: 10 % of the mean distance, or less, joins them. Dark ones end alone."
+    )
+    return [both_widths("particles", said, trajectories, clouds)]
+
+
+def adaptation(runs: Runs, names: Names) -> list[Figure]:
+    """Fine-tuning at other depths, of all seeds that are finished."""
+    found = (adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds)
+    rows = records([one for one in found if one is not None])
+    systems = adapt.systems_of(rows)
+    return [
+        both_widths(f"adaptation-{number}", said, adapt.adaptation, rows, direction, systems)
+        for number, direction in enumerate(sorted({row["direction"] for row in rows}))
+        for said in (" ".join(adapt.findings(rows, [direction])[-len(adapt.TUNED) :]),)
+    ]
+
+
+def tasks(runs: Runs, names: Names) -> list[Figure]:
+    """Accuracies on tasks that both models were evaluated on."""
+    there = _there(runs, names)
+    if len(there) < 2:
+        return []
+    try:
+        compared = compare_runs(*(one.config.run for one in there.values()))
+    except BadInput:
+        return []
+    *_, found = ("", *findings(compared))
+    said = f"{found} Accuracies with standard errors, and differences with 95 % intervals over items."
+    return [both_widths("tasks", said.strip(), task_figure, compared)] if accuracies(compared) else []
+
+
+FIGURES: Mapping[str, Callable[[Runs, Names], list[Figure]]] = {
+    one.__name__: one for one in (curves, sizes, spectra, induction, particles, adaptation, tasks)
+}

@@ -1,0 +1,329 @@
+"""How the claims of `items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+import jax
+import numpy as np
+
+from diffeqformer.analysis.clusters import simulate
+from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
+from diffeqformer.analysis.induction import measure_induction
+from diffeqformer.analysis.inference import MATCHING, Induction
+from diffeqformer.analysis.spectra import Spectra, spectra
+from diffeqformer.config import Config, DataConfig
+from diffeqformer.data.cache import tokens_of
+from diffeqformer.data.loader import EvaluationBatches
+from diffeqformer.data.tokenizer import ordinary
+from diffeqformer.errors import BadInput
+from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.interop.comparing import compare_runs, evaluations
+from diffeqformer.interop.tasks import Tasks, evaluate_tasks
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import Document
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import CHECKPOINTS, RESULTS, open_config
+from diffeqformer.runs.footprint import update_footprint
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import read_results
+from diffeqformer.studies.paper.claims import SEARCHED_WITH, Claim, Finished, Measure, Trained
+from diffeqformer.studies.reproduce.experiments import rates_of
+from diffeqformer.studies.reproduce.reproduce_adapt import Arguments, records, reproduce
+from diffeqformer.training.update import initial_state
+
+P = ParamSpec("P")
+NATS = "nats per token"
+TUNING = 1 / 4
+"""Length of fine-tuning, in that of pretraining."""
+CONTEXTS = 24
+"""On which explanations are tested."""
+TASKS = (
+    "arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa", "sciq",
+    "winogrande", "wsc273",
+)  # fmt: skip
+"""Of tables 4 and 5, as the harness names them."""
+OURS = "diffeqformer"
+
+
+def measured(effect: Callable[Concatenate[Trained, P], float | None]) -> Callable[P, Measure]:
+    """An effect that depends on more than what is trained: called with the rest, the function returns a measure."""
+    return lambda *given, **named: lambda found: effect(found, *given, **named)
+
+
+def gain(found: Trained, better: str, worse: str) -> float:
+    """By how many nats per token one model's loss is below another's."""
+    return found.loss(worse) - found.loss(better)
+
+
+def lower(better: str, worse: str, sentence: str, question: str = "") -> Claim:
+    """A claim that one model has a lower loss than another."""
+    unit = "nats per token, the other's loss minus its own"
+    return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse), question=question)
+
+
+def gap(result: Finished) -> float:
+    """How much higher the loss is on validation than on the last tenth of the training batches."""
+    curve = result.entry["curve"]["train"]
+    last = [loss for step, loss in curve if step > 0.9 * result.entry["updates"]]
+    return result.entry["validation"]["loss"] - sum(last) / len(last)
+
+
+@measured
+def elsewhere(found: Trained, better: str, worse: str) -> float | None:
+    """The difference of bits per byte on the other text, without training on it."""
+    if not found.other:
+        return None
+    ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
+    return theirs - ours
+
+
+def _bits(result: Finished, files: tuple[str, ...]) -> float:
+    opened = result.open()
+    config = opened.config
+    tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
+    batches = EvaluationBatches(tokens, config.model.context, config.trainer.batch_size)
+    found = evaluate(opened.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
+    return math.nan if found is None else found
+
+
+@measured
+def growth(found: Trained, name: str, pair: str) -> float:
+    """The logarithm of how much larger the spectral radius is in the last third of the steps than in the first."""
+    return grown(spectra(found.models[name].open().model, times=0), pair)
+
+
+@measured
+def growth_at(found: Trained, name: str, pair: str, part: float) -> float | None:
+    """As `growth`, after that part of training: of the checkpoint there, `None` if none was kept; 0 is before it."""
+    one = found.models[name]
+    step = round(part * one.entry["updates"])
+    models = models_over(one)
+    return grown(spectra(models[step], times=0), pair) if step in models else None
+
+
+@measured
+def peak(found: Trained, name: str, pair: str) -> float:
+    """The logarithm of the largest spectral radius of a step in the last third over the largest before that."""
+    radius = _radius(spectra(found.models[name].open().model, times=0), pair)
+    third = max(1, len(radius) // 3)
+    return math.log(radius[-third:].max() / radius[:-third].max())
+
+
+def grown(seen: Spectra, pair: str) -> float:
+    """As `growth`, of spectra."""
+    radius = _radius(seen, pair)
+    third = max(1, len(radius) // 3)
+    return math.log(radius[-third:].mean() / radius[:third].mean())
+
+
+def _radius(seen: Spectra, pair: str) -> np.ndarray:
+    """The spectral radius of each step, the mean over heads."""
+    radius = seen.pairs[pair].radius[seen.steps(pair)]
+    return radius.reshape(len(radius), -1).mean(1)
+
+
+def models_over(one: Finished) -> dict[int, Transformer]:
+    """A model by update: at the start, at the checkpoints that are kept, and at the end."""
+    opened = one.open()
+    kept = Checkpoints(opened.folder / CHECKPOINTS)
+    like = {"model": jax.eval_shape(lambda: opened.model)}
+    models = {0: initial_state(opened.config).model}
+    for step in kept.steps():
+        if found := kept.of(step, like):
+            models[step] = found.items["model"]
+    return models
+
+
+def spectra_of(one: Finished) -> dict[int, Spectra]:
+    """The spectra of a model over training, by update."""
+    return {step: spectra(model, times=0) for step, model in models_over(one).items()}
+
+
+def heads_of(one: Finished, seed: int) -> Induction:
+    """What a model's heads do on sequences of random tokens that are repeated four times."""
+    opened = one.open()
+    return measure_induction(
+        opened.model, candidates=ordinary(opened.tokens.tokenizer), sequences=16,
+        length=min(25, opened.config.model.context // 4), repeats=4, seed=seed,
+    )  # fmt: skip
+
+
+@measured
+def best_head(found: Trained, name: str) -> float:
+    """How much more than `MATCHING` the head that matches prefixes most does so."""
+    return float(heads_of(found.models[name], found.seed).behaviours["prefix matching"].max()) - MATCHING
+
+
+@measured
+def induction(found: Trained, name: str) -> float | None:
+    """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
+    seen = heads_of(found.models[name], found.seed)
+    there = seen.behaviours["prefix matching"].max() >= MATCHING
+    return seen.inference.rho if there else None
+
+
+@measured
+def more_clusters(found: Trained, *, level: bool) -> float:
+    """Clusters left where weights grow with the square of depth, over those where they are shared, as a logarithm.
+
+    At the same `level` growing weights have the integral of shared ones.
+    """
+    ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
+    shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
+    return math.log(growing / shared)
+
+
+@measured
+def faithful(found: Trained, name: str, against: str, *, other: bool = False) -> float | None:
+    """How much better the pairwise exponents rank tokens by their effect than another explanation, in rank correlation.
+
+    **Arguments:** `against`, such as attention (its mean over heads and steps) or attention rollout.
+    """
+    if other and not found.other:
+        return None
+    result = found.models[name].open()
+    length = min(48, result.config.model.context)
+    tokens = result.tokens.validation
+    if other:
+        tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
+    seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
+    of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
+    return of(PAIRWISE) - of(against)
+
+
+def cheaper_memory(found: Trained) -> float:
+    """The ratio of stored parameters at d_emb 144 and at 48, less that of what an update needs, as compiled."""
+    small, large = (found.models[name] for name in (OURS, "d_emb-144"))
+    sizes = [one.entry["parameters"]["stored"] for one in (small, large)]
+    totals = [planned_memory(one.config) or math.nan for one in (small, large)]
+    return sizes[1] / sizes[0] - totals[1] / totals[0]
+
+
+@cache
+def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
+    """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
+    trainer = replace(config.trainer, batch_size=batch_size or config.trainer.batch_size)
+    return update_footprint(replace(config, trainer=trainer)).total
+
+
+@measured
+def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | None:
+    """By how much DiffEqFormer is ahead of GPT on a task: the difference of accuracies, or for `perplexity` GPT's
+    over its own as a logarithm.
+    """
+    if found.train:
+        for one in (OURS, "gpt"):
+            _evaluate(found, one, name, shots)
+    compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
+    asked = name, shots, None, metric
+    rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.limit, row.metric) == asked]
+    if not rows or None in rows[0]:
+        return None
+    ours, theirs = map(float, rows[0])  # pyright: ignore[reportArgumentType]
+    if not ours and not theirs:
+        return None  # neither answers anything: there is nothing to compare
+    return ours - theirs if metric == "acc" else math.log(theirs / ours)
+
+
+@measured
+def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None:
+    """A hundredth minus the distance of the mean accuracies over the tasks that are there; `None` if most are not."""
+    known = [one for name in names if (one := task(name, shots)(found)) is not None]
+    return 0.01 - abs(sum(known) / len(known)) if 2 * len(known) > len(names) else None
+
+
+def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
+    """Evaluate all of a task, unless the run has been already, or the task cannot be had."""
+    run = Path(found.models[model].config.run)
+    config = open_config(run)
+    known = evaluations(run, config).get((name, shots, None, None))
+    if known and (known["steps"], known["checkpoint"]) == (config.model.steps, "latest"):
+        return
+    if (tasks := _tasks(name, shots, found.tasks, found.progress)) is not None:
+        deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
+
+
+@cache
+def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
+    """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find.
+
+    The harness writes `shots` into a task, where it stays: each has its own.
+    """
+    try:
+        return Tasks([name], folders)
+    except BadInput as error:
+        return progress.say(str(error))
+
+
+def adapted_runs(folder: Path, seed: int) -> Document | None:
+    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
+    return read_results(folder / f"adapt/seed-{seed}" / RESULTS)
+
+
+def _adapted(found: Trained, seed: int) -> Document | None:
+    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with."""
+    document = adapted_runs(found.folder, seed)
+    if document is not None or not (found.other and found.train):
+        return document
+    searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
+    rates = rates_of(searched) if searched else None
+    ours = found.models[OURS].config
+    own, updates = ours.data, ours.trainer.updates
+    words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
+    texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
+    return reproduce(words, texts, seed, found.folder / f"adapt/seed-{seed}", found.progress, rates)
+
+
+@measured
+def adapted(found: Trained, steps: int, method: str = "lora", direction: str = "") -> float | None:
+    """GPT's perplexity after fine-tuning over DiffEqFormer's at so many steps, as a logarithm.
+
+    **Arguments:** `method`, or `scratch` for training on the new text alone; `direction`, such as `own → other`; the
+    mean over both if empty.
+    """
+    if (rows := _tuned(found, method, direction)) is None:
+        return None
+    ours = {row["direction"]: row["final"]["loss"] for row in rows if _is_ours(row) and row["steps"] == steps}
+    ahead = [row["final"]["loss"] - ours[row["direction"]] for row in rows if not _is_ours(row)]
+    return sum(ahead) / len(ahead)
+
+
+@measured
+def transferred(found: Trained, method: str, direction: str) -> float | None:
+    """DiffEqFormer's loss from scratch on the new text less that after fine-tuning at the depth of pretraining."""
+    scratch, rows = _tuned(found, "scratch", direction), _tuned(found, method, direction)
+    if scratch is None or rows is None:
+        return None
+    new = next(row for row in scratch if _is_ours(row))
+    old = next(row for row in rows if _is_ours(row) and row["steps"] == new["steps"])
+    return new["final"]["loss"] - old["final"]["loss"]
+
+
+@measured
+def overfits_less(found: Trained, fewer: int, steps: int, direction: str) -> float | None:
+    """By how much the loss rises from its lowest to the end of full fine-tuning at `steps`, less that at `fewer`."""
+    if (rows := _tuned(found, "full", direction)) is None:
+        return None
+    risen = {
+        row["steps"]: row["final"]["loss"] - min(row["final"]["loss"], *(loss for _, loss in row["curve"]))
+        for row in rows
+        if _is_ours(row)
+    }
+    return risen[steps] - risen[fewer]
+
+
+def _tuned(found: Trained, method: str, direction: str) -> list[Document] | None:
+    """The rows of one method and direction, or of both; `None` if there are none."""
+    if (document := _adapted(found, found.seed)) is None:
+        return None
+    return [row for row in records([document]) if row["method"] == method and direction in ("", row["direction"])]
+
+
+def _is_ours(row: Document) -> bool:
+    return row["system"].startswith("DiffEqFormer")

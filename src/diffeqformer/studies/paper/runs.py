@@ -1,0 +1,262 @@
+"""The runs of the paper's registry: their configs, their learning rates, and what they cost."""
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, validate, with_values
+from diffeqformer.config.bounds import INT32, UINT32, setting
+from diffeqformer.devices import device_of
+from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
+from diffeqformer.plain import Document, Values
+from diffeqformer.progress import Progress, Silent
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies.paper.claims import SEARCHED_WITH, Finished, Model
+from diffeqformer.studies.reproduce.experiments import Rates, search, with_length
+
+Scale = Literal["laptop", "gpu"]
+UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}
+SEARCHES = 4
+"""Runs of a search for a learning rate, usually; at least 3, at most 7."""
+BATCHES = 16
+"""Of the evaluations on the way; the last one is whole."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The paper's tables and figures, item by item: what is claimed, what is found, and a verdict.
+
+    Runs are shared between items, kept when they are finished, and go on when they were stopped. Learning rates are
+    searched for every kind of model first, with one seed.
+
+    Example: diffeqformer reproduce paper table-1 figure-7 --seeds 0 1 2
+    """
+
+    items: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ITEM")] = ()
+    """Such as table-1 or figure-7; all of them if none are named."""
+    list: bool = False
+    """Train nothing: list the items, what they still need, and how long that takes."""
+    finished: bool = False
+    """Train nothing: judge by the runs that are finished."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0, 1, 2), least=0, most=UINT32)
+    """Everything is trained once with each; a verdict needs three."""
+    scale: Scale = "laptop"
+    """Models of the quickstart's size; or GPT-small and its twins, context 1024, which need a GPU and --data."""
+    updates: int | None = setting(None, least=1, most=INT32)
+    """Of each run; if not given 500, at gpu scale 2,000 (131 million tokens)."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    """Text files or globs to train on; the source of Python's standard library if not given."""
+    other: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    """Another text, for what is claimed of texts that were not trained on."""
+    include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
+    """Folders with task files of your own for tables 4 and 5, as `eval` takes them."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/paper"
+    """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
+    markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the page as Markdown, such as docs/paper.md, and its figures into a folder beside it (docs/paper)."""
+    record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
+    are not searched again, its effects of other seeds count with those found here, and these are added."""
+    cache: str = DataConfig.cache
+    """Folder of packed tokens."""
+
+    @property
+    def length(self) -> int:
+        """Updates of each run."""
+        return self.updates or UPDATES[self.scale]
+
+    @property
+    def of(self) -> Document:
+        """What verdicts are of, whatever the seeds: scale, updates and text."""
+        return {"scale": self.scale, "updates": self.length, "text": self.text}
+
+    @property
+    def text(self) -> str:
+        """What is trained on, in words."""
+        return ", ".join(one.rpartition("/")[2] for one in self.data) or "the source of Python's standard library"
+
+
+class Runs:
+    """The runs of all models by name and seed, trained when they are asked for.
+
+    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before;
+    `speeds`, tokens per second of models that were trained before.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        models: Mapping[str, Model],
+        progress: Progress,
+        rates: Rates | None = None,
+        speeds: Mapping[str, float] | None = None,
+    ):
+        self.arguments, self.models, self.progress = arguments, models, progress
+        self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
+        self.rates: Rates = dict(rates or {})
+        self.speeds = speeds or {}
+        self.finished: dict[str, Finished | None] = {}
+        self.untrained: set[str] = set()
+
+    def config(self, name: str, seed: int, rate: float) -> Config:
+        """Of one run."""
+        model, a = self.models[name], self.arguments
+        config = with_values(read_yaml(shipped_configs()[model.config]), dict(model.settings))
+        config = with_length(config, math.ceil(model.length * a.length), seed)
+        files = a.other if model.other else a.data
+        own: dict[str, Any] = {"source": "files", "train": files, "dataset": ""} if files else {}
+        return validate(replace(
+            config, run=str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}"),
+            data=replace(config.data, **own, cache=a.cache), optimizer=replace(config.optimizer, learning_rate=rate),
+            trainer=replace(config.trainer, evaluate_batches=BATCHES),
+        ))  # fmt: skip
+
+    def rate(self, name: str) -> float | None:
+        """The learning rate that was searched for a model, or for the one that it takes it from; `None` if the search
+        is not at its end and nothing is to be trained."""
+        if self.models[name].rate:
+            return self.models[name].rate
+        name = self.models[name].rate_of or name
+        if self.arguments.scale == "gpu":  # as published, since a search would cost more than the runs
+            return read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
+        if name not in self.rates:
+            shipped = read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
+            best, tried = search(lambda rate: self._loss(name, rate), shipped)
+            if not self.untrained.isdisjoint(self.config(name, SEARCHED_WITH, rate).run for rate in tried):
+                return None
+            self.rates[name] = best, tried
+        return self.rates[name][0]
+
+    def trained(self, name: str, seed: int) -> Finished | None:
+        """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
+        if name not in self.models or (self.models[name].other and not self.arguments.other):
+            return None
+        rate = self.rate(name)
+        return None if rate is None else self._run(name, seed, rate)
+
+    def _loss(self, name: str, rate: float) -> float:
+        found = self._run(name, SEARCHED_WITH, rate)
+        return math.inf if found is None else found.entry["validation"]["loss"] or math.inf
+
+    def _run(self, name: str, seed: int, rate: float) -> Finished | None:
+        config = self.config(name, seed, rate)
+        if config.run not in self.finished:
+            self.finished[config.run] = self._train(config, self.models[name])
+        return self.finished[config.run]
+
+    def _train(self, config: Config, model: Model) -> Finished | None:
+        from diffeqformer.runs.folder import RESULTS, RunFolder
+        from diffeqformer.runs.results import read_results
+        from diffeqformer.runs.trainer import train
+
+        own: dict[str, Any] = {}
+        if model.build or model.batches:
+            from diffeqformer.studies.paper import controls as parts
+            from diffeqformer.training.recipe import Recipe
+
+            own = {"build": getattr(parts, model.build)} if model.build else {}
+            own |= {"recipe": Recipe(batches=getattr(parts, model.batches))} if model.batches else {}
+        opened = partial(train, config, Silent(), **own)
+        try:
+            found = read_results(Path(config.run) / RESULTS)
+        except Damaged:
+            found = None
+        if found is not None:
+            RunFolder(config).require_own()
+            return _finished(config, found["models"][0], opened)
+        if self.arguments.finished:
+            self.untrained.add(config.run)
+            return None
+        self.progress.say(config.run)
+        try:
+            return _finished(config, train(config, self.progress, **own).entry, opened)
+        except Diverged as error:
+            self.progress.say(str(error))
+            return None
+
+    @cached_property
+    def ended(self) -> dict[tuple[str, str, str], Values]:
+        """The entries of finished runs, by model, rate and seed as their folders are named."""
+        from diffeqformer.runs.folder import RESULTS
+        from diffeqformer.runs.results import read_results
+
+        found = {}
+        for path in sorted(self.folder.glob(f"*/rate-*/seed-*/{RESULTS}")):
+            try:
+                results = read_results(path)
+            except DiffEqFormerError:
+                continue
+            name, rate, seed = path.parts[-4:-1]
+            if results and name in self.models:
+                found[name, rate, seed] = results["models"][0]
+        return found
+
+    @cached_property
+    def pace(self) -> tuple[float, str]:
+        """Operations per second that updates get, and by what that is known: finished runs; else the record's tokens
+        per second; else 30 % of an accelerator's peak, or half of what this machine's matrix products get."""
+        ran = [(name, one["tokens"], one["tokens_per_second"]) for (name, _, _), one in self.ended.items()]
+        kept = [(name, 1, speed) for name, speed in self.speeds.items() if name in self.models]
+        for timed, by in ((ran, "finished runs"), (kept, "the record's runs")):
+            known = [(self.operations(name) / self._tokens(name), tokens, speed)
+                     for name, tokens, speed in timed if speed]  # fmt: skip
+            if known:
+                seconds = sum(tokens / speed for _, tokens, speed in known)
+                return sum(operations * tokens for operations, tokens, _ in known) / seconds, by
+        import jax
+
+        device = device_of(jax.local_devices()[0].device_kind)
+        return matrix_speed() / 2 if device is None else 0.3 * device.peak, "this machine's speed"
+
+    def operations(self, name: str) -> float:
+        """Of one update of a model."""
+        from diffeqformer.model.count import flops
+
+        config = self.config(name, 0, 1e-3)
+        model = replace(config.model, vocabulary=config.model.vocabulary or config.data.tokenizer_vocabulary)
+        counted = flops(model)
+        return self._tokens(name) * counted.training_per_token + counted.generating_weights
+
+    def _tokens(self, name: str) -> int:
+        """Of one update of a model."""
+        config = self.config(name, 0, 1e-3)
+        return config.trainer.batch_size * config.model.context
+
+    def seconds(self, name: str) -> float:
+        """That one run of a model takes, evaluations left out."""
+        return self.operations(name) * self.models[name].length * self.arguments.length / self.pace[0]
+
+    def searches(self, name: str) -> int:
+        """How many runs the search for a model's rate still needs, about."""
+        rates = {rate for one, rate, _ in self.ended if one == name}
+        searched = not (self.models[name].rate_of or self.models[name].rate) and self.arguments.scale == "laptop"
+        return max(0, SEARCHES - len(rates)) if searched and name not in self.rates else 0
+
+
+def _finished(config: Config, entry: Values, opened: Any) -> Finished:
+    """A run whose config has the size of the vocabulary, which the tokenizer decides."""
+    vocabulary = entry["config"]["model"]["vocabulary"]
+    return Finished(replace(config, model=replace(config.model, vocabulary=vocabulary)), entry, opened)
+
+
+def matrix_speed() -> float:
+    """Operations per second of this machine's matrix products, in single precision, if nothing else runs on it.
+
+    By the time of its processors and not of the clock, so that other work beside it changes nothing.
+    """
+    import numpy as np
+
+    matrix = np.ones((256, 256), np.float32)
+    best = math.inf
+    for _ in range(100):  # of a third of a millisecond each: some are not interrupted
+        began = time.process_time()
+        np.matmul(matrix, matrix)
+        best = min(best, time.process_time() - began)
+    return len(os.sched_getaffinity(0)) * 2 * 256**3 / best

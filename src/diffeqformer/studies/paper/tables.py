@@ -1,0 +1,81 @@
+"""Tables of the paper's items that no claim is made of: measured once, kept beside the runs and in the record."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+
+from diffeqformer.config import Config
+from diffeqformer.model.count import parameters
+from diffeqformer.plain import Document, Values
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
+from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.studies.bench import benchmark
+from diffeqformer.studies.paper.checks import shipped
+from diffeqformer.studies.paper.measures import OURS, planned_memory
+from diffeqformer.studies.paper.models import D_EMB
+from diffeqformer.studies.paper.runs import Runs
+
+BATCH_SIZES = (16, 64)
+"""Sequences per update, at which memory is planned and speed is measured."""
+ROUNDS = 5
+
+
+def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Table:
+    """Stored parameters, memory of an update as compiled, and tokens per second, by d_emb and at two batch sizes."""
+    configs = configs or dict(_sizes(shipped(f"quickstart-{OURS}")))
+    speeds = [_speeds(configs, size, progress) for size in BATCH_SIZES]
+    megabytes = lambda config, size: None if (known := planned_memory(config, size)) is None else known / 1e6
+    rows = [
+        (str(d_emb), number(parameters(config.model).stored / 1e6, 2),
+         *(number(megabytes(config, size)) for size in BATCH_SIZES), *(number(speed[d_emb]) for speed in speeds))
+        for d_emb, config in configs.items()
+    ]  # fmt: skip
+    columns = ("d_emb", "parameters (M)", *(f"{what}, {size} sequences" for what in ("memory (MB)", "tokens per second")
+                                            for size in BATCH_SIZES))  # fmt: skip
+    said = "Memory of an update as it is compiled; speed of updates on one batch, the median of rounds in turns."
+    return Table(f"What d_emb costs\n{said}", columns, rows)
+
+
+def _sizes(config: Config) -> Iterator[tuple[int, Config]]:
+    """The config with every d_emb of figure 14."""
+    time = config.model.time
+    assert time is not None
+    for d_emb in sorted((*D_EMB, time.d_emb)):
+        yield d_emb, replace(config, model=replace(config.model, weights=replace(time, d_emb=d_emb)))
+
+
+def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dict[int, float]:
+    """Tokens per second of updates on so many sequences, by d_emb."""
+    of = lambda config: replace(config, trainer=replace(config.trainer, batch_size=size))
+    updates = {f"d_emb {d_emb}, {size} sequences": benchmark.repeated(of(one)) for d_emb, one in configs.items()}
+    seconds = benchmark.take_turns(updates, ROUNDS, progress)
+    times = dict(zip(configs, seconds.values(), strict=True))
+    return {d_emb: size * configs[d_emb].model.context / median(times[d_emb]) for d_emb in configs}
+
+
+TABLES: Mapping[str, Callable[[Progress], Table]] = {one.__name__: one for one in (costs,)}
+
+
+def measured(kind: str, runs: Runs) -> Table | None:
+    """A table as it was measured beside these runs; measured and kept if it was not, `None` if nothing is to run."""
+    path = runs.folder / "tables" / f"{kind}.json"
+    if path.is_file():
+        return of_document(read_sealed(path))
+    if runs.arguments.finished:
+        return None
+    table = TABLES[kind](runs.progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, document_of(table))
+    return table
+
+
+def document_of(table: Table) -> Document:
+    """A table as JSON has it."""
+    return {"caption": table.caption, "columns": list(table.columns), "rows": [list(row) for row in table.rows]}
+
+
+def of_document(document: Values) -> Table:
+    """What `document_of` was made of."""
+    return Table(document["caption"], tuple(document["columns"]), [tuple(row) for row in document["rows"]])

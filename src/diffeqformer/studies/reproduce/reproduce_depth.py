@@ -1,0 +1,229 @@
+"""`reproduce depth`: does depth pay, in one checkpoint as in models trained at one depth alone?
+
+Every model sees the same batches in the same order (equal tokens). If asked for, models of one depth are trained once
+more with the compute of the elastic one: NFE, evaluations of the field on the tokens of an update, over all updates.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from diffeqformer.config import (
+    Config,
+    DataConfig,
+    HopsConfig,
+    LayerDropConfig,
+    PermutationsConfig,
+    PHopConfig,
+    read_yaml,
+    shipped_configs,
+)
+from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document, Values
+from diffeqformer.progress import Progress
+from diffeqformer.studies.reproduce.experiments import (
+    losses_document,
+    rates_of,
+    search,
+    searches,
+    train_all,
+    trained_loss,
+    with_length,
+)
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.model.transformer import Transformer
+    from diffeqformer.runs.trainer import TrainResult
+
+Kind = Literal["gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "drawn", "first-recipe"]
+"""Shipped configs, each `depth-KIND`."""
+ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
+"""Those that have a model for each depth, which is read there only; the others are one checkpoint."""
+SAME_COMPUTE = ", same compute"
+"""Ends the kind of models of one depth that have the compute of the elastic one, not its tokens."""
+READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
+"""Depths that one checkpoint is read at, as far as it can."""
+PUZZLES = {"hops": HopsConfig(), "p-hop": PHopConfig(), "permutations": PermutationsConfig()}
+PUZZLE_RATE = 3e-3
+"""Peak learning rate of all models on puzzles."""
+UPDATES = {"hops": 8000, "p-hop": 8000, "permutations": 8000, "text": 10_000}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Where depth pays: one checkpoint at every depth beside models of one depth and other elastic models.
+
+    Runs that are finished are kept when it is started again, and runs that were stopped go on.
+
+    Example: diffeqformer reproduce depth --task hops
+    """
+
+    task: Literal["hops", "p-hop", "permutations", "text"] = "hops"
+    """A puzzle that needs depth, with the loss on answers only, or text."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/depth"
+    """Folder of all runs and of the page, which is in a folder of the task's name there."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    """Everything is trained once with each."""
+    depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((2, 4, 8, 16), least=1, most=MOST_STEPS)
+    """Depths at which models of one depth are trained."""
+    models: tuple[Kind, ...] = ("elastic", "gpt", "layerdrop", "loop", "shared")
+    """What is trained, in this order."""
+    updates: int | None = setting(None, least=1, most=INT32)
+    """Of each model; 8,000 for puzzles and 10,000 for text if not given."""
+    same_compute: bool = False
+    """Train models of one depth a second time, with the compute of the elastic one."""
+    search: bool = False
+    """Search the learning rate of each model first, with the first seed and runs of full length."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    """Text files or globs; the source of Python's standard library if not given."""
+    cache: str = DataConfig.cache
+    """Folder of packed tokens."""
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Train what is missing, and compare over all seeds.
+
+    **Raises:** `BadInput` for data beside a puzzle; whatever training raises.
+    """
+    if arguments.data and arguments.task != "text":
+        raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
+    from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of
+
+    folder = Path(arguments.to).expanduser() / arguments.task
+    found: list[Document] = []
+    for seed in arguments.seeds:
+        rates = rates_of(found[0]) if found else {}
+        found.append(reproduce(arguments, seed, folder / f"seed-{seed}", progress, rates))
+    return result_of(records(found), [about(found[0])], folder, searches(found[0]))
+
+
+def reproduce(
+    arguments: Arguments, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float] | None = None
+) -> Document:
+    """As `train_all`, with readings at several depths.
+
+    **Arguments:** `seed`, of all that is drawn; `rates`, as `rates_of` another seed: what is not in it is searched, if
+    the arguments say so.
+    """
+    runs = list(runs_of(arguments, seed, folder))
+    at_best = (_at_best_rate(arguments, config, role, rates or {}, progress) for config, role in runs)
+    read = lambda result, role: {
+        "readings": readings(result, role["kind"].removesuffix(SAME_COMPUTE) in ALONE, progress),
+        "energy": energy(result.model),
+    }
+    return train_all("Depth that pays", at_best, len(runs), folder, progress, read)
+
+
+def _at_best_rate(
+    arguments: Arguments, config: Config, role: Document, rates: Mapping[str, float], progress: Progress
+) -> tuple[Config, Document]:
+    """A run at its learning rate: that of `rates`, the best of a search if one is asked for, or else as it is."""
+    name, start = Path(config.run).name, config.optimizer.learning_rate
+    role = role | {"searched": name}
+
+    def at(rate: float) -> Config:
+        optimizer = replace(config.optimizer, learning_rate=rate)
+        return config if rate == start else replace(config, run=f"{config.run}-rate-{rate:g}", optimizer=optimizer)
+
+    if name in rates or not arguments.search:
+        return at(rates.get(name, start)), role
+    progress.say(f"learning rate of {name}")
+    best, tried = search(lambda rate: trained_loss(at(rate), progress), start)
+    return at(best), role | {"tried": losses_document(tried)}
+
+
+def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:
+    """The config of each run, and what it is for."""
+    from diffeqformer.training.depths import compute_of
+
+    updates = arguments.updates or UPDATES[arguments.task]
+
+    def config_of(kind: str, name: str, updates: int = updates, steps: int | None = None) -> Config:
+        config = with_length(read_yaml(shipped_configs()[f"depth-{kind}"]), updates, seed)
+        model = config.model if steps is None else replace(config.model, steps=steps)
+        return _on_task(arguments, replace(config, run=str(folder / name), model=model))
+
+    elastic = compute_of(config_of("elastic", "elastic"))
+    for kind in arguments.models:
+        if kind not in ALONE:
+            config = config_of(kind, kind)
+            yield config, {"kind": kind, "compute": compute_of(config)}
+            continue
+        for steps in arguments.depths:
+            yield config_of(kind, f"{kind}-{steps}", steps=steps), {"kind": kind, "compute": steps * updates}
+            if arguments.same_compute:
+                longer = max(1, round(elastic / steps))
+                config = config_of(kind, f"{kind}-{steps}-same-compute", longer, steps)
+                yield config, {"kind": f"{kind}{SAME_COMPUTE}", "compute": steps * longer}
+
+
+def _on_task(arguments: Arguments, config: Config) -> Config:
+    """A config for the task that is asked for; shipped ones are for the text of the standard library."""
+    if arguments.task == "text":
+        own: dict[str, Any] = {"source": "files", "train": arguments.data} if arguments.data else {}
+        return replace(config, data=replace(config.data, **own, cache=arguments.cache))
+    puzzle = PUZZLES[arguments.task]
+    return replace(
+        config,
+        model=replace(config.model, context=puzzle.context),
+        data=DataConfig(source="puzzle", puzzle=puzzle, cache=arguments.cache),
+        optimizer=replace(config.optimizer, learning_rate=PUZZLE_RATE),
+        trainer=replace(config.trainer, batch_size=2 * config.trainer.batch_size),  # problems are half as long
+    )
+
+
+def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Document]:
+    """A trained model at its own depth, or at all of `READ` that it can run at.
+
+    **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
+    """
+    from diffeqformer.evaluation.accuracy import accuracy_of
+    from diffeqformer.runs.compare import at_depths_of
+
+    m, puzzle = result.config.model, result.config.data.puzzle
+    most = m.weights.layers or m.steps if isinstance(m.weights, LayerDropConfig) else max(READ)
+    depths = [m.steps] if alone else [steps for steps in READ if steps <= most]
+    rows: list[Document] = [dict(row) for row in at_depths_of(result, depths, progress)]
+    if puzzle:
+        for row in rows:
+            row["accuracy"] = accuracy_of(puzzle, result.model, result.tokens.validation, row["steps"])
+    return rows
+
+
+def energy(model: "Transformer") -> float:
+    """The share of the matrices' squared length over the deepest grid that is not that of their mean over depth."""
+    from diffeqformer.analysis.participation import over_depth
+
+    found, _ = over_depth(model.weights.table(model.grid(), model.scheme.nodes))
+    return sum(found.values()) / len(found)
+
+
+def records(found: Sequence[Values]) -> list[Document]:
+    """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
+
+    **Returns:** for each model and each depth that it was read at: `kind`, `steps`, `seed`, `loss`, `perplexity`,
+    `accuracy` (`None` for text), `updates`, `compute`.
+    """
+    rows = []
+    for entry in (entry for one in found for entry in one["models"]):
+        shared = {"kind": entry["role"]["kind"], "compute": entry["role"]["compute"], "updates": entry["updates"],
+                  "seed": entry["config"]["trainer"]["seed"], "energy": entry["energy"]}  # fmt: skip
+        read = ("steps", "loss", "perplexity", "accuracy")
+        rows += [shared | {name: point.get(name) for name in read} for point in entry["readings"]]
+    return rows
+
+
+def about(found: Values) -> str:
+    """What was trained on what, in one paragraph."""
+    config, corpus = found["models"][0]["config"], found["corpus"]
+    m, t = config["model"], config["trainer"]
+    return (
+        f"{corpus['name']}: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens "
+        f"of {m['vocabulary']:,} kinds. Width {m['width']}, {m['heads']} heads, context {m['context']}, "
+        f"{t['batch_size']} sequences per update, {t['updates']:,} updates."
+    )

@@ -1,0 +1,335 @@
+"""Records of `reproduce depth` as figures, tables and a judgement by rules that were written before the runs."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure as Drawing
+
+from diffeqformer.evaluation.accuracy import reach
+from diffeqformer.plain import Values
+from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
+from diffeqformer.report.page import both_widths
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, finite, join, number, percent, signed
+from diffeqformer.studies.reproduce.experiments import Rates, rates_table
+from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE
+from diffeqformer.studies.study import Result
+
+Record = Values
+NAMES = {
+    "elastic": "elastic: one checkpoint",
+    "gpt": "GPT of that depth",
+    f"gpt{SAME_COMPUTE}": "GPT of that depth, same compute",
+    "diffeqformer": "DiffEqFormer of that depth",
+    f"diffeqformer{SAME_COMPUTE}": "DiffEqFormer of that depth, same compute",
+    "layerdrop": "LayerDrop",
+    "loop": "LoopFormer-style",
+    "shared": "shared weights",
+    "nested": "nested layers, all depths in every update",
+    "drawn": "elastic, drawn depths",
+    "first-recipe": "the first elastic recipe",
+}
+"""The kinds of records, in order, and how they are written."""
+RIGHT = 0.9
+"""A difficulty is reached if at least this fraction of its answers is right."""
+DEEP, SHALLOW = 16, 4
+GAIN, NEAR, RISE, ENERGY = 0.05, 0.02, 0.005, 0.2
+"""Marks, of perplexity: what 16 steps gain over 4; how near the best model of that depth is; the most that it rises as
+steps are added; and the share of the weights' energy that is change over depth."""
+
+
+def result_of(
+    records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path(), rates: Rates | None = None
+) -> Result:
+    """Figures, tables and sentences of the records of `reproduce_depth`.
+
+    **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
+    """
+    figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
+    tables = [judgement(records), _table("Loss (nats) by number of steps", records, "loss")]
+    if puzzle(records):
+        reached = f"The most hops up to which {percent(RIGHT)} of all answers are right."
+        figures.insert(0, both_widths("depth-reach", reached, by_steps, records, "reach"))
+        tables.insert(1, _table("Most hops that are answered", records, "reach"))
+    names = ("steps", "seed", "updates", "compute", "loss", "perplexity", "energy")
+    arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
+    return Result(
+        "depth", "Where depth pays", (headline(records), *about, _terms(records)),
+        (*tables, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])), tuple(figures),
+        arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
+    )  # fmt: skip
+
+
+def caption_of(records: Sequence[Record]) -> str:
+    """What is drawn of what there is."""
+    said = "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint."
+    said += " Hollow marks: a model of its own for each depth." if any(r["kind"] in ALONE for r in records) else ""
+    said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
+    beyond = [f"{y:.2f} at {n}" for n, y in means(records, "elastic").items() if y > _frame(records)[1]]
+    return said + (f" Above the frame: {join(beyond)}." if beyond else "")
+
+
+def _frame(records: Sequence[Record]) -> tuple[float, float]:
+    """Losses that are drawn: a reading far from what was trained would hide the rest."""
+    best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
+    seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
+    top = min(max(seen, default=1.0), best + 1.5) * 1.02
+    return best - 0.05 * (top - best), top
+
+
+def puzzle(records: Sequence[Record]) -> bool:
+    """Whether the task has answers of several difficulties."""
+    return any(r["accuracy"] for r in records)
+
+
+def reach_of(record: Record) -> float:
+    """The largest difficulty up to which at least `RIGHT` of the answers are right."""
+    return float(reach(record["accuracy"], RIGHT))
+
+
+def values(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int, list[float]]:
+    """`loss` (nats) or `reach` of all seeds by number of steps, where they are finite."""
+    found: dict[int, list[float]] = {}
+    for r in sorted(records, key=lambda r: r["steps"]):
+        value = reach_of(r) if what == "reach" else r["loss"]
+        if r["kind"] == kind and finite(value):
+            found.setdefault(r["steps"], []).append(float(value))
+    return found
+
+
+def means(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int, float]:
+    """Means over seeds by number of steps."""
+    return {steps: statistics.fmean(of) for steps, of in values(records, kind, what).items()}
+
+
+def kinds(records: Sequence[Record]) -> list[str]:
+    """The kinds that there are, in order."""
+    return [kind for kind in NAMES if any(r["kind"] == kind for r in records)]
+
+
+def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
+    """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
+    with drawing(width, 4.0 if width >= 5 else 4.8) as (figure, axes):
+        axis, handles, names = axes[0, 0], [], []
+        for index, kind in enumerate(kinds(records)):
+            found = values(records, kind, what)
+            own = _look(index, kind)
+            axis.plot(list(found), [statistics.fmean(of) for of in found.values()], **own)
+            for steps, of in found.items():
+                if len(of) > 1:
+                    axis.plot([steps] * len(of), of, linestyle="None", marker=".", color=color(index), alpha=0.5)
+            handles.append(key(**own))
+            names.append(NAMES[kind])
+        alone = {r["steps"] for r in records if r["kind"] in ALONE}
+        steps_axis(axis, {r["steps"] for r in records}, alone, width, logarithmic=True)
+        axis.set_ylabel("validation loss (nats)" if what == "loss" else "hops answered")
+        if what == "loss":
+            axis.set_ylim(*_frame(records))
+        legend(figure, handles, names, width)
+    return figure
+
+
+def _look(index: int, kind: str) -> dict[str, Any]:
+    if kind.removesuffix(SAME_COMPUTE) not in ALONE:
+        return look(index, zorder=3 if kind == "elastic" else 2)
+    same = kind.endswith(SAME_COMPUTE)
+    return look(index, linestyle="None", markerfacecolor="none", markersize=5 if same else 8, markeredgewidth=1.4)
+
+
+def judgement(records: Sequence[Record]) -> Table:
+    """Each mark, what was found, and whether it holds."""
+    rows = (
+        *_reaches(records), _deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records)
+    )  # fmt: skip
+    return Table("Criteria set before the runs", ("criterion", "found", "verdict"), tuple(row for row in rows if row))
+
+
+def _reaches(records: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """Of a puzzle: that more steps answer more hops, and as many as models of that depth do."""
+    if not puzzle(records) or len(elastic := means(records, "elastic", "reach")) < 2:
+        return []
+    shallow, deep = (elastic.get(steps, math.nan) for steps in (SHALLOW // 2, DEEP // 2))
+    found = f"{shallow:.1f} at {SHALLOW // 2}, {deep:.1f} at {DEEP // 2}"
+    rows = [_row(f"{DEEP // 2} steps answer more hops than {SHALLOW // 2}", found, deep > shallow)]
+    alone = [means(records, kind, "reach") for kind in ALONE]
+    best = {n: max(of[n] for of in alone if n in of) for n in elastic if any(n in of for of in alone)}
+    if best:
+        found = join([f"{elastic[n]:.1f} against {best[n]:.1f} at {n}" for n in best])
+        rows.append(_row("as many hops as models of that depth", found, all(elastic[n] >= best[n] for n in best)))
+    return rows
+
+
+def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
+    found = values(records, "elastic")
+    if DEEP not in found or SHALLOW not in found:
+        return None
+    gains = [deep - shallow for deep, shallow in zip(found[DEEP], found[SHALLOW], strict=False)]
+    gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
+    holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
+    mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
+    return _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
+
+
+def _near(records: Sequence[Record]) -> tuple[str, str, str] | None:
+    elastic = means(records, "elastic")
+    best = {
+        steps: min(means(records, kind).get(steps, math.inf) for kind in ALONE)
+        for steps in elastic
+        if any(steps in means(records, kind) for kind in ALONE)
+    }
+    if not best:
+        return None
+    gaps = {steps: elastic[steps] - best[steps] for steps in best}
+    found = join([f"{_percent(gap)} at {steps}" for steps, gap in gaps.items()])
+    mark = f"within {percent(NEAR)} of the best model of that depth"
+    return _row(mark, found, math.exp(max(gaps.values())) <= 1 + NEAR)
+
+
+def _rises(records: Sequence[Record]) -> tuple[str, str, str] | None:
+    elastic = {steps: y for steps, y in means(records, "elastic").items() if steps <= 2 * DEEP}
+    depths = sorted(elastic)
+    if len(depths) < 2:
+        return None
+    rises = {n: elastic[n] - min(elastic[m] for m in depths[:i]) for i, n in enumerate(depths) if i}
+    worst = max(rises, key=lambda n: rises[n])
+    mark = f"never rises by more than {100 * RISE:.1f} % up to {2 * DEEP} steps"
+    return _row(mark, f"{_percent(rises[worst])} at {worst}", math.exp(rises[worst]) <= 1 + RISE)
+
+
+def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
+    energies = {r["seed"]: r["energy"] for r in records if r["kind"] == "elastic"}
+    if not energies:
+        return None
+    energy, mark = statistics.fmean(energies.values()), "of the weights' energy is change over depth"
+    return _row(f"at least {percent(ENERGY)} {mark}", percent(energy), energy >= ENERGY)
+
+
+def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
+    rows, elastic = [], means(records, "elastic")
+    for kind in ("layerdrop", "loop", "shared", "nested", "drawn", "first-recipe"):
+        other = means(records, kind)
+        both = [steps for steps in elastic if steps in other]
+        if both:
+            worse = [str(steps) for steps in both if elastic[steps] >= other[steps]]
+            found = f"not at {join(worse)}" if worse else f"at all {len(both)} depths"
+            rows.append(_row(f"better than {NAMES[kind]} at every depth", found, not worse))
+    return rows
+
+
+def _row(mark: str, found: str, holds: bool | None) -> tuple[str, str, str]:
+    """A row of the table; `None` for what one seed cannot settle."""
+    return mark, found, {True: "holds", False: "fails", None: "untested"}[holds]
+
+
+def _percent(nats: float) -> str:
+    """A difference of losses as a change of perplexity."""
+    return f"{signed(100 * math.expm1(nats), 1)} %"
+
+
+def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
+    """Of each number of steps of the elastic model, the depth of the GPT that has the same loss.
+
+    Read on the line through the losses of the GPTs over the logarithm of depth, as far as these fall; no depth is given
+    beyond them. Source: arXiv:2604.21106, for models that repeat blocks.
+    """
+    gpt = means(records, "gpt")
+    falling = [n for i, n in enumerate(gpt) if all(gpt[n] < gpt[m] for m in list(gpt)[:i])]
+    if len(falling) < 2:
+        return {}
+    losses, depths = [gpt[n] for n in reversed(falling)], [math.log(n) for n in reversed(falling)]
+    inside = {n: y for n, y in means(records, "elastic").items() if losses[0] <= y <= losses[-1]}
+    return {n: math.exp(float(np.interp(y, losses, depths))) for n, y in inside.items()}
+
+
+def exponent(records: Sequence[Record]) -> float | None:
+    """The slope of the logarithm of the equivalent depth over that of the number of steps: 1 if a step is a layer."""
+    found = equivalent_depths(records)
+    return float(np.polyfit(np.log([*found]), np.log([*found.values()]), 1)[0]) if len(found) > 1 else None
+
+
+def _equivalent(records: Sequence[Record]) -> list[Table]:
+    found, slope = equivalent_depths(records), exponent(records)
+    if slope is None:
+        return []
+    caption = f"Steps and the depth of a GPT of the same loss: it grows as steps to the power {slope:.2f}"
+    return [Table(caption, ("steps", "equivalent depth"), tuple((str(n), f"{d:.1f}") for n, d in found.items()))]
+
+
+def headline(records: Sequence[Record]) -> str:
+    """What the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
+    said = _verdicts(judgement(records).rows)
+    what = "reach" if puzzle(records) else "loss"
+    elastic = means(records, "elastic", what)
+    if not elastic:
+        return said
+    if what == "reach":
+        ends = join([f"{elastic[steps]:.1f} hops at {steps}" for steps in (2, 4, 8, 16) if steps in elastic])
+        most = max(elastic, key=lambda steps: elastic[steps])
+        return f"One checkpoint answers {ends} steps, most at {most}. {said}"
+    best = min(elastic, key=lambda steps: elastic[steps])
+    ends = join([f"{elastic[steps]:.3f} at {steps}" for steps in (1, 2, 4, 8, 16) if steps in elastic])
+    flat = min(
+        steps for steps in elastic if all(elastic[n] <= elastic[best] + RISE for n in elastic if steps <= n <= best)
+    )
+    lowest = f"lowest at {best}" + (f", from {flat} on within {100 * RISE:.1f} % of that" if flat < best else "")
+    return f"One checkpoint has a loss of {ends} steps, {lowest}. {said}"
+
+
+def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
+    """How many criteria hold, and what fails, with what was found."""
+    of = lambda word: [row for row in rows if row[2] == word]
+    said = [f"{len(of('holds'))} hold{'s' * (len(of('holds')) == 1)}"]
+    if failed := of("fails"):
+        why = "; ".join(f"{mark}: {found}" for mark, found, _ in failed)
+        said.append(f"{len(failed)} fail{'s' * (len(failed) == 1)} ({why})")
+    if untested := of("untested"):
+        said.append(f"{len(untested)} {'is' if len(untested) == 1 else 'are'} untested")
+    return f"Of {len(rows)} criteria set before the runs {join(said)}."
+
+
+def _table(caption: str, records: Sequence[Record], what: str) -> Table:
+    """One row per number of steps, one column per kind; means and standard deviations over seeds."""
+    columns = kinds(records)
+    found = {kind: values(records, kind, what) for kind in columns}
+
+    def cell(of: list[float]) -> str:
+        if not of:
+            return MISSING
+        decimals = 1 if what == "reach" else 3
+        spread = f" ± {statistics.stdev(of):.{decimals}f}" if len(of) > 1 else ""
+        return f"{statistics.fmean(of):.{decimals}f}{spread}"
+
+    rows = [
+        (str(steps), *(cell(found[kind].get(steps, [])) for kind in columns))
+        for steps in sorted({r["steps"] for r in records})
+    ]
+    return Table(caption, ("steps", *(NAMES[kind] for kind in columns)), tuple(rows))
+
+
+def _compute(records: Sequence[Record]) -> Table:
+    """What each model cost, one seed."""
+    rows = {}
+    for r in records:
+        alone = r["kind"].removesuffix(SAME_COMPUTE) in ALONE
+        name = f"{NAMES[r['kind']]}: {r['steps']}" if alone else NAMES[r["kind"]]
+        rows[name] = (name, number(r["updates"], 0), number(r["compute"], 0))
+    return Table("Updates and compute of one seed", ("model", "updates", "NFE"), tuple(rows.values()))
+
+
+def _terms(records: Sequence[Record]) -> str:
+    seeds = len({r["seed"] for r in records})
+    same = (
+        "; those called `same compute` see more or fewer, so that their NFE (evaluations of the field on the tokens of "
+        "an update, over all updates) is that of the elastic model"
+        if any(r["kind"].endswith(SAME_COMPUTE) for r in records)
+        else ""
+    )
+    return (
+        f"All models see the same batches in the same order{'' if seeds == 1 else f', with {seeds} seeds'}{same}. "
+        "Criteria are about perplexity, the exponential of the loss. Energy is the share of the weights' squared "
+        "length over depth that is not that of their mean."
+    )

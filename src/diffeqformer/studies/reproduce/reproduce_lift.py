@@ -1,0 +1,294 @@
+"""`reproduce lift`: a pretrained table of layers, lifted and fine-tuned for a few more tokens, at every depth.
+
+A GPT or a Llama of L layers is pretrained, lifted to knots, and fine-tuned once at five drawn depths with itself as the
+frozen teacher. Beside it: a model of each depth with the whole budget, and, with the same few tokens each, models of
+one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or those of the lifted
+model; and one that goes on with layers left out at random.
+"""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import tyro
+
+from diffeqformer.config import Config, DataConfig, DepthConfig, LayerDropConfig, read_yaml, shipped_configs
+from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.plain import Document, Values
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import duration, signed
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies.reproduce.experiments import train_all, with_length
+from diffeqformer.studies.study import Result
+
+if TYPE_CHECKING:
+    from diffeqformer.model.transformer import Transformer
+    from diffeqformer.runs.opening import Run
+    from diffeqformer.runs.trainer import TrainResult
+
+NEAR, SAME = 0.02, 0.005
+"""Marks, of perplexity: how far above a model of that depth with the whole budget, and at L above the original."""
+DISTILL = 0.5
+"""The teacher's share of what is fine-tuned at several depths."""
+RATE = 0.3
+"""Learning rate of fine-tuning, of pretraining's peak; not tuned."""
+Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop"]
+NAMES = {
+    "dedicated": "a model of that depth, whole budget",
+    "lifted": "lifted, as it is",
+    "elastic": "lifted, fine-tuned once at all depths",
+    "alone": "lifted, fine-tuned at that depth alone",
+    "dropped": "layers left out, fine-tuned",
+    "repeated": "each layer repeated, fine-tuned",
+    "stacked": "layers stacked, fine-tuned",
+    "layerdrop": "layers left out at random, fine-tuned once at all depths",
+}
+"""The kinds of records, in order, and how they are written."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Lift a pretrained model and fine-tune it for a fraction of its tokens; compare at five depths.
+
+    Runs that are finished are kept when it is started again, and runs that were stopped go on.
+
+    Example: diffeqformer reproduce lift --family llama --layers 12
+    """
+
+    family: Literal["gpt", "llama"] = "gpt"
+    """Of the models."""
+    layers: int = setting(6, least=4, most=MOST_STEPS // 2)
+    """L."""
+    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/lift"
+    """Folder of all runs and of the page, which is in a folder of the family's name and L there."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    """Everything is trained once with each."""
+    pretraining: int = setting(5000, least=1, most=INT32)
+    """Updates of pretraining, 2,048 tokens each."""
+    finetuning: int = setting(250, least=1, most=INT32)
+    """Updates of each fine-tuning."""
+    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop")
+    """What is fine-tuned beside it, at one depth each but for the last."""
+    list: bool = False
+    """Train nothing: list the runs, those that are finished, and how long the rest takes."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    """Text files or globs; the source of Python's standard library if not given."""
+    cache: str = DataConfig.cache
+    """Folder of packed tokens."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """L/2, 2L/3, L, 4L/3 and 2L, rounded."""
+        return tuple(round(share * self.layers) for share in (1 / 2, 2 / 3, 1, 4 / 3, 2))
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Train what is missing, and compare over all seeds."""
+    folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
+    if arguments.list:
+        return listed(arguments, folder)
+    found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
+    return result_of(records(found), arguments.layers, [about(found[0], arguments)], folder)
+
+
+def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
+    """As `train_all`, with readings at the depths of each model, and of the original as it is when it is lifted."""
+    import jax
+
+    from diffeqformer.model.lift import aligned, lift
+    from diffeqformer.runs.compare import at_depths_of
+
+    def read(result: "TrainResult", role: Document) -> Document:
+        found = {"readings": at_depths_of(result, role["depths"], progress)}
+        if role["kind"] != "dedicated" or role["depths"] != [arguments.layers]:
+            return found
+        lifted = lift(aligned(result.model), key=jax.random.key(seed)).model
+        own = replace(result, model=lifted, config=replace(result.config, model=lifted.config))
+        return {**found, "lifted": at_depths_of(own, arguments.depths, progress)}
+
+    runs, count = _runs(arguments, seed, folder, progress), len([*planned(arguments)])
+    return train_all("From lifted to elastic", runs, count, folder, progress, read)
+
+
+def listed(arguments: Arguments, folder: Path) -> Result:
+    """Runs by kind, how many are finished, and how long the others take, by the pace of those."""
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
+
+    done, left, longest, pace = Counter(), defaultdict(float), 0.0, []
+    runs = [(seed, run) for seed in arguments.seeds for run in planned(arguments)]
+    for seed, run in runs:
+        updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
+        evaluations = updates * statistics.fmean(run.depths)
+        if found := read_results(folder / f"seed-{seed}" / run.name / RESULTS):
+            done[run.kind] += 1
+            pace.append(found["models"][0]["seconds"] / evaluations)
+        else:
+            left[run.kind] += evaluations
+            longest = max(longest, evaluations)
+    each = statistics.median(pace) if pace else math.nan
+    total = Counter(run.kind for _, run in runs)
+    rows = tuple((NAMES[kind], f"{done[kind]} of {n}", duration(each * left[kind])) for kind, n in total.items())
+    said = f"{done.total()} of {len(runs)} runs are finished"
+    if left and pace:
+        said += (
+            f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
+            f"most {duration(each * longest)}; what is stopped goes on where it was"
+        )
+    table = Table("Runs", ("runs", "finished", "left"), rows)
+    document = [dict(zip(table.columns, row, strict=True)) for row in rows]
+    return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": document}, folder=folder)
+
+
+class Planned(NamedTuple):
+    """A run of one seed."""
+
+    kind: str
+    depths: tuple[int, ...]
+    rows: tuple[int, ...] | None = None
+    """The layers of L that it begins with, if it begins with a choice of them."""
+
+    @property
+    def name(self) -> str:
+        """Its folder's."""
+        return f"{self.kind}-{self.depths[0]}" if len(self.depths) == 1 else self.kind
+
+
+def planned(arguments: Arguments) -> Iterator[Planned]:
+    """All runs of one seed, in order: the one that is lifted first, and then a model of each depth, whole budget."""
+    layers, rivals = arguments.layers, arguments.rivals
+    others = [depth for depth in arguments.depths if depth != layers]
+    yield from (Planned("dedicated", (depth,)) for depth in (layers, *others))
+    yield Planned("elastic", arguments.depths)
+    if "layerdrop" in rivals:
+        yield Planned("layerdrop", tuple(depth for depth in arguments.depths if depth <= layers))
+    for depth in others:
+        spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
+        starts: dict[str, tuple[int, ...] | None] = {"alone": None}
+        if depth < layers:
+            starts["dropped"] = spread
+        else:
+            starts |= {"repeated": spread, "stacked": tuple(row % layers for row in range(depth))}
+        yield from (Planned(kind, (depth,), starts[kind]) for kind in rivals if kind in starts)
+
+
+def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
+    """The config of each run, and what it is for; those of fine-tuning open the pretrained run, trained by then."""
+    from diffeqformer.runs.finetune import finetune_config
+    from diffeqformer.runs.lifting import lift_run, write_derived
+    from diffeqformer.runs.opening import load_run
+
+    vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
+    own: dict[str, Any] = {"source": "files", "train": arguments.data} if arguments.data else {}
+    data = replace(vanilla.data, **own, cache=arguments.cache)
+    optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
+    trainer = with_length(vanilla, arguments.finetuning, seed).trainer
+    original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
+
+    def base_of(run: Planned) -> "Run":
+        """Made of the pretrained run if it is not there."""
+        from diffeqformer.runs.folder import CONFIG
+
+        name = f"from-{run.name}" if run.rows or run.kind == "layerdrop" else "lifted"
+        if (folder / name / CONFIG).is_file():
+            return load_run(folder / name)
+        if name == "lifted":
+            return lift_run(original(), folder / name, align=True, progress=progress)[0]
+        model = original().model
+        return write_derived(
+            original(), folder / name, selected(model, run.rows) if run.rows else with_layers_left_out(model)
+        )
+
+    for run in planned(arguments):
+        role, to = {"kind": run.kind, "depths": list(run.depths)}, str(folder / run.name)
+        if run.kind == "dedicated":
+            yield replace(vanilla, run=to, model=replace(vanilla.model, steps=run.depths[0]), data=data), role
+            continue
+        elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
+        depth = {"elastic": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
+        method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
+        yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
+
+
+def selected(model: "Transformer", rows: Sequence[int]) -> "Transformer":
+    """The table of some of a table's layers, each as often as `rows` names it; every layer does what it did."""
+    import jax
+    import numpy as np
+
+    layers = jax.tree.map(lambda leaf: leaf[np.asarray(rows)], model.weights.layers)  # pyright: ignore
+    config = replace(model.config, steps=len(rows), horizon="steps")
+    return model.replace(weights=replace(model.weights, layers=layers), config=config)  # pyright: ignore
+
+
+def with_layers_left_out(model: "Transformer") -> "Transformer":
+    """The same table, whose layers are left out at fewer steps, the others doing what they did: LayerDrop's."""
+    from diffeqformer.model.solving import with_scheme
+    from diffeqformer.ode.weights.layer_drop import LayerDropWeights
+
+    config = replace(model.config, weights=LayerDropConfig(model.config.steps))
+    layers = model.weights.layers  # pyright: ignore[reportAttributeAccessIssue]
+    return with_scheme(model.replace(weights=LayerDropWeights(layers), config=config), "residual")
+
+
+def records(found: Sequence[Values]) -> list[Document]:
+    """The documents of `reproduce`, one per seed, as rows: `kind`, `steps`, `seed`, `loss` (nats)."""
+    return [
+        {"kind": kind, "steps": point["steps"], "seed": entry["config"]["trainer"]["seed"], "loss": point["loss"]}
+        for one in found
+        for entry in one["models"]
+        for kind, points in ((entry["role"]["kind"], entry["readings"]), ("lifted", entry.get("lifted", ())))
+        for point in points
+    ]
+
+
+def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
+    """Mean loss over seeds of a kind, by number of steps."""
+    depths = sorted({row["steps"] for row in rows if row["kind"] == kind})
+    of = lambda depth: [row["loss"] for row in rows if (row["kind"], row["steps"]) == (kind, depth)]
+    return {depth: statistics.fmean(of(depth)) for depth in depths}
+
+
+def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
+    """Perplexities by depth, and marks that were written before the runs; `about`, what else is to be told."""
+    depths = sorted({row["steps"] for row in rows})
+    losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
+    cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
+    table = Table(
+        "Perplexity of the validation split, by number of steps",
+        ("model", *map(str, depths)),
+        tuple((NAMES[kind], *(cell(kind, depth) for depth in depths)) for kind in losses),
+    )
+    marks = []
+    for depth in depths:
+        most = SAME if depth == layers else NEAR
+        over = math.expm1(losses["elastic"][depth] - losses["dedicated"][depth])
+        name = "the original" if depth == layers else f"a model of {depth} layers"
+        mark = f"at {depth} steps at most {100 * most:g} % above {name}"
+        marks.append((mark, f"{signed(100 * over, 2)} %", "holds" if over <= most else "fails"))
+    hold, lifted = sum(mark[-1] == "holds" for mark in marks), f"a lifted model of {layers} layers"
+    headline = f"{hold} of {len(marks)} marks hold for {lifted}, fine-tuned once at all depths."
+    judged = Table("Marks", ("mark", "found", "verdict"), tuple(marks))
+    return Result("lift", "From lifted to elastic", (headline, *about), (judged, table), document=rows, folder=folder)
+
+
+def about(found: Values, arguments: Arguments) -> str:
+    """What was trained on what, in one paragraph."""
+    config, corpus = found["models"][0]["config"], found["corpus"]
+    m, t = config["model"], config["trainer"]
+    tokens = t["batch_size"] * m["context"]
+    return (
+        f"{corpus['name']}: {corpus['train_tokens']:,} training tokens of {m['vocabulary']:,} kinds. Width "
+        f"{m['width']}, {m['heads']} heads, context {m['context']}. Pretraining: {arguments.pretraining:,} updates of "
+        f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. Means over {len(arguments.seeds)} seeds."
+    )
+
+
+def write(result: Result, arguments: Arguments) -> dict[str, str]:
+    """The page; a list leaves no files."""
+    return {} if arguments.list else {"page": str(result.write())}

@@ -1,0 +1,163 @@
+"""`reproduce paper`: the paper's tables and figures, item by item, each claim with its effect and a verdict.
+
+Its parts are in `studies/paper`: the items in `items`, the models that they need in `models`, the rule of the verdicts
+in `claims`, the runs in `runs`, the page in `article`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from diffeqformer.errors import BadInput
+from diffeqformer.plain import Document
+from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import MISSING, duration
+from diffeqformer.store.files import read_sealed, write_output, write_sealed
+from diffeqformer.store.paths import path_of
+from diffeqformer.studies.paper import record as paper_record
+from diffeqformer.studies.paper.claims import Claim, Model, Trained, Verdict, judge, models_of
+from diffeqformer.studies.paper.record import Record
+from diffeqformer.studies.paper.runs import Arguments, Runs, Scale
+from diffeqformer.studies.study import Result
+
+__all__ = ["Arguments", "study", "write"]
+
+
+def study(arguments: Arguments, progress: Progress) -> Result:
+    """Train what is missing, measure every claim, and judge.
+
+    **Raises:** `BadInput` for an item that there is not, or a scale that this machine is not for; whatever training
+    raises but `Diverged`: such a model has no effect; `Damaged` for a record that is.
+    """
+    from diffeqformer.studies.paper.article import contradictions, result_of
+    from diffeqformer.studies.paper.items import ITEMS
+    from diffeqformer.studies.paper.models import GPU_MODELS, MODELS
+
+    names = arguments.items or tuple(ITEMS)
+    for name in names:
+        if name not in ITEMS:
+            raise BadInput(f"there is no item {name!r}; the items are {', '.join(ITEMS)}.")
+    models: Mapping[Scale, Mapping[str, Model]] = {"laptop": MODELS, "gpu": GPU_MODELS}
+    record = paper_record.read(path_of(arguments.record), arguments.of) if arguments.record else Record(arguments.of)
+    runs = Runs(arguments, models[arguments.scale], progress, record.rates, record.speeds)
+    if arguments.list:
+        return listed(names, runs, record)
+    if arguments.scale == "gpu" and not arguments.finished:
+        _require_gpu(arguments)
+    found: dict[str, list[Verdict]] = {name: [] for name in names}
+    claims = [(name, claim) for name in names for claim in ITEMS[name].claims]
+    for number, (name, claim) in enumerate(claims, 1):
+        progress.say(f"{number}/{len(claims)} {name}: {claim.sentence}")
+        seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
+        found[name].append(judge({seed: _effect(claim, runs, seed) for seed in seeds}, exact=claim.exact))
+    for sentence in contradictions(found, record):  # not of the page: with these the record says so too
+        progress.say(sentence)
+    return result_of(found, runs, record)
+
+
+def _require_gpu(arguments: Arguments) -> None:
+    import jax
+
+    if (device := jax.default_backend()) != "gpu":
+        raise BadInput(f"--scale is gpu, but JAX finds no GPU here, only {device}; --scale laptop runs on any machine.")
+    if not arguments.data:
+        raise BadInput("--scale gpu needs a text of its size: give files with --data, such as OpenWebText's.")
+
+
+def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
+    models = {name: runs.trained(name, seed) for name in claim.models}
+    known = {name: result for name, result in models.items() if result is not None}
+    if len(known) < len(models):
+        return None
+    a = runs.arguments
+    trained = Trained(known, seed, runs.folder, runs.progress, a.other, not a.finished, a.include_path)
+    return _kept(claim, trained) if claim.slow else claim.measure(trained)
+
+
+def _kept(claim: Claim, trained: Trained) -> float | None:
+    """The effect that was measured on these runs and files before; measured and kept if there is none."""
+    path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
+    of: Document = {
+        "claim": claim.sentence, "seed": trained.seed, "other": list(trained.other),
+        "losses": {name: one.entry["validation"]["loss"] for name, one in sorted(trained.models.items())},
+    }  # fmt: skip
+    if path.is_file():
+        document = read_sealed(path)
+        unnamed = {} if trained.other else {"other": []}  # whatever the other text was
+        if document["of"] | unnamed == of:
+            return document["effect"]
+    if not trained.train:
+        return None
+    if (effect := claim.measure(trained)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(path, {"of": of, "effect": effect})
+    return effect
+
+
+def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
+    """Items, the runs that each needs and has, its verdicts if there is a record, and how long the rest takes."""
+    from diffeqformer.studies.paper.article import counted
+    from diffeqformer.studies.paper.items import ITEMS
+    from diffeqformer.studies.paper.measures import OURS
+
+    seeds, there = runs.arguments.seeds, {(name, seed) for name, _, seed in runs.ended}
+    rows, needed, longest = [], {}, 0.0
+    for name in names:
+        models = [one for one in runs.models if one in models_of(ITEMS[name])]
+        wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
+        left = {run: seconds for run, seconds in wanted.items() if run not in there}
+        own = {(name, f"own-{seed}"): ITEMS[name].length * runs.seconds(OURS)
+               for seed in seeds if ITEMS[name].length and runs.arguments.other}  # fmt: skip
+        # The search's run at the best rate is the first seed's.
+        searched = {(model, "search"): max(0, runs.searches(model) - ((model, f"seed-{seeds[0]}") in left))
+                    * runs.seconds(model) for model in models}  # fmt: skip
+        needed |= left | own | searched
+        first = sum(seconds for run, seconds in (left | own).items() if run[1].endswith(f"-{seeds[0]}"))
+        alone = first + sum(searched.values(), 0.0)
+        longest = max(longest, alone)
+        verdicts = [record.claims.get((name, claim.sentence), judge({})) for claim in ITEMS[name].claims]
+        rows.append((name, ITEMS[name].where, f"{len(wanted) - len(left)} of {len(wanted)}",
+                     _time(sum((left | own).values(), 0.0)), _time(sum(searched.values(), 0.0)),
+                     _time(alone), counted(verdicts) if record.claims else MISSING,
+                     ", ".join(models) or MISSING))  # fmt: skip
+    columns = (
+        "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
+        "models",
+    )  # fmt: skip
+    said = f"{len(names)} items; {len(runs.ended)} runs are finished"
+    if total := sum(needed.values()):
+        said += (
+            f"; about {duration(total)} for all that is left, by {runs.pace[1]}, what items share counted once. A "
+            f"piece, one item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on "
+            "where it was"
+        )
+    tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
+              Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
+    listed = [dict(zip(columns, row, strict=True)) for row in rows]
+    return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds else MISSING
+
+
+def write(result: Result, arguments: Arguments) -> dict[str, str]:
+    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record; a list
+    leaves no files."""
+    if arguments.list:
+        return {}
+    from diffeqformer.report.figures import save
+    from diffeqformer.studies.paper.article import markdown
+
+    written = {"page": str(result.write())}
+    if arguments.markdown:
+        path = path_of(arguments.markdown)
+        for figure in result.figures:
+            write_output(path.with_suffix("") / f"{figure.name}.png", save(figure.figure, "png"), "figure")
+        write_output(path, markdown(result, path.with_suffix("")).encode(), "page")
+        written["markdown"] = str(path)
+    if arguments.record:
+        path = path_of(arguments.record)
+        paper_record.write(path, result.document, arguments.of)
+        written["record"] = str(path)
+    return written

@@ -1,0 +1,100 @@
+"""The items of the paper: what it has of each, and what the list of items says of runs and verdicts."""
+
+import jax
+import pytest
+
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
+from diffeqformer.studies.paper import article as paper_page
+from diffeqformer.studies.paper import record as paper_record
+from diffeqformer.studies.paper import runs as paper_runs
+from diffeqformer.studies.paper.claims import Trained, judge
+from diffeqformer.studies.paper.figures import FIGURES
+from diffeqformer.studies.paper.items import ITEMS
+from diffeqformer.studies.paper.measures import TASKS
+from diffeqformer.studies.paper.models import GPU_MODELS, MODELS
+from diffeqformer.studies.paper.reported import REPORTED
+from diffeqformer.studies.paper.runs import Arguments, Runs
+from diffeqformer.studies.paper.tables import TABLES
+from diffeqformer.studies.reproduce.reproduce_paper import study
+
+
+def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_path):
+    claimed = {name for item in ITEMS.values() for claim in item.claims for name in claim.models}
+    drawn = {name for item in ITEMS.values() for kind, names in item.figures for name in names}
+    assert claimed | drawn <= set(MODELS)
+    assert {kind for item in ITEMS.values() for kind, _ in item.figures} <= set(FIGURES)
+    assert {kind for item in ITEMS.values() for kind in item.tables} == set(TABLES)
+    assert {model.rate_of for model in MODELS.values()} - {""} <= set(MODELS)
+    runs = Runs(Arguments(to=str(tmp_path), other=("other.txt",)), MODELS, Silent())
+    configs = {name: runs.config(name, 1, 1e-3) for name in MODELS}
+    assert len({config.run for config in configs.values()}) == len(MODELS)
+    assert {name for name, config in configs.items() if config.data.train} == {n for n in MODELS if MODELS[n].other}
+    assert configs["gpt-other"].trainer.updates == 3 * configs["gpt"].trainer.updates == 1500
+
+
+def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):
+    runs = Runs(Arguments(scale="gpu", to=str(tmp_path), data=("web.jsonl",)), GPU_MODELS, Silent())
+    claims = [claim for item in ITEMS.values() for claim in item.claims if set(claim.models) <= set(GPU_MODELS)]
+    assert set(GPU_MODELS) == {name for claim in claims for name in claim.models}  # none is trained for nothing
+    for name in GPU_MODELS:
+        config = runs.config(name, 0, runs.rate(name))
+        m, t = config.model, config.trainer
+        assert (m.width, m.steps, m.context, m.compute_dtype, t.updates) == (768, 12, 1024, "bfloat16", 2000)
+        assert (config.data.train, config.optimizer.learning_rate) == (("web.jsonl",), 6e-4)
+        assert config.run.startswith(str(tmp_path / "gpu"))
+    assert runs.rates == {}  # nothing is searched
+    with pytest.raises(BadInput, match="--scale is gpu, but JAX finds no GPU here, only cpu"):
+        study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        with pytest.raises(BadInput, match="needs a text of its size: give files with --data"):
+            study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_item_is_refused():
+    with pytest.raises(BadInput, match="no item 'table-9'; the items are "):
+        study(Arguments(items=("table-9",)), Silent())
+
+
+def test_presets_have_the_published_sizes(tmp_path):
+    effect = ITEMS["table-3"].claims[0].measure(Trained({}, 0, tmp_path, Silent()))
+    assert effect is not None
+    assert effect > 0
+
+
+def test_the_machines_speed_is_by_the_time_of_its_processors(monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr(paper_runs.time, "process_time", lambda: 1e-3 * next(ticks))
+    monkeypatch.setattr(paper_runs.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    assert paper_runs.matrix_speed() == pytest.approx(3 * 2 * 256**3 / 1e-3)
+
+
+def test_the_list_has_the_verdicts_of_the_record(tmp_path):
+    path = tmp_path / "record.json"
+    asked = Arguments(items=("table-3",), list=True, to=str(tmp_path), record=str(path))
+    assert study(asked, Silent()).document["items"][0]["on record"] == "–"
+    claim = ITEMS["table-3"].claims[0]
+    kept = paper_record.of_claim("table-3", claim.sentence, claim.unit, judge({0: 0.1}, exact=True))
+    row = ["gpt", "1.47", "0.001", "its own", "4.2", "3", "4,590"]
+    paper_record.write(path, {"claims": [kept], "models": [row], "rates": {}}, asked.of)
+    found = study(asked, Silent()).document["items"][0]
+    assert found["on record"].startswith("1 holds")
+    assert paper_record.read(path, asked.of).speeds == {"gpt": 4590.0}
+
+
+def test_every_item_of_the_paper_says_what_the_paper_has_and_where():
+    assert set(REPORTED) == {name for name, item in ITEMS.items() if "not in" not in item.where}
+    for reported in REPORTED.values():
+        assert all(place and there.endswith(".") for place, there in reported.places)
+        assert all(len(row) == len(table.columns) for table in reported.numbers for row in table.rows)
+    tables = {table.caption.partition("\n")[0]: table for table in REPORTED["tables-4-5"].numbers}
+    four, five = (next(one for name, one in tables.items() if name.startswith(f"Table {n}")) for n in (4, 5))
+    assert [row[0] for row in four.rows] == [row[0] for row in five.rows] == list(TASKS)
+    assert four.rows[3][1:3] == ["37.24 (0.67)", "38.39 (0.68)"]
+    assert five.rows[4][3:] == ["24.04 (0.60)", "28.22 (0.63)"]
+    page = paper_page.item_tables("tables-4-5", [judge({}) for _ in ITEMS["tables-4-5"].claims], {})
+    assert "\nC.7, table 5, figures 11 and 12: beside Llama-1B" in page[0].caption
+    assert "\nModels: diffeqformer, gpt.\n" in page[0].caption
+    assert page[1:] == REPORTED["tables-4-5"].numbers

@@ -1,0 +1,78 @@
+"""The record of the paper's verdicts, and the page that is made of it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from diffeqformer.progress import Silent
+from diffeqformer.studies.paper import article as paper_page
+from diffeqformer.studies.paper import record as paper_record
+from diffeqformer.studies.paper.claims import judge
+from diffeqformer.studies.paper.items import ITEMS
+from diffeqformer.studies.paper.record import Record, of_claim
+from diffeqformer.studies.paper.runs import Arguments
+from diffeqformer.studies.reproduce.reproduce_paper import study, write
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def seeds(*effects, first=0):
+    return judge(dict(enumerate(effects, first)))
+
+
+def test_seeds_of_these_runs_join_those_of_the_record(tmp_path):
+    path, of = tmp_path / "record.json", {"scale": "laptop"}
+    item, claim = "table-1", ITEMS["table-1"].claims[0]
+    three, other = seeds(0.1, 0.11, 0.12), seeds(-0.1, -0.11, -0.12)
+    rates = {"m": {"best": 0.1, "losses": {"0.1": 4.0, "0.2": None}}}  # at 0.2 training diverged
+    claims = [of_claim(item, claim.sentence, "", three)]
+    paper_record.write(path, {"claims": claims, "models": [], "rates": rates}, of)
+    record = paper_record.read(path, of)
+    assert record.rates == {"m": (0.1, {0.1: 4.0, 0.2: math.inf})}
+    assert record.claims[item, claim.sentence] == three
+    assert record.verdict(item, claim, seeds(0.13, first=3)) == seeds(0.1, 0.11, 0.12, 0.13)
+    assert record.verdict(item, claim, seeds(0.2, first=1)) == seeds(0.1, 0.2, 0.12)
+    assert record.verdict(item, claim, other) == other
+    assert record.verdict(item, ITEMS["table-1"].claims[1], other) == other
+    said = paper_page.contradictions({item: [other, *[judge({})] * 5]}, record)
+    assert said == [f"Other than in the record: {claim.sentence} (fails now, holds there)."]
+    assert paper_page.contradictions({item: [seeds(0.13, first=3), *[judge({})] * 5]}, record) == []
+
+
+def test_of_a_record_without_effects_the_verdict_of_more_seeds_counts():
+    claim = ITEMS["table-1"].claims[0]
+    known = replace(seeds(0.1, 0.11, 0.12), effects={})
+    record = Record({}, {("table-1", claim.sentence): known})
+    assert record.verdict("table-1", claim, seeds(-0.1, -0.11)) == known
+    assert record.verdict("table-1", claim, seeds(-0.1, -0.11, -0.12)).word == "fails"
+
+
+class Said(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def test_a_verdict_that_changes_is_said_and_the_page_is_that_of_the_new_record(tmp_path):
+    claim = ITEMS["table-3"].claims[0]
+    arguments = Arguments(
+        items=("table-3",), to=str(tmp_path), record=str(tmp_path / "record.json"), markdown=str(tmp_path / "page.md")
+    )
+    before = of_claim("table-3", claim.sentence, claim.unit, judge({0: -0.1}, exact=True))
+    paper_record.write(tmp_path / "record.json", {"claims": [before], "models": [], "rates": {}}, arguments.of)
+    progress = Said()
+    write(study(arguments, progress), arguments)
+    assert f"Other than in the record: {claim.sentence} (holds now, fails there)." in progress.lines
+    again = study(replace(arguments, finished=True), Silent())
+    assert paper_page.markdown(again, tmp_path / "page") == (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_documentation_is_that_of_the_record(tmp_path):
+    arguments = Arguments(
+        items=("table-1",), finished=True, to=str(tmp_path / "none"), record=str(ROOT / "docs/paper.json")
+    )
+    assert paper_page.markdown(study(arguments, Silent()), ROOT / "docs/paper") == (ROOT / "docs/paper.md").read_text(
+        encoding="utf-8"
+    )

@@ -1,0 +1,196 @@
+"""Where depth pays: what is trained, how it is judged, and what the figures show."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from diffeqformer.config import to_dict, validate
+from diffeqformer.progress import Silent
+from diffeqformer.studies.reproduce import reproduce_depth
+from diffeqformer.studies.reproduce.reproduce_depth import SAME_COMPUTE, Arguments, runs_of
+from diffeqformer.studies.reproduce.reproduce_depth_figures import (
+    NAMES,
+    by_steps,
+    equivalent_depths,
+    exponent,
+    judgement,
+    means,
+    reach_of,
+    result_of,
+)
+from diffeqformer.training.depths import compute_of
+from tests.studies.drawn import legend, points
+
+CORPUS = {"name": "hops", "train_tokens": 9, "validation_tokens": 9}
+
+
+def record(kind: str, steps: int, loss: float, seed: int = 0, accuracy=None, energy: float = 0.5) -> dict:
+    return {
+        "kind": kind, "steps": steps, "seed": seed, "loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy,
+        "updates": 100, "compute": 100 * steps, "energy": energy,
+    }  # fmt: skip
+
+
+def records(deep: float = 2.9, gpt: float = 3.0, seeds: int = 2, energy: float = 0.5) -> list[dict]:
+    """An elastic model that falls from 3.0 at 4 steps to `deep` at 16, and dedicated models of loss `gpt`."""
+    found = []
+    for seed in range(seeds):
+        for steps, loss in ((2, 3.2), (4, 3.0), (16, deep + 0.001 * seed), (32, deep + 0.002)):
+            found.append(record("elastic", steps, loss, seed, energy=energy))
+        found += [record("gpt", 4, gpt, seed), record("layerdrop", 4, 3.3, seed), record("layerdrop", 16, 2.8, seed)]
+    return found
+
+
+def verdicts(found: list[dict]) -> dict[str, str]:
+    return {row[0]: row[2] for row in judgement(found).rows}
+
+
+DEEPER = "16 steps at least 5 % below 4, by more than two standard deviations"
+NEAR = "within 2 % of the best model of that depth"
+RISES = "never rises by more than 0.5 % up to 32 steps"
+ENERGY = "at least 20 % of the weights' energy is change over depth"
+
+
+@pytest.mark.parametrize(
+    ("change", "mark", "verdict"),
+    [
+        ({}, DEEPER, "holds"),
+        ({"deep": 2.96, "seeds": 1}, DEEPER, "fails"),  # 3.9 % below, whatever the spread
+        ({"seeds": 1}, DEEPER, "untested"),  # no spread, no verdict in favour
+        ({}, NEAR, "holds"),
+        ({"gpt": 2.97}, NEAR, "fails"),  # exp(0.03) is 3 % more
+        ({"gpt": 2.985}, NEAR, "holds"),
+        ({}, RISES, "holds"),
+        ({"deep": 3.01}, RISES, "fails"),
+        ({}, ENERGY, "holds"),
+        ({"energy": 0.1}, ENERGY, "fails"),
+        ({}, "better than LayerDrop at every depth", "fails"),
+        ({"deep": 2.7}, "better than LayerDrop at every depth", "holds"),
+    ],
+)
+def test_each_mark_follows_its_rule(change, mark, verdict):
+    assert verdicts(records(**change))[mark] == verdict
+
+
+def test_a_gain_within_the_spread_of_seeds_does_not_hold():
+    noisy = [record("elastic", n, loss, seed) for seed, pair in enumerate(((3.0, 2.7), (3.0, 3.0))) for n, loss in
+             zip((4, 16), pair, strict=True)]  # fmt: skip
+    assert verdicts(noisy)[DEEPER] == "fails"
+
+
+def test_models_are_the_shipped_configs_on_the_same_batches(tmp_path):
+    arguments = Arguments(updates=40, depths=(2, 3), models=("elastic", "gpt", "loop", "layerdrop"), same_compute=True)
+    runs = list(runs_of(arguments, 7, tmp_path))
+    assert [config.run.rpartition("/")[2] for config, _ in runs] == [
+        "elastic", "gpt-2", "gpt-2-same-compute", "gpt-3", "gpt-3-same-compute", "loop", "layerdrop"
+    ]  # fmt: skip
+    assert len({(c.data, c.trainer.batch_size, c.trainer.seed, c.model.context, c.model.width) for c, _ in runs}) == 1
+    elastic = runs[0][1]["compute"]
+    for config, role in runs:
+        validate(config)
+        assert role["compute"] == compute_of(config)
+        if role["kind"].endswith(SAME_COMPUTE):
+            assert abs(role["compute"] - elastic) <= config.model.steps / 2
+        else:
+            assert config.trainer.updates == 40
+
+
+@pytest.mark.parametrize("kind", reproduce_depth.Kind.__args__)
+def test_every_kind_is_a_shipped_config_for_text(kind, tmp_path):
+    (config, role), *_ = runs_of(Arguments(task="text", models=(kind,)), 0, tmp_path)
+    assert role["kind"] == kind and validate(config).trainer.updates == 10_000
+
+
+def test_lines_are_checkpoints_and_hollow_marks_models_of_one_depth():
+    found = records()
+    figure = by_steps(found, "loss")
+    (axis,) = figure.axes
+    looks = legend(figure)
+    assert set(looks) == {NAMES["elastic"], NAMES["gpt"], NAMES["layerdrop"]}
+    assert looks[NAMES["gpt"]][2:] == ("None", True) and looks[NAMES["elastic"]][2:] == ("-", False)
+    lines = [points(line) for line in axis.lines]
+    assert [(float(steps), loss) for steps, loss in means(found, "elastic").items()] in lines
+    assert axis.get_ylabel() == "validation loss (nats)" and axis.get_xlabel() == "steps run (depth)"
+    seeds = [line for line in axis.lines if line.get_marker() == "."]
+    assert all(len(line.get_xdata()) == 2 for line in seeds) and len(seeds) == 7
+
+
+def test_no_two_kinds_look_alike():
+    looks = legend(by_steps([record(kind, n, 3.0) for kind in NAMES for n in (2, 4)], "loss"))
+    assert len(looks) == len(NAMES) == len(set(looks.values()))
+
+
+def test_steps_are_read_on_the_curve_of_the_gpts():
+    """GPTs lose 1 nat per factor of two in depth; the elastic model half a nat: a step is the root of a layer."""
+    found = [record("gpt", n, 5 - math.log2(n)) for n in (2, 4, 8)]
+    found += [record("elastic", n, 5 - 0.5 * math.log2(n) - 0.2) for n in (1, 2, 4, 16, 32, 64)]
+    expected = {n: 2 ** (0.5 * math.log2(n) + 0.2) for n in (4, 16, 32)}  # elsewhere there is no GPT of that loss
+    assert equivalent_depths(found) == pytest.approx(expected)
+    assert exponent(found) == pytest.approx(0.5)
+    assert exponent(found[:2]) is None and "to the power 0.50" in result_of(found).tables[2].caption
+
+
+def test_a_puzzle_shows_how_far_it_reaches():
+    accuracy = {2: [1.0, 0.4], 4: [0.95, 0.91]}
+    found = [record("elastic", n, 1.0, accuracy=accuracy[n]) for n in accuracy]
+    assert [reach_of(r) for r in found] == [1, 2]
+    result = result_of(found)
+    assert [figure.name for figure in result.figures] == ["depth-reach", "depth-loss"]
+    (line,) = [line for line in by_steps(found, "reach").axes[0].lines]
+    assert points(line) == [(2, 1), (4, 2)]
+    assert "answers 1.0 hops at 2 and 2.0 hops at 4 steps, most at 4." in result.findings[0]
+    assert np.array_equal(result.arrays["steps"], [2, 4])
+
+
+def test_the_marks_of_a_puzzle_are_its_hops():
+    """Two seeds of an elastic model, and models of one depth: level at 2 layers, ahead at 8 in one case only."""
+    right = lambda hops: [1.0] * hops + [0.5] * (8 - hops)
+    elastic = [record("elastic", n, 1.0, seed, right(hops)) for seed in (0, 1) for n, hops in ((2, 3), (8, 7))]
+    assert {row[0]: row[2] for row in judgement(elastic).rows}["8 steps answer more hops than 2"] == "holds"
+    for of_8, verdict in ((7, "holds"), (8, "fails")):
+        gpt = [record("gpt", n, 1.0, seed, right(hops)) for seed in (0, 1) for n, hops in ((2, 3), (8, of_8))]
+        (row,) = [row for row in judgement([*elastic, *gpt]).rows if row[0] == "as many hops as models of that depth"]
+        assert row[1:] == (f"3.0 against 3.0 at 2 and 7.0 against {of_8}.0 at 8", verdict)
+    flat = [record("elastic", n, 1.0, 0, right(3)) for n in (2, 8)]
+    assert {row[0]: row[2] for row in judgement(flat).rows}["8 steps answer more hops than 2"] == "fails"
+    assert not any("hops" in row[0] for row in judgement(records()).rows)
+
+
+def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monkeypatch):
+    """The first seed searches, the others take its rates; the run at a shipped rate keeps its folder."""
+    trained = []
+
+    def train(config, progress):
+        Path(config.run).mkdir(parents=True, exist_ok=True)
+        rate = config.optimizer.learning_rate
+        trained.append((config.run.removeprefix(f"{tmp_path}/"), config.trainer.seed))
+        best = 0.01 if config.model.steps == 2 else 0.003
+        entry = {
+            "validation": {"loss": 1 + abs(math.log(rate / best))}, "updates": 40, "config": {
+                **to_dict(config), "model": {**to_dict(config.model), "vocabulary": 16}
+            },
+        }  # fmt: skip
+        return SimpleNamespace(entry=entry, model=None, config=config, tokens=SimpleNamespace(statistics=CORPUS))
+
+    monkeypatch.setattr("diffeqformer.runs.trainer.train", train)
+    monkeypatch.setattr(reproduce_depth, "energy", lambda model: 0.5)
+    monkeypatch.setattr(reproduce_depth, "readings", lambda result, alone, progress: [
+        {"steps": result.config.model.steps, "loss": 1.0, "perplexity": math.e, "accuracy": [1.0]}
+    ])  # fmt: skip
+    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt",), updates=40, search=True)
+    result = reproduce_depth.study(asked, Silent())
+    assert trained == [
+        *((f"hops/seed-0/gpt-2{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "-rate-0.012",
+                                                     "-rate-0.024", "-rate-0.012")),
+        *((f"hops/seed-0/gpt-4{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "")),
+        ("hops/seed-1/gpt-2-rate-0.012", 1), ("hops/seed-1/gpt-4", 1),
+    ]  # fmt: skip
+    table = result.tables[-1]
+    assert table.rows[0][:3] == ("gpt-2", "0.012", "yes") and table.rows[1][:3] == ("gpt-4", "0.003", "yes")
+    trained.clear()
+    reproduce_depth.study(replace(asked, search=False, seeds=(0,)), Silent())
+    assert trained == [("hops/seed-0/gpt-2", 0), ("hops/seed-0/gpt-4", 0)]

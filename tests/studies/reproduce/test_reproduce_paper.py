@@ -1,0 +1,357 @@
+"""The paper's registry: the rule of its verdicts, the search for rates, and the page from runs to Markdown."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from diffeqformer.config import Config, read_yaml
+from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.progress import Silent
+from diffeqformer.studies.paper import article as paper_page
+from diffeqformer.studies.paper import controls as paper_controls
+from diffeqformer.studies.paper import items as paper_items
+from diffeqformer.studies.paper import measures as paper_measures
+from diffeqformer.studies.paper import models as paper_models
+from diffeqformer.studies.paper import record as paper_record
+from diffeqformer.studies.paper import runs as paper_runs
+from diffeqformer.studies.paper.claims import Claim, Finished, Item, Model, Trained, judge
+from diffeqformer.studies.paper.figures import FIGURES
+from diffeqformer.studies.paper.measures import (
+    OURS,
+    adapted,
+    best_head,
+    comparable,
+    gap,
+    grown,
+    growth,
+    growth_at,
+    lower,
+    peak,
+    spectra_of,
+    task,
+)
+from diffeqformer.studies.paper.models import MODELS
+from diffeqformer.studies.paper.runs import Arguments, Runs
+from diffeqformer.studies.reproduce import reproduce_paper
+from diffeqformer.studies.reproduce.experiments import rates_table, search
+from diffeqformer.studies.reproduce.reproduce_paper import study, write
+from tests.studies.test_compare import document, make
+
+
+@pytest.mark.parametrize(
+    ("seeds", "word"),
+    [
+        ([0.1, 0.11, 0.12], "holds"),
+        ([-0.1, -0.11, -0.12], "fails"),
+        ([0.1, -0.1, 0.12], "within noise"),
+        ([0.1, 0.11], "untested"),
+        ([0.1, None, math.nan], "untested"),
+        ([], "untested"),
+    ],
+)
+def test_a_claim_is_judged_by_the_interval_of_its_effect(seeds, word):
+    assert judge(dict(enumerate(seeds))).word == word
+
+
+def test_the_interval_is_students():
+    effects = np.random.default_rng(0).normal(0.3, 1.0, 5)
+    found, known = judge(dict(enumerate(effects))), ttest_1samp(effects, 0).confidence_interval(0.95)
+    np.testing.assert_allclose((found.low, found.high), (known.low, known.high), rtol=1e-12)
+
+
+def test_what_nothing_random_enters_is_judged_by_its_sign():
+    assert (judge({0: 0.1}, exact=True).word, judge({0: -0.1}, exact=True).word) == ("holds", "fails")
+
+
+@pytest.mark.parametrize(("best", "tried"), [(2e-3, 4), (1e-3, 3), (1e-1, 7)])
+def test_the_search_ends_with_its_best_rate_inside_or_its_budget_spent(best, tried):
+    rate, losses = search(lambda rate: abs(math.log(rate / best)), 1e-3)
+    assert len(losses) == tried
+    inside = min(losses) < rate < max(losses)
+    assert inside or len(losses) == 7
+    assert losses[rate] == min(losses.values())
+
+
+TINY = {
+    "model.width": 16, "model.heads": 2, "model.steps": 2, "model.context": 16, "model.weights": "layer",
+    "data.tokenizer_vocabulary": 300, "trainer.batch_size": 4, "trainer.checkpoint_every": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two models of a registry of its own, trained with one seed: its result, arguments and folder."""
+    folder = tmp_path_factory.mktemp("paper")
+    (folder / "text.txt").write_text("one two three four five six seven eight nine ten.\n" * 400)
+    models = {
+        "wide": Model("quickstart-gpt", TINY),
+        "normed": Model("quickstart-gpt", TINY | {"model.embedding_norm": True}, "wide"),
+    }
+    claims = (
+        lower("normed", "wide", "the norm helps"),
+        Claim("it overfits", "nats", ("wide",), lambda found: gap(found.models["wide"])),
+        Claim("nothing is known", "nats", (), lambda found: None),
+    )
+    items = {
+        "norm": Item(
+            "nowhere", "that a norm helps", claims, layout="two curves", missing="a task, given",
+            figures=(("curves", ("wide", "normed")), ("tasks", ("wide", "normed"))),
+        )
+    }  # fmt: skip
+    arguments = Arguments(
+        items=("norm",), seeds=(0,), updates=3, data=(str(folder / "text.txt"),), to=str(folder / "runs"),
+        markdown=str(folder / "paper.md"), cache=str(folder / "cache"),
+    )  # fmt: skip
+    patch = pytest.MonkeyPatch()
+    patch.setattr(paper_models, "MODELS", models)
+    for module in (paper_page, paper_items):
+        patch.setattr(module, "ITEMS", items)
+    patch.setattr(paper_runs, "search", partial(search, most=3))
+    yield study(arguments, Silent()), arguments, folder
+    patch.undo()
+
+
+def test_runs_are_shared_and_kept(trained):
+    result, arguments, folder = trained
+    runs = sorted(str(path.relative_to(folder / "runs")) for path in folder.glob("runs/*/*/*") if path.is_dir())
+    best = result.document["rates"]["wide"]["best"]
+    rates = result.document["rates"]["wide"]["losses"]
+    expected = [f"normed/rate-{best:.3g}/seed-0", *(f"wide/rate-{float(rate):.3g}/seed-0" for rate in rates)]
+    assert runs == sorted(expected)  # the search's run at the best rate is the one that is compared
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*/results.json")}
+    again = study(arguments, Silent())
+    assert again.document == result.document
+    assert before == {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*/results.json")}
+
+
+def test_effects_are_those_of_the_runs(trained):
+    result, _, folder = trained
+    best = result.document["rates"]["wide"]["best"]
+    loss = lambda name: json.loads((folder / f"runs/{name}/rate-{best:.3g}/seed-0/results.json").read_text())["models"][
+        0
+    ]["validation"]["loss"]
+    claim = result.document["claims"][0]
+    assert claim["effects"] == {"0": loss("wide") - loss("normed")}
+    assert claim["verdict"] == "untested"  # of one seed
+    assert result.document["claims"][2]["effects"] == {}
+
+
+def test_the_page_and_its_markdown_hold_every_claim(trained):
+    result, arguments, folder = trained
+    written = write(result, arguments)
+    text = (folder / "paper.md").read_text()
+    assert written["markdown"] == str(folder / "paper.md")
+    assert all(sentence in text for sentence in ("the norm helps", "it overfits", "nothing is known"))
+    said = (
+        "## Nowhere",
+        "The paper: that a norm helps",
+        "Its figure: two curves",
+        "Models: normed, wide.",
+        "a task, given",
+    )
+    assert "\n\n".join((*said, "| claim")) in text
+    item = text.partition("## Nowhere")[2].partition("\n## ")[0]
+    assert "\n\n![Nowhere. Validation loss is" in item and "](paper/norm-curves-wide.png)\n" in item
+    assert "](paper/effects.png)" in text and "effects.png" not in item
+    assert all((folder / f"paper/{name}.png").read_bytes()[1:4] == b"PNG" for name in ("norm-curves-wide", "effects"))
+    page = (folder / "runs/index.html").read_text()
+    assert "the norm helps" in page
+    assert "validation loss (points). The paper's: two curves" in page
+    models = next(table for table in result.tables if table.caption.startswith("Models\n"))
+    assert [row[0] for row in models.rows] == ["wide", "normed"]
+    assert [row[3] for row in models.rows] == ["its own", "wide"]
+
+
+def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
+    _, arguments, _ = trained
+    runs = Runs(arguments, paper_models.MODELS, Silent())
+    one = runs.trained("wide", 0)
+    assert one is not None
+    seen = spectra_of(one)
+    assert list(seen) == [0, 2, 3]
+    radii = [found.pairs["QK"].radius for found in seen.values()]
+    assert not any(np.allclose(a, b, rtol=1e-4) for a, b in pairwise(radii))
+    found = Trained({"wide": one}, 0, runs.folder, Silent())
+    whole = {part: growth_at("wide", "FF", part)(found) for part in (0.0, 2 / 3, 1.0)}
+    assert whole == {part: grown(spectra, "FF") for part, spectra in zip(whole, seen.values(), strict=True)}
+    assert growth("wide", "FF")(found) == pytest.approx(whole[1.0], rel=1e-6)
+    assert growth_at("wide", "FF", 1 / 3)(found) is None  # no checkpoint was kept there
+    for pair in ("QK", "FF"):
+        first, last = seen[3].pairs[pair].radius[seen[3].steps(pair)].mean(1)
+        assert peak("wide", pair)(found) == pytest.approx(math.log(last / first), rel=1e-6)  # of two steps
+    drawn = FIGURES["spectra"](runs, ("wide",))
+    assert [figure.name for figure in drawn] == ["wide-qk", "wide-ov", "wide-ff"]
+    effect = best_head("wide")(Trained({"wide": one}, 0, runs.folder, Silent()))
+    assert effect is not None
+    assert -0.5 <= effect < 0
+
+
+def test_batches_of_repeated_tokens(trained):
+    _, arguments, _ = trained
+    wide = Runs(arguments, paper_models.MODELS, Silent()).trained("wide", 0)
+    assert wide is not None
+    batches = paper_controls.RepeatedTokens(wide.config, wide.open().tokens)
+    batch = batches[3]
+    assert batch.shape == (4, 17)
+    assert np.array_equal(batch, batches[3])
+    assert not np.array_equal(batch, batches[4])
+    for row in batch:
+        period = next(p for p in range(1, 17) if np.array_equal(row[p:], row[:-p]))
+        assert period == len(set(row)) == 6
+        assert 0 not in row  # end-of-text
+
+
+def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
+    result, arguments, folder = trained
+    again = study(replace(arguments, finished=True), Silent())
+    assert again.document == result.document
+    none = study(replace(arguments, finished=True, to=str(folder / "none")), Silent())
+    assert none.findings[0] == "Of 3 claims 3 are untested."
+    assert not (folder / "none").exists()
+    wide = Runs(arguments, paper_models.MODELS, Silent()).trained("wide", 0)
+    assert wide is not None
+    tuned = Trained({OURS: wide}, 0, folder / "none", Silent(), ("other.txt",), train=False)
+    assert adapted(3)(tuned) is None
+    assert not (folder / "none").exists()
+
+
+def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
+    _, arguments, folder = trained
+    asked = Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to)
+    found = study(asked, Silent())
+    assert found.tables[0].rows[0][2] == "2 of 6"
+    assert found.document["items"][0]["runs"] == "2 of 6"
+    cost = lambda result: result.findings[0].partition("; about ")[2]
+    assert "by finished runs" in cost(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper_items, "ITEMS", {name: paper_items.ITEMS["norm"] for name in ("norm", "again")})
+        both = study(replace(asked, items=("norm", "again")), Silent())
+        assert cost(both) == cost(found)  # what items share is counted once
+        patch.setattr(paper_runs, "matrix_speed", lambda: 2e6)
+        runs = Runs(replace(asked, to=str(folder / "none")), paper_models.MODELS, Silent())
+        assert runs.pace == (1e6, "this machine's speed")  # before anything has run
+        assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
+        assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
+        fast, slow = (
+            Runs(runs.arguments, paper_models.MODELS, Silent(), speeds={"wide": speed, "gone": 1.0})
+            for speed in (200.0, 100.0)
+        )
+        assert fast.pace[1] == "the record's runs"
+        assert fast.seconds("wide") == pytest.approx(3 * 4 * 16 / 200)  # whatever this machine does now
+        assert slow.seconds("normed") == pytest.approx(3 * 4 * 16 / 100, rel=0.01)
+    assert found.tables[1].rows == [("norm", "wide, normed")]
+    assert write(found, Arguments(list=True)) == {}
+
+
+def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
+    _, arguments, folder = trained
+    measured = []
+    claim = Claim("Slow, truly", "nats", ("wide",), lambda found: measured.append(found.seed) or 0.5, slow=True)
+    again = replace(arguments, to=str(folder / "runs"))
+    effect = lambda a: reproduce_paper._effect(claim, Runs(a, paper_models.MODELS, Silent()), 0)
+    assert [effect(again), effect(again), effect(replace(again, finished=True))] == [0.5] * 3
+    assert measured == [0]
+    assert effect(replace(again, other=("b.txt",))) == 0.5
+    assert len(measured) == 2
+    assert effect(again) == 0.5  # whatever the other text was
+    kept = folder / "runs/effects/slow-truly-0.json"
+    kept.write_text(kept.read_text().replace("0.5", "0.7"))
+    with pytest.raises(Damaged, match="slow-truly-0.json"):
+        effect(again)
+    kept.unlink()
+    assert effect(replace(again, finished=True)) is None
+    assert len(measured) == 2
+
+
+def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
+    shots = lambda name, right, n: document(name, [1] * right + [0] * (10 - right), num_fewshot={name: n})
+    perplexity = lambda value: document("arc_easy", [value] * 2, "perplexity")
+    folders = [
+        make(tmp_path / OURS, [shots("sciq", 7, 0), shots("sciq", 4, 5), perplexity(2.0), shots("piqa", 5, 0)]),
+        make(tmp_path / "gpt", [shots("sciq", 5, 0), shots("sciq", 5, 5), perplexity(6.0), shots("piqa", 7, 0)]),
+    ]
+    runs = {one.name: Finished(Config(run=str(one)), {}, lambda: pytest.fail("no model is opened")) for one in folders}
+    found = Trained(runs, 0, tmp_path, Silent(), train=False)
+    assert task("sciq", 0)(found) == pytest.approx(0.2)
+    assert task("sciq", 5)(found) == pytest.approx(-0.1)
+    assert task("arc_easy", 0, "perplexity")(found) == pytest.approx(math.log(3))
+    assert comparable(["sciq", "piqa"], 0)(found) == pytest.approx(0.01)
+    assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
+    assert comparable(["sciq", "piqa", "wsc273"], 0)(found) == pytest.approx(0.01)
+    assert comparable(["sciq", "wsc273"], 0)(found) is None
+
+
+def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):
+    part = lambda **how: document("sciq", [1, 0] * 5, **{"checkpoint": "latest", **how})
+    runs = {
+        "whole": part(), "limited": part(limit=8.0), "other steps": part(steps=5), "best": part(checkpoint="best"),
+        "other examples": part(num_fewshot={"sciq": 5}), "other task": document("piqa", [1], checkpoint="latest"),
+    }  # fmt: skip
+    evaluated = []
+    monkeypatch.setattr(paper_measures, "_tasks", lambda *given: given)
+    monkeypatch.setattr(paper_measures, "load_run", lambda folder: folder.name)
+    monkeypatch.setattr(paper_measures, "evaluate_tasks", lambda run, *given, **how: evaluated.append(run) or [])
+    for name, one in runs.items():
+        config = read_yaml(make(tmp_path / name, [one]) / "config.yaml")
+        found = Trained({OURS: Finished(config, {}, lambda: pytest.fail("no"))}, 0, tmp_path, Silent())
+        paper_measures._evaluate(found, OURS, "sciq", 0)
+    assert evaluated == [name for name in runs if name != "whole"]
+    limited = [Finished(Config(run=str(make(tmp_path / name, [part(limit=8.0)]))), {}, lambda: None) for name in "ab"]  # pyright: ignore
+    assert (
+        task("sciq", 0)(Trained(dict(zip((OURS, "gpt"), limited, strict=True)), 0, tmp_path, Silent(), train=False))
+        is None
+    )
+
+
+def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
+    result, arguments, folder = trained
+    path = folder / "record.json"
+    recorded = replace(arguments, record=str(path))
+    assert write(study(recorded, Silent()), recorded)["record"] == str(path)
+    gone = replace(recorded, to=str(folder / "gone"), finished=True)
+    again = study(gone, Silent())
+    assert not (folder / "gone").exists()
+    assert again.document == result.document
+    assert [table.rows for table in again.tables] == [table.rows for table in result.tables]
+    page = paper_page.markdown(again, folder / "paper")
+    assert "](paper/norm-curves-wide.png)" in page  # its file is there, though its runs are not
+    assert ".png" not in paper_page.markdown(again, folder / "none")
+    runs = Runs(gone, paper_models.MODELS, Silent(), paper_record.read(path, gone.of).rates)
+    assert runs.searches("wide") == 0
+    assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train
+    kept = path.read_bytes()
+    with pytest.raises(BadInput, match=r"record.json' is of scale laptop, updates 3, text text.txt, but .* updates 4"):
+        study(replace(gone, updates=4), Silent())
+    path.write_text(path.read_text().replace("untested", "holds", 1))
+    with pytest.raises(Damaged, match=r"record\.json"):
+        study(gone, Silent())
+    path.write_bytes(kept)
+
+
+def test_a_search_that_is_not_at_its_end_gives_no_rate(tmp_path, monkeypatch):
+    """With `--finished` two of three first runs are there: a model that diverged is another thing than one missing."""
+    runs = Runs(Arguments(items=("norm",), finished=True, to=str(tmp_path)), MODELS, Silent())
+    shipped = runs.config("gpt", 0, 1e-3).optimizer.learning_rate
+    ended = {shipped / 2: 4.5, shipped: 4.2}
+
+    def trained(config, model):
+        if (rate := config.optimizer.learning_rate) in ended:
+            return Finished(config, {"validation": {"loss": ended[rate]}}, lambda: pytest.fail("opened"))
+        if rate == 2 * shipped and diverged:
+            return None
+        runs.untrained.add(config.run)
+        return None
+
+    monkeypatch.setattr(runs, "_train", trained)
+    diverged = False
+    assert runs.rate("gpt") is None and runs.trained("gpt", 0) is None and runs.rates == {}
+    runs.finished, runs.untrained, diverged = {}, set(), True
+    assert runs.rate("gpt") == shipped
+    assert runs.rates["gpt"][1] == {shipped / 2: 4.5, shipped: 4.2, 2 * shipped: math.inf}
+    assert rates_table(runs.rates).rows[0][2] == "yes"  # the best is inside, whatever diverged above it
