@@ -238,13 +238,6 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
         assert runs.pace == (1e6, "this machine's speed")  # before anything has run
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
-        fast, slow = (
-            Runs(runs.arguments, paper_models.MODELS, Silent(), speeds={"wide": speed, "gone": 1.0})
-            for speed in (200.0, 100.0)
-        )
-        assert fast.pace[1] == "the record's runs"
-        assert fast.seconds("wide") == pytest.approx(3 * 4 * 16 / 200)  # whatever this machine does now
-        assert slow.seconds("normed") == pytest.approx(3 * 4 * 16 / 100, rel=0.01)
     assert found.tables[1].rows == [("norm", "wide, normed")]
     assert write(found, Arguments(list=True)) == {}
 

@@ -163,30 +163,31 @@ def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, .
         rows[name] = (
             name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
             model.rate_of or ("given" if model.rate else "its own"), f"{statistics.fmean(losses):.4f}{spread}",
-            str(len(losses)), f"{statistics.median(one.entry['tokens_per_second'] for one in ended):,.0f}",
-            *_machine(ended[0], runs),
+            str(len(losses)), *_machine(ended, runs),
         )  # fmt: skip
     return [rows[name] for name in runs.models if name in rows]
 
 
 def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
     """The models behind the claims, and the search for their learning rates."""
-    columns = (*MODEL_COLUMNS, *(("MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
+    columns = (*MODEL_COLUMNS, *(("tokens per second", "MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
     said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
     tables = [Table(said, columns, models)] if models else []
     return [*tables, *([rates_table(tried)] if (tried := searched(runs)) else [])]
 
 
-def _machine(one: Finished, runs: Runs) -> tuple[str, ...]:
-    """Utilisation and memory of a GPU; nothing at laptop scale."""
+def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
+    """Speed, utilisation and memory of a GPU; nothing at laptop scale, where other work on the machine decides."""
     if runs.arguments.scale != "gpu":
         return ()
     from diffeqformer.runs.utilization import utilization
 
-    t, model = one.config.trainer, one.config.model
-    seconds = t.batch_size * model.context / one.entry["tokens_per_second"]
-    used, memory = utilization(one.config, [(model.steps, t.batch_size)], seconds), planned_memory(one.config)
-    return percent(used, 1), number(None if memory is None else memory / 1e9, 1)
+    config = ended[0].config
+    speed = statistics.median(one.entry["tokens_per_second"] for one in ended)
+    t, model = config.trainer, config.model
+    seconds = t.batch_size * model.context / speed
+    used, memory = utilization(config, [(model.steps, t.batch_size)], seconds), planned_memory(config)
+    return f"{speed:,.0f}", percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 
 def markdown(result: Result, folder: Path) -> str:

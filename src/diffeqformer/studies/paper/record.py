@@ -16,11 +16,9 @@ from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.paper.claims import Claim, Verdict, judge
 from diffeqformer.studies.reproduce.experiments import Rates, losses_of
 
-MODEL_COLUMNS = (
-    "model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds", "tokens per second",
-)  # fmt: skip
+MODEL_COLUMNS = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds")
 """Of the page's table of models, whose rows are kept."""
-SEEDS_COLUMN, SPEED_COLUMN = (MODEL_COLUMNS.index(name) for name in ("seeds", "tokens per second"))
+SEEDS_COLUMN = MODEL_COLUMNS.index("seeds")
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,6 @@ class Record:
     """Captions of the figures beside the page, by name."""
     tables: Mapping[str, Values] = field(default_factory=dict)
     """Those of `tables`, by name."""
-
-    @property
-    def speeds(self) -> dict[str, float]:
-        """Tokens per second of its models."""
-        return {name: float(row[SPEED_COLUMN].replace(",", "")) for name, row in self.models.items()}
 
     def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
         """Of what is `found` and the record's other seeds; if it has no effects, whichever has more seeds."""

@@ -86,8 +86,7 @@ class Arguments:
 class Runs:
     """The runs of all models by name and seed, trained when they are asked for.
 
-    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before;
-    `speeds`, tokens per second of models that were trained before.
+    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before.
     """
 
     def __init__(
@@ -96,12 +95,10 @@ class Runs:
         models: Mapping[str, Model],
         progress: Progress,
         rates: Rates | None = None,
-        speeds: Mapping[str, float] | None = None,
     ):
         self.arguments, self.models, self.progress = arguments, models, progress
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
         self.rates: Rates = dict(rates or {})
-        self.speeds = speeds or {}
         self.finished: dict[str, Finished | None] = {}
         self.untrained: set[str] = set()
 
@@ -200,16 +197,13 @@ class Runs:
 
     @cached_property
     def pace(self) -> tuple[float, str]:
-        """Operations per second that updates get, and by what that is known: finished runs; else the record's tokens
-        per second; else 30 % of an accelerator's peak, or half of what this machine's matrix products get."""
-        ran = [(name, one["tokens"], one["tokens_per_second"]) for (name, _, _), one in self.ended.items()]
-        kept = [(name, 1, speed) for name, speed in self.speeds.items() if name in self.models]
-        for timed, by in ((ran, "finished runs"), (kept, "the record's runs")):
-            known = [(self.operations(name) / self._tokens(name), tokens, speed)
-                     for name, tokens, speed in timed if speed]  # fmt: skip
-            if known:
-                seconds = sum(tokens / speed for _, tokens, speed in known)
-                return sum(operations * tokens for operations, tokens, _ in known) / seconds, by
+        """Operations per second that updates get, and by what that is known: finished runs; else 30 % of an
+        accelerator's peak, or half of what this machine's matrix products get."""
+        ran = [(self.operations(name) / self._tokens(name) * one["tokens"], one["tokens"] / one["tokens_per_second"])
+               for (name, _, _), one in self.ended.items() if one["tokens_per_second"]]  # fmt: skip
+        if ran:
+            operations, seconds = map(sum, zip(*ran, strict=True))
+            return operations / seconds, "finished runs"
         import jax
 
         device = device_of(jax.local_devices()[0].device_kind)
@@ -249,14 +243,15 @@ def _finished(config: Config, entry: Values, opened: Any) -> Finished:
 def matrix_speed() -> float:
     """Operations per second of this machine's matrix products, in single precision, if nothing else runs on it.
 
-    By the time of its processors and not of the clock, so that other work beside it changes nothing.
+    By the time of its processors and not of the clock, so that other work beside it changes nothing; by products so
+    small that a library takes one thread for each, since threads that wait for others spend that time, too.
     """
     import numpy as np
 
-    matrix = np.ones((256, 256), np.float32)
-    best = math.inf
+    matrices = np.ones((64, 64, 64), np.float32)
+    product, best = np.empty_like(matrices), math.inf
     for _ in range(100):  # of a third of a millisecond each: some are not interrupted
         began = time.process_time()
-        np.matmul(matrix, matrix)
+        np.matmul(matrices, matrices, out=product)
         best = min(best, time.process_time() - began)
-    return len(os.sched_getaffinity(0)) * 2 * 256**3 / best
+    return len(os.sched_getaffinity(0)) * 2 * 64**4 / best

@@ -39,7 +39,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             raise BadInput(f"there is no item {name!r}; the items are {', '.join(ITEMS)}.")
     models: Mapping[Scale, Mapping[str, Model]] = {"laptop": MODELS, "gpu": GPU_MODELS}
     record = paper_record.read(path_of(arguments.record), arguments.of) if arguments.record else Record(arguments.of)
-    runs = Runs(arguments, models[arguments.scale], progress, record.rates, record.speeds)
+    runs = Runs(arguments, models[arguments.scale], progress, record.rates)
     if arguments.list:
         return listed(names, runs, record)
     if arguments.scale == "gpu" and not arguments.finished:
