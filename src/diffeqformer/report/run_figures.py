@@ -44,15 +44,13 @@ def smooth(points: Points) -> list[tuple[float, float]]:
     return list(zip(x[window // 2 :][: len(means)].tolist(), means.tolist(), strict=True))
 
 
-def loss_curves(
-    models: Sequence[Model], *, width: float = WIDE, log_x: bool = False, against_compute: bool = False
-) -> Figure:
+def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute: bool = False) -> Figure:
     """Training and validation loss against updates, whole and, in a second panel, over the last third.
 
     Training losses are drawn raw (faint) and as a moving average; validation losses as points.
 
-    **Arguments:** `width` in inches, panels are stacked below 5; `log_x`, a logarithmic axis in the first panel;
-    `against_compute`, the steps of depth summed over all updates so far in place of their number.
+    **Arguments:** `width` in inches, panels are stacked below 5; `against_compute`, the steps of depth summed over
+    all updates so far in place of their number.
     """
     curves: list[tuple[list, list]] = []
     for m in models:
@@ -69,15 +67,11 @@ def loss_curves(
         shape: dict[str, Any] = {"nrows": 2} if stacked else {"ncols": 2, "width_ratios": (3, 2)}
         axes: list[Any] = list(figure.subplots(**shape)) if detail else [figure.subplots()]
         for axis, start in zip(axes, (-math.inf, late), strict=False):
-            logarithmic = log_x and start < 0
-            _draw_losses(axis, curves, 0.0 if logarithmic else None, start)
+            _draw_losses(axis, curves, start)
             axis.set_xlabel("compute (steps of depth, summed over updates)" if against_compute else "updates")
             axis.set_ylabel("loss (nats per token)")
-            if logarithmic:
-                log_axis(axis, "x")
-            else:
-                axis.xaxis.set_major_locator(MaxNLocator(nbins=4 if stacked or start > 0 else 6, integer=True))
-                axis.margins(x=0.03)
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=4 if stacked or start > 0 else 6, integer=True))
+            axis.margins(x=0.03)
         if detail:
             axes[0].set_title("all compute" if against_compute else "all updates")
             axes[1].set_title("the last third")
@@ -85,8 +79,8 @@ def loss_curves(
     return figure
 
 
-def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], above: float | None, start: float) -> None:
-    """A model's colour each: from `start` on, and `above` a number if it is given."""
+def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], start: float) -> None:
+    """A model's colour each: from `start` on."""
     for index, (train, validation) in enumerate(curves):
         # Averages are taken over the whole curve, so both panels show the same line.
         looks = [
@@ -95,7 +89,7 @@ def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], above: flo
             (validation, look(index, linestyle="None")),
         ]
         for points, own in looks:
-            if shown := [p for p in points if p[0] >= start and (above is None or p[0] > above)]:
+            if shown := [p for p in points if p[0] >= start]:
                 axis.plot(*zip(*thin(shown), strict=True), **own)
 
 

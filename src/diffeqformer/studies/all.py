@@ -94,7 +94,6 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
             f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}. Those of a text read "
             f"{len(inputs.ids_of(run, text))} tokens{'' if arguments.text else ' of its validation split'}.",
         ),
-        arrays={f"{name}_{key}": value for name, one in made.items() for key, value in one.arrays.items()},
         document={
             **run.which,
             "text": text,

@@ -241,9 +241,3 @@ def whole_split(run: "Run", steps: int) -> str:
 def finite_rows(values: Any) -> list[list[float | None]]:
     """Scores as JSON takes them: `None` for what is not a finite number."""
     return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
-
-
-def highest(tokens: tuple[str, ...], scores: np.ndarray) -> str:
-    """The three inputs of highest scores in words: `33 “·in” (3.03), 30 “⏎” (1.56), ...`."""
-    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[: min(3, np.isfinite(scores).sum())]
-    return ", ".join(f"{i} “{tokens[i]}” ({scores[i]:.3g})" for i in order)

@@ -71,18 +71,11 @@ def compare_lyapunov(progress: Progress) -> b.Document:
         dense = jax.jit(_dense).lower(model, ids, first).compile()
         dense_seconds, wanted = b.timed(partial(dense, model, ids, first))
         stage.advance(1, f"dense {dense_seconds:.1f} s")
-    twice = _compiled(model, jnp.concatenate([ids, ids]), first)
     return {
         "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": TOKENS,
         **b.beside_dense(times[1:], dense_seconds),
         "largest_difference": float(np.abs(np.asarray(found).sum(0) - np.asarray(wanted)).max()),
-        "temporary_bytes": temporary_bytes(fast), "temporary_bytes_at_twice_the_tokens": temporary_bytes(twice),
     }  # fmt: skip
-
-
-def temporary_bytes(compiled: Any) -> int:
-    """Of a compiled function, as its compiler planned it."""
-    return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
 def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:

@@ -88,12 +88,9 @@ class Benchmark:
 
     def result(self, document: Document) -> Result:
         """What a document says, measured now or kept."""
-        rows = document.get("rows", [document])
-        columns = [name for name, value in rows[0].items() if isinstance(value, int | float)]
         return Result(
             f"bench-{self.name}", self.title, (self.headline(document), self.about, *self.marks(document)),
-            self.tables(document), self.figures(document),
-            arrays={name: np.asarray([row.get(name) for row in rows], float) for name in columns}, document=document,
+            self.tables(document), self.figures(document), document=document,
         )  # fmt: skip
 
 
