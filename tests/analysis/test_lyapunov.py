@@ -222,6 +222,17 @@ def test_attention_in_blocks_of_queries_is_the_models(kind, monkeypatch):
     assert np.allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["diffeqformer", "vanilla"])
+def test_a_long_text_in_bfloat16(kind, monkeypatch):
+    """In blocks of queries, whose cache holds 16 bits; the same as in one block but for rounding."""
+    model, ids = model_of(dataclasses.replace(KINDS[kind], compute_dtype="bfloat16")), text()
+    whole = pairwise(model, ids, [6], iterations=0).exponents
+    monkeypatch.setattr("diffeqformer.analysis.lyapunov.QUERIES", 3)
+    jax.clear_caches()
+    blocks = pairwise(model, ids, [6], iterations=0).exponents
+    assert np.allclose(blocks, whole, atol=3 * TINY.steps * 2.0**-8 * max(1, np.nanmax(abs(whole))), equal_nan=True)
+
+
 def test_pairwise_at_another_depth():
     model, ids = model_of(TINY), text()
     found, wanted = (pairwise(m, ids, [6], steps=s, iterations=0) for m, s in ((model, 5), (populated(model, 5), None)))

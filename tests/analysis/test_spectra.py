@@ -16,7 +16,7 @@ from diffeqformer.analysis.spectra import (
     product_singular_values,
     spectra,
 )
-from diffeqformer.config import KnotsConfig
+from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
 from diffeqformer.errors import BadInput
 from tests.models import KINDS, TINY, model_of
 
@@ -180,3 +180,33 @@ def test_what_makes_no_sense_is_refused():
         spectra(model_of(TINY), times=1)
     with pytest.raises(BadInput, match="steps is 0"):
         spectra(model_of(TINY), steps=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        (dataclasses.replace(TINY, weights="layerdrop", scheme="lie-trotter"), 3),
+        (dataclasses.replace(TINY, weights=LayerDropConfig(nested=True), scheme="residual", steps=4), 3),
+        (dataclasses.replace(TINY, weights=LayerDropConfig(nested=True), scheme="residual", steps=4), 1),
+        (dataclasses.replace(TINY, weights="layer", scheme="diffrax:Euler"), 3),
+        (dataclasses.replace(TINY, weights="layer", scheme="rk4"), 3),
+        (dataclasses.replace(TINY, modulation=ModulationConfig(4), scheme="lie-trotter-middle"), 5),
+        (KINDS["macaron"], 3),
+        (TINY, 4),
+    ],
+    ids=lambda value: value if isinstance(value, int) else f"{value.weights.kind}, {value.scheme.kind}",
+)
+def test_the_spectra_of_steps_are_those_of_the_weights_that_a_forward_pass_takes(config, steps):
+    """Which layers, and by what they are modulated, may depend on the number of steps."""
+    model = model_of(config)
+    found, table = spectra(model, times=0, steps=steps), model.weights.table(model.grid(steps), model.scheme.nodes)
+    for half, names in (("attention", ("QK", "OV")), ("feed_forward", ("FF",))):
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), table)
+        for name in names:
+            spectrum, mask = found.pairs[name], found.steps(name)
+            own = len(getattr(rows, half).norm.scale)
+            at = lambda row, rows=rows: jax.tree.map(lambda leaf: leaf[None, min(row, len(leaf) - 1)], rows)
+            wanted = [np.linalg.eigvals(dense_pairs(model, at(row), 0)[name][0]) for row in range(own)]
+            assert mask.sum() == own
+            for values, dense in zip(spectrum.eigenvalues[mask, 0], wanted, strict=True):
+                assert nearest(values, dense) < 1e-6 * np.abs(dense).max()

@@ -250,6 +250,15 @@ def test_what_it_is_and_what_it_refuses():
         (lambda: DiffEqFormerLM(run, batch_size=0), "batch_size is 0, but must be"),
         (lambda: DiffEqFormerLM(run, batch_size="auto:4"), "batch_size is 'auto:4', but must be"),
         (lambda: model.generate_until(ask(("the", {}))), "max_gen_toks is 256, but must be .* context, 12"),
+        *(
+            (lambda settings=settings: model.generate_until(ask(("the", {"max_gen_toks": 4, **settings}))), message)
+            for settings, message in (
+                ({"temperature": -1.0}, "temperature is -1.0, but must be 0 or a positive number"),
+                ({"temperature": 1.0, "top_k": 10**6}, "top-k is 1000000, but must be between 1 and"),
+                ({"temperature": 1.0, "top_p": 0.0}, "top-p is 0.0, but must be above 0"),
+                ({"num_beams": 4}, "num_beams is 4, but must be 1"),
+            )
+        ),
     ]:
         with pytest.raises(BadInput, match=message):
             call()

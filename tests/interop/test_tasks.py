@@ -87,6 +87,19 @@ def test_what_does_not_exist(few_tasks, tasks, tmp_path):
         Tasks(["no/such.yaml"])
     with pytest.raises(BadInput, match="--include-path is '.*nowhere', but must be a folder"):
         Tasks(["choices"], [str(tmp_path / "nowhere")])
+    (tmp_path / "choices.yaml").write_text((tasks / "choices.yaml").read_text())
+    with pytest.raises(BadInput, match="task file '.*choices.yaml' has the name of another one, 'choices'"):
+        Tasks([str(tasks / "choices.yaml"), str(tmp_path / "choices.yaml")])
+
+
+def test_evaluations_with_other_settings_of_generation_stand_side_by_side(folder, tasks, few_tasks, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
+    run = harness.load_run(own)
+    for settings in ("", "temperature=0.7,do_sample=True", "until=" + "x" * 80):
+        list(evaluate_tasks(run, Tasks(["answers"], [str(tasks)]), gen_kwargs=settings))
+    found = sorted((own / "evaluations").glob("*.json"))
+    assert len(found) == 3 and max(len(path.name) for path in found) < 100
+    assert "answers-3-steps-temperature-0.7-do_sample-True-lie-trotter.json" in {path.name for path in found}
 
 
 def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tmp_path):

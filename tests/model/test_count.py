@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from diffeqformer.cli.parse import shipped_configs
-from diffeqformer.config import ModelConfig, read_yaml
+from diffeqformer.config import LlamaConfig, ModelConfig, read_yaml
 from diffeqformer.model.count import count, flops, parameters, smallest_useful_d_emb, vanilla_twin
 from tests.models import KINDS, model_of
 
@@ -75,6 +75,21 @@ def test_counted_operations_are_near_the_compilers_own_count(kind):
     cost = jax.jit(lambda m, i: m(i)).lower(model.populate(), ids).compile().cost_analysis()
     assert cost is not None
     assert cost["flops"] / 16 == pytest.approx(flops(config).inference_per_token, rel=0.15)
+
+
+def test_attention_of_heads_that_are_wider_than_their_share_of_the_width():
+    """`4 heads x head width` per visible position and step, of which half are visible."""
+    narrow, wide = (
+        dataclasses.replace(KINDS["vanilla"], field=LlamaConfig(head_width=head_width), context=99)
+        for head_width in (8, 64)
+    )
+    more = flops(wide).inference_per_token - flops(narrow).inference_per_token
+    matrices = 2 * narrow.width * 4 * narrow.heads * (64 - 8)  # query, key, value, output
+    assert more == narrow.steps * (matrices + 4 * narrow.heads * (64 - 8) * 50)
+
+
+def test_a_vanilla_twin_is_a_stock_model_of_its_sizes():
+    assert not vanilla_twin(KINDS["knots, normalised"]).embedding_norm
 
 
 def test_generating_weights_is_counted_for_time_dependent_weights_only():

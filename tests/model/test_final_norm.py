@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.reading import lens, walk
+from diffeqformer.analysis.tuned_lens import tuned_lens
 from diffeqformer.config import Config, DepthConfig, ModelConfig, TrainerConfig, from_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
@@ -98,3 +100,13 @@ def test_an_update_moves_the_norms_of_its_own_depth_alone_and_decays_none():
 def test_models_of_one_depth_have_no_use_for_it(model, found):
     with pytest.raises(BadInput, match=found):
         validate(from_dict(Config, {"model": {"final_norm_halvings": 2} | model}))
+
+
+def test_probes_and_heads_are_read_with_the_norm_of_the_steps_that_are_read(model):
+    """At another depth than the trained one: as of the model that has no other norm than that of this depth."""
+    own, texts = model.with_norm_of(2), np.stack([np.arange(8) % 11, np.arange(8)[::-1] % 11])
+    found, wanted = (tuned_lens(one, texts, steps=2, updates=3) for one in (model, own))
+    np.testing.assert_array_equal(found.maps, wanted.maps)
+    assert abs(found.maps).max() > 0
+    copying = lambda one: measure_induction(one, sequences=2, length=4, repeats=2, steps=2).behaviours["copying"]
+    np.testing.assert_array_equal(copying(model), copying(own))

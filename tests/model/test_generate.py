@@ -7,7 +7,7 @@ import pytest
 
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.generate import _generate, choose, generate
+from diffeqformer.model.generate import _generate, choose, generate, probabilities
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
 
@@ -63,6 +63,15 @@ def test_draws_follow_the_distribution_they_are_asked_for():
     np.testing.assert_allclose(frequencies(scores, top_p=0.7), [0.625, 0.375, 0, 0], atol=0.015)
     np.testing.assert_allclose(frequencies(scores, top_p=0.4), [1, 0, 0, 0])
     np.testing.assert_allclose(frequencies(scores, top_p=1.0), p, atol=0.015)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-7, 1e-5])
+@pytest.mark.parametrize("kept", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+def test_the_coldest_draws_are_the_most_likely_token(temperature, kept):
+    """Where quotients by the temperature overflow, or it is none of float32."""
+    scores = jnp.array([1.0, 5.0, 3.0, -2.0])
+    assert choose(scores, jax.random.key(0), temperature, **kept) == 1
+    np.testing.assert_array_equal(probabilities(scores, temperature, **kept), [0, 1, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def measure_induction(
     **Raises:** `BadInput` if the sequences do not fit the context or the vocabulary.
     """
     config, steps = model.config, model.grid(steps).steps
+    model = model.with_norm_of(steps)
     if length * repeats > config.context:
         raise BadInput(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "

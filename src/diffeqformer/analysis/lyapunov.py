@@ -21,7 +21,7 @@ from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
-from diffeqformer.nn.linear import wide
+from diffeqformer.nn.linear import as_bits, wide
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
@@ -276,7 +276,7 @@ def _attention_in_blocks(
     blocks = -(-positions // QUERIES)
     padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
     kv_heads, head_width = field.key_value_heads
-    zeros = jnp.zeros((1, kv_heads, padded.shape[1], head_width), x.dtype)
+    zeros = as_bits(jnp.zeros((1, kv_heads, padded.shape[1], head_width), weights.attention.output.weight.dtype))
 
     def block(cache: Slot, now: tuple[Array, Array]) -> tuple[Slot, Array]:
         start, x = now

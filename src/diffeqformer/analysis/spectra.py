@@ -19,12 +19,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 from scipy.optimize import linear_sum_assignment
 
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.field import Block, BlockWeights
 from diffeqformer.ode.grid import Grid, Nodes, Steps
 from diffeqformer.ode.weights import KnotWeights, WeightSource
 from diffeqformer.progress import Progress, Silent
@@ -249,10 +251,20 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block.
 
-    Of means over steps they are the middles.
+    Of means over steps they are the middles, and so they are where a scheme takes one row of a step at several nodes.
     """
-    grid, nodes = model.grid(steps), Nodes.same(0.5) if _averages(model.weights) else model.scheme.nodes
+    grid = model.grid(steps)
+    nodes = _nodes(model, grid)
     return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
+
+
+def _nodes(model: Transformer, grid: Grid) -> Nodes:
+    """The nodes in a step of the rows that the model's weights have for it."""
+    if _averages(model.weights):
+        return Nodes.same(0.5)
+    nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
+    own = lambda half, nodes: nodes if half.norm.scale.shape[1] == len(nodes) else (0.5,)
+    return Nodes(own(table.attention, nodes.attention), own(table.feed_forward, nodes.feed_forward))
 
 
 def between_steps(model: Transformer) -> bool:
@@ -265,10 +277,33 @@ def _averages(weights: WeightSource) -> bool:
     return isinstance(weights, KnotWeights) and weights.average
 
 
-def _means(weights: WeightSource, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
-    """The mean weights of the steps with these middles, stacked."""
-    table, middles = weights.table(grid), np.asarray(grid.times((0.5,)))
-    return lambda times: jax.tree.map(lambda leaf: leaf[np.searchsorted(middles, times), 0], table)
+def _rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
+    """Weights at times, stacked: those of the forward pass where it takes some, else the function of depth itself.
+
+    What a step takes may depend on the grid: means, layers that are left out, modulation by the step's length.
+    """
+    nodes, table = _nodes(model, grid), jax.tree.map(np.asarray, model.weights.table(grid, model.scheme.nodes))
+
+    def half(between: PyTree, rows: PyTree, nodes: tuple[float, ...], times: np.ndarray) -> PyTree:
+        taken, first = np.unique(grid.times(nodes), return_index=True)
+        here = np.isin(times, taken)
+        step, node = np.divmod(first[np.searchsorted(taken, times[here])], len(nodes))
+
+        def put(between: Array, rows: np.ndarray) -> np.ndarray:
+            found = np.array(between)
+            found[here] = rows[np.minimum(step, len(rows) - 1), node]  # one row may serve all steps
+            return found
+
+        return jax.tree.map(put, between, rows)
+
+    def at(times: np.ndarray) -> BlockWeights:
+        between = model.weights.at(times)
+        return Block(
+            half(between.attention, table.attention, nodes.attention, times),
+            half(between.feed_forward, table.feed_forward, nodes.feed_forward, times),
+        )
+
+    return at
 
 
 def spectra(
@@ -296,8 +331,6 @@ def spectra(
         raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(config.hidden_width, ranks, seed)
-    jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))  # refuses a depth that is not there
-    averages = _averages(model.weights)
     continuous = times > 0 and between_steps(model)
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
@@ -305,14 +338,14 @@ def spectra(
         between = [time for time in np.linspace(0, 1, times) if np.abs(every - time).min() > 1e-9]
         every = np.sort(np.concatenate([every, between]))
     progress = progress or Silent()
-    weights_at = _means(model.weights, grid) if averages else model.weights.at
-    one = jax.tree.leaves(jax.eval_shape(lambda: weights_at(every[:1])))
+    weights_at = _rows_at(model, grid)
+    one = jax.tree.leaves(jax.eval_shape(lambda: model.weights.at(every[:1])))
     chunk = max(1, _CHUNK_BYTES // sum(leaf.size * 8 for leaf in one))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     with progress.stage("Eigenvalues", len(every)) as stage:
         for start in range(0, len(every), chunk):
             some = every[start : start + chunk]
-            rows = jax.tree.map(np.asarray, weights_at(some))
+            rows = weights_at(some)
             with on_host():
                 pairs = jax.tree.map(np.asarray, _exact_pairs(rows, config=config, fold_norm=fold_norm))
             up, down = pairs["FF"]

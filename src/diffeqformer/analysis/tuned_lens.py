@@ -65,6 +65,7 @@ def tuned_lens(
 
     **Raises:** `BadInput` as `walk`.
     """
+    model = model.with_norm_of(model.grid(steps))
     walks = (walk(model, text, steps=steps).states for text in texts)
     states = [np.concatenate(each, 1) for each in zip(*walks, strict=True)]
     order = np.random.default_rng(seed).integers(states[0].shape[1], size=(updates, BATCH))

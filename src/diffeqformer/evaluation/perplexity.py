@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diffeqformer.config import ToleranceConfig
-from diffeqformer.errors import RunFailed
+from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.early_exit import EarlyExit
@@ -76,7 +76,7 @@ def evaluate_in_turns(
 
     **Returns:** an `Evaluation` for each turn; its speed leaves the first batch out, which compiles.
 
-    **Raises:** `RunFailed` if adaptive steps do not come to an end.
+    **Raises:** `RunFailed` if adaptive steps do not come to an end; `BadInput` if no prediction counts.
     """
     batches = list(batches)  # a split's tokens are small beside its activations
     tallies = [_Tally(model, steps, block) for model, steps in turns]
@@ -84,7 +84,7 @@ def evaluate_in_turns(
         for number, (ids, mask) in enumerate(batches):
             for tally in tallies:
                 tally.add(shared_batch(ids), shared_batch(np.asarray(mask, bool)), number > 0 or len(batches) == 1)
-                stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 else "")
+                stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 and tally.count else "")
     return [tally.evaluation(len(batches), bytes_) for tally in tallies]
 
 
@@ -115,6 +115,11 @@ class _Tally:
             self.seconds += time.perf_counter() - started
 
     def evaluation(self, batches: int, bytes_: int | None) -> Evaluation:
+        if not self.count:
+            raise BadInput(
+                f"no prediction counts in the {batches} batches to be evaluated, so that there is no loss; where only "
+                "some tokens are targets (data.targets), a larger trainer.evaluate_batches reaches some, 0 all."
+            )
         loss = self.nats / self.count
         return Evaluation(
             loss=loss,

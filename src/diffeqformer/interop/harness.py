@@ -23,6 +23,7 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
+from diffeqformer.model.generate import require_choice
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -156,7 +157,8 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         **Raises:** `BadInput` for settings that cannot be carried out, before anything is generated.
         """
         prompts = [_Prompt(i, self.tok_encode(request.args[0]), request.args) for i, request in enumerate(requests)]
-        plans = [_plan(request.args[1], self.max_gen_toks, self.max_length) for request in requests]
+        vocabulary = self.model.embedding.tokens.shape[0]
+        plans = [_plan(request.args[1], self.max_gen_toks, self.max_length, vocabulary) for request in requests]
         kinds = {json.dumps(plan): plan for plan in plans}
         texts = [""] * len(requests)
         with self.progress.stage("Generating", len(requests)) as stage:
@@ -257,10 +259,11 @@ class _Plan(NamedTuple):
     top_p: float | None
 
 
-def _plan(settings: Document, usual: int, context: int) -> _Plan:
+def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Plan:
     """The harness's settings of generation as ours.
 
-    **Raises:** `BadInput` for new tokens that leave no room for a prompt.
+    **Raises:** `BadInput` for new tokens that leave no room for a prompt, and for settings that are out of range or
+    would be left unread.
     """
     until = settings.get("until") or []
     new_tokens = int(next((settings[name] for name in LENGTHS if settings.get(name) is not None), usual))
@@ -269,14 +272,13 @@ def _plan(settings: Document, usual: int, context: int) -> _Plan:
             f"max_gen_toks is {new_tokens}, but must be at least 1 and below the model's context, {context}, "
             "such as gen_kwargs max_gen_toks=32."
         )
-    samples = settings.get("do_sample", True)
-    return _Plan(
-        new_tokens,
-        [stop for stop in ([until] if isinstance(until, str) else until) if stop],
-        float(settings.get("temperature") or 0.0) if samples else 0.0,
-        settings.get("top_k") or None,
-        settings.get("top_p"),
-    )
+    if (beams := settings.get("num_beams") or 1) != 1:
+        raise BadInput(f"num_beams is {beams}, but must be 1: text is drawn or greedy here, without a search by beams.")
+    temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
+    top_k, top_p = settings.get("top_k") or None, settings.get("top_p")
+    require_choice(vocabulary, temperature, top_k, top_p)
+    stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    return _Plan(new_tokens, stops, temperature, top_k, top_p)
 
 
 def _windows(context: list[int], continuation: list[int], room: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -96,8 +96,13 @@ class Settings:
 
 
 ONLY = {"peft_type": "LORA", "bias": "none"}
-EMPTY = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices")
+EMPTY = (
+    "use_dora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters",
+    "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "monteclora_config",
+)  # fmt: skip
 """Settings that can be read with these values only, or only if they are empty or false."""
+BESIDE = (True, False, None, "gaussian", "orthogonal")
+"""Ways to begin an adapter that leave the base as it is; with others (PiSSA, OLoRA, ...) PEFT changes it, too."""
 
 
 def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
@@ -160,6 +165,11 @@ def _read_settings(path: Path) -> Settings:
         if value and value != ONLY.get(name):
             must = f"must be {ONLY[name]!r}" if name in ONLY else "must be empty or false"
             raise BadInput(f"file {str(path)!r}: {name} is {value!r}, but {must} for an adapter that can be read.")
+    if (way := values.get("init_lora_weights")) not in BESIDE:
+        raise BadInput(
+            f"file {str(path)!r}: init_lora_weights is {way!r}, with which PEFT changes the base model too; "
+            "convert the adapter to plain LoRA first (path_initial_model_for_weight_conversion of save_pretrained)."
+        )
     try:
         known = {field.name: values[field.name] for field in fields(Settings) if values.get(field.name) is not None}
         settings = from_dict(Settings, known)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import hashlib
 import math
 import re
 import sys
@@ -35,8 +36,8 @@ class Tasks:
     `include`, folders of task files of one's own, which come before the harness's. The harness's own list of some
     14,000 tasks is only read if a name is not found in them.
 
-    **Raises:** `BadInput` if the harness is not installed, for a name that does not exist, with the nearest ones, and
-    for data that cannot be had.
+    **Raises:** `BadInput` if the harness is not installed, for a name that does not exist, with the nearest ones, for
+    two files of one name, and for data that cannot be had.
     """
 
     def __init__(self, names: Sequence[str], include: Sequence[str] = ()):
@@ -61,7 +62,11 @@ class Tasks:
                 advice = f"did you mean {' or '.join(near)}?" if near else "`lm_eval ls tasks` lists them."
                 raise BadInput(f"task {name!r} is not known to lm-evaluation-harness and is no YAML file: {advice}")
         found = list(dict.fromkeys(each for name in names for each in self._found(name)))
-        self.loaded = {_title(name): self._load(name) for name in found}
+        titles = list(map(_title, found))
+        for name, title in zip(found, titles, strict=True):
+            if titles.count(title) > 1:
+                raise BadInput(f"task file {name!r} has the name of another one, {title!r}; rename one of them.")
+        self.loaded = {title: self._load(name) for name, title in zip(found, titles, strict=True)}
 
     def _found(self, name: str) -> list[str]:
         if name.endswith((".yaml", ".yml")):
@@ -203,6 +208,8 @@ def _file_name(document: Document, num_fewshot: int | None) -> str:
     parts += [] if document["limit"] is None else [f"limit-{document['limit']:g}"]
     if document["checkpoint"] != "latest":
         parts.append(document["checkpoint"])
+    if settings := document["gen_kwargs"]:
+        parts.append(settings if len(settings) <= 60 else hashlib.sha256(settings.encode()).hexdigest()[:16])
     return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
 
 

@@ -50,13 +50,13 @@ def flops(config: ModelConfig) -> Flops:
     """Floating-point operations of a model config.
 
     Each entry of a matrix costs 2 operations per token and evaluation of its half of the field; attention costs
-    `4 width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive steps are
-    counted as `config.steps` fixed ones, adapters as merged.
+    `4 heads x head width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive
+    steps are counted as `config.steps` fixed ones, adapters as merged.
     """
     model = abstract(config)
     block, evaluations = model.field.shapes(), model.scheme.evaluations.times(config.steps)
     visible = (config.context + 1) / 2
-    attention = evaluations.attention * (_matrices(block.attention) + 4 * config.width * visible)
+    attention = evaluations.attention * (_matrices(block.attention) + 4 * config.heads * config.head_width * visible)
     feed_forward = evaluations.feed_forward * _matrices(block.feed_forward)
     unembedding = 2 * math.prod((model.embedding.tokens if model.head is None else model.head).shape)
     inference = attention + feed_forward + unembedding
@@ -89,6 +89,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
         weights=LayerConfig(),
         modulation=None,
         final_norm_halvings=None,
+        embedding_norm=False,
         field=dataclasses.replace(own, **usual) if isinstance(own, LlamaConfig) else own,
         scheme=SchemeConfig("lie-trotter"),
         gradient=None if config.gradient == GradientConfig("reversible") else config.gradient,

@@ -10,6 +10,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import require_tokens
 
+COLDEST = 1e-6
+"""Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""
+
 
 def generate(
     model: Transformer,
@@ -57,6 +60,14 @@ def require_sampling(
             f"the prompt has {prompt.shape[1]} tokens and {new_tokens} new ones are asked for, "
             f"but together they must not exceed the model's context of {context}."
         )
+    require_choice(vocabulary, temperature, top_k, top_p)
+
+
+def require_choice(vocabulary: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Check how a token is to be chosen.
+
+    **Raises:** `BadInput` for settings out of range.
+    """
     if not 0 <= temperature < float("inf"):
         raise BadInput(f"temperature is {temperature}, but must be 0 or a positive number.")
     if top_k is not None and not 1 <= top_k <= vocabulary:
@@ -101,7 +112,7 @@ def choose(
     top_p: float | None = None,
 ) -> Int[Array, "*batch"]:
     """Draw a token for each row, after temperature, then top-k, then top-p; ties at the edge of a set are kept."""
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1).astype(jnp.int32)
     return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1).astype(jnp.int32)
 
@@ -113,14 +124,14 @@ def probabilities(
     top_p: float | None = None,
 ) -> Float[Array, "*batch vocabulary"]:
     """The distributions that `choose` draws from; at temperature 0 all on the most likely token."""
-    if temperature == 0:
+    if temperature < COLDEST:
         return jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
     return jax.nn.softmax(_kept(logits, temperature, top_k, top_p), axis=-1)
 
 
 def _kept(logits: Array, temperature: float, top_k: int | None, top_p: float | None) -> Array:
     """Logits over a temperature; those of tokens that are never drawn are minus infinity."""
-    logits = logits / temperature
+    logits = (logits - logits.max(-1, keepdims=True)) / temperature  # quotients that overflow are of no token's
     if top_k is not None:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)

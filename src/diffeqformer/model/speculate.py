@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from diffeqformer.errors import BadInput
-from diffeqformer.model.generate import probabilities, require_sampling
+from diffeqformer.model.generate import COLDEST, probabilities, require_sampling
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
 
@@ -99,7 +99,7 @@ def _speculate(
 ) -> tuple[Array, Array, Array, Array]:
     length = prompt.shape[1]
     room = length + new_tokens + draft_length  # the last round may draft beyond the end
-    greedy = temperature == 0.0  # then logits do for weights, and nothing is drawn
+    greedy = temperature < COLDEST  # then logits do for weights, and nothing is drawn
     distribution = lambda logits: logits if greedy else probabilities(logits, temperature, top_k, top_p)
 
     def draw(key: Array, weights: Float[Array, " vocabulary"]) -> Array:

@@ -62,9 +62,10 @@ def named_scheme(section: SchemeConfig) -> Scheme:
 def reversible_scheme(section: ReversibleConfig) -> Reversible:
     """The reversible scheme over a base of some name.
 
-    **Raises:** `BadInput` for a base that does not exist, or that carries more than the state.
+    **Raises:** `BadInput` for a base that does not exist, that carries more than the state, or that has no step back
+    (`residual`, whose steps have no length).
     """
-    bases = {name: scheme for name, scheme in SCHEMES.items() if isinstance(scheme, OneStep)}
+    bases = {n: s for n, s in SCHEMES.items() if isinstance(s, OneStep) and not isinstance(s, Residual)}
     return Reversible(_named(section.base, bases, "model.scheme.base"), section.coupling)
 
 
