@@ -191,6 +191,7 @@ def test_what_makes_no_sense_is_refused():
         (dataclasses.replace(TINY, weights="layer", scheme="diffrax:Euler"), 3),
         (dataclasses.replace(TINY, weights="layer", scheme="rk4"), 3),
         (dataclasses.replace(TINY, modulation=ModulationConfig(4), scheme="lie-trotter-middle"), 5),
+        (dataclasses.replace(TINY, weights=KnotsConfig(average=True), modulation=ModulationConfig(4)), 5),
         (KINDS["macaron"], 3),
         (TINY, 4),
     ],
@@ -210,3 +211,11 @@ def test_the_spectra_of_steps_are_those_of_the_weights_that_a_forward_pass_takes
             assert mask.sum() == own
             for values, dense in zip(spectrum.eigenvalues[mask, 0], wanted, strict=True):
                 assert nearest(values, dense) < 1e-6 * np.abs(dense).max()
+
+
+def test_means_over_steps_stand_at_their_middles_modulated_or_not():
+    for modulation in (None, ModulationConfig(2)):
+        config = dataclasses.replace(TINY, weights=KnotsConfig(average=True), modulation=modulation, steps=4)
+        found = spectra(model_of(config), times=9)
+        assert not found.continuous
+        np.testing.assert_allclose(found.times, [0.125, 0.375, 0.625, 0.875])

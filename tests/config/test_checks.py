@@ -107,6 +107,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"scheme": {"kind": "euler", "base": "heun"}}, "unknown key 'model.scheme.base'"),
     ({"gradient": {"kind": "plain", "checkpoints": 8}}, "unknown key 'model.gradient.checkpoints'"),
     # edges
+    (
+        {"weights": {"kind": "knots", "lora": {"rank": 4}}, "modulation": {}},
+        "model.modulation and model.weights.lora (of rank 4) are given: low-rank adapters are beside weights that do ",
+    ),
     ({"edges": [0, 0.5, 1]}, "model.edges has 3 times, but must have model.steps + 1, 7, without model.first_step."),
     ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),
 ]

@@ -19,6 +19,7 @@ KINDS = KINDS | {
     "knots, means over steps": dataclasses.replace(
         KINDS["knots, normalised"], weights=KnotsConfig(3, "cubic", average=True), scheme="strang"
     ),
+    "layers left out": dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit"),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),
 }
 TOKENIZER = train_tokenizer([TEXT * 3, "the cat and the mat"], 300)

@@ -15,6 +15,7 @@ import pytest
 
 from diffeqformer.analysis.attribution import ATTRIBUTIONS
 from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
+from diffeqformer.analysis.reading import eigenvalues_of
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
 from diffeqformer.config import DepthConfig, ToleranceConfig
@@ -101,6 +102,18 @@ def test_weights_at_a_time_have_the_eigenvalues_of_the_spectra(session):
         own = np.asarray(values) @ [1, 1j]
         radius = found_at.pairs[name].radius[np.flatnonzero(found_at.times == 0.5)[0]]
         np.testing.assert_allclose(np.abs(own).max(-1), radius, atol=1e-4)
+
+
+def test_weights_at_a_stop_are_those_that_a_step_takes(session):
+    """Of layers that are left out, the ones of the grid: no layer is shown twice."""
+    own = session_of(run_of("layers left out"))
+    model = own.runs[0].model
+    table = model.weights.table(model.grid())
+    for step, time in enumerate(np.round([1 / 3, 2 / 3, 1], 9)):
+        rows = jax.tree.map(lambda leaf, step=step: np.asarray(leaf)[step, 0], table)
+        wanted = eigenvalues_of(rows, model.config, ("QK",))["QK"]
+        found = np.asarray(own.weights({"run": 0, "time": float(time)})["QK"]) @ np.array([1, 1j])
+        np.testing.assert_allclose(found, wanted, atol=1e-5)  # five decimals
 
 
 def test_what_a_run_offers(session):

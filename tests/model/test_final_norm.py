@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.induction import measure_induction
-from diffeqformer.analysis.reading import lens, walk
+from diffeqformer.analysis.reading import lens, settled, walk
 from diffeqformer.analysis.tuned_lens import tuned_lens
 from diffeqformer.config import Config, DepthConfig, ModelConfig, TrainerConfig, from_dict, validate
 from diffeqformer.errors import BadInput
@@ -110,3 +110,12 @@ def test_probes_and_heads_are_read_with_the_norm_of_the_steps_that_are_read(mode
     assert abs(found.maps).max() > 0
     copying = lambda one: measure_induction(one, sequences=2, length=4, repeats=2, steps=2).behaviours["copying"]
     np.testing.assert_array_equal(copying(model), copying(own))
+
+
+def test_early_exit_is_read_with_the_norm_of_its_steps(model):
+    """What the explorer shows of it, against the model's own logits."""
+    exits = EarlyExit(2, 1e-9)
+    ids, p, _ = settled(model, np.arange(8) % 11, exits)
+    wanted = jax.nn.softmax(model(IDS, steps=exits)[0], -1)
+    np.testing.assert_array_equal(ids, wanted.argmax(-1))
+    np.testing.assert_allclose(p, wanted.max(-1), atol=TWO_PROGRAMS)

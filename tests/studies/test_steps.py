@@ -64,8 +64,8 @@ def test_a_model_of_one_step_is_told_as_such():
     assert headline(FLAT) == (
         "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
         "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, which the bare "
-        "embedding has. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, 67 % if "
-        "they had nothing in common)."
+        "embedding has. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, at "
+        "least 67 % if they had nothing in common)."
     )
     deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
         getattr(FLAT, name) for name in ("kl", "length", "attention", "feed_forward", "energy", "rank")

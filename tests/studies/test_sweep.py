@@ -11,7 +11,7 @@ from diffeqformer.config import dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs import trainer
-from diffeqformer.studies.sweep import Arguments, study, trials_of
+from diffeqformer.studies.sweep import Arguments, _name, study, trials_of
 from tests.runs.conftest import cache, compiled, config, text  # noqa: F401
 from tests.runs.tiny_run import changed
 
@@ -88,3 +88,13 @@ def test_a_sweep_ranks_keeps_what_is_done_and_survives_a_divergent_trial(file, t
     assert main([word.replace(",1e18", "") for word in words]) == 0  # again, with fewer: what is done is kept
     assert (run / "results.json").read_bytes() == before
     assert json.loads(capsys.readouterr().out)["trials"] == ranked[:2]
+
+
+def test_trials_whose_names_would_be_one_have_folders_of_their_own():
+    """Beyond 200 characters, and where characters that no folder should have are replaced."""
+    long = [f"optimizer.{name}=1e-3" for name in ("learning_rate", "b1", "b2", "epsilon", "weight_decay", "clip_norm")]
+    long += [f"optimizer.{name}=0.5" for name in ("warmup_fraction", "final_fraction", "embedding_rate")]
+    for over in ([*long, "optimizer.spike=2,3"], ["data.tokenizer=a/b,a b"]):
+        first, second = trials_of(over, None)
+        assert _name(first) != _name(second) and max(map(len, map(_name, (first, second)))) < 220
+    assert _name({"model.steps": 2, "optimizer.b2": 0.9}) == "model.steps=2,optimizer.b2=0.9"

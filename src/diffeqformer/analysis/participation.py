@@ -45,8 +45,8 @@ class Participation:
     """Of each matrix, the share of its squared length over the steps that is not that of its mean over depth: 0 for
     constant weights, near 1 for a table of independent layers."""
     rank: dict[str, float]
-    """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (L,
-    entries) matrix, from 1 to L (Roy & Vetterli 2007)."""
+    """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (row,
+    entries) matrix, with a row for each step and node, from 1 to the number of rows (Roy & Vetterli 2007)."""
     echo: Float[np.ndarray, " known"] = field(default_factory=lambda: np.zeros(0))
     """Share of the positions whose likeliest next token is the one that was just read; empty if that is not known."""
     even: float = math.nan

@@ -156,7 +156,7 @@ def settled(
     **Raises:** `BadInput` for a scheme that carries more than the state, or a number of steps the model lacks.
     """
     state, taken = _settled(model, jnp.asarray(ids)[None], early_exit)
-    return *likeliest(model, state), np.asarray(taken)[0, :, 0]
+    return *likeliest(model.with_norm_of(early_exit.steps), state), np.asarray(taken)[0, :, 0]
 
 
 def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head position"]:

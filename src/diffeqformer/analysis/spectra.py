@@ -28,7 +28,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import Block, BlockWeights
 from diffeqformer.ode.grid import Grid, Nodes, Steps
-from diffeqformer.ode.weights import KnotWeights, WeightSource
+from diffeqformer.ode.weights import KnotWeights, ModulatedWeights, WeightSource
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -146,10 +146,9 @@ class Spectra:
         return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
-        """In the first, a middle and the last step; of QK and OV, means over heads."""
+        """Where the forward pass takes weights first, in the middle and last; of QK and OV, means over heads."""
         of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
-        every = len(next(iter(of_steps.values())))
-        columns = ("pair", "first step", f"{every // 2 + 1} of {every}", "last step")
+        columns = ("pair", "first", "middle", "last")
         rows = [
             (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)))
             for name, at in of_steps.items()
@@ -260,10 +259,9 @@ def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np
 
 def _nodes(model: Transformer, grid: Grid) -> Nodes:
     """The nodes in a step of the rows that the model's weights have for it."""
-    if _averages(model.weights):
-        return Nodes.same(0.5)
     nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
-    own = lambda half, nodes: nodes if half.norm.scale.shape[1] == len(nodes) else (0.5,)
+    middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(model.weights))
+    own = lambda half, nodes: (0.5,) if middle(half.norm.scale.shape[1], nodes) else nodes
     return Nodes(own(table.attention, nodes.attention), own(table.feed_forward, nodes.feed_forward))
 
 
@@ -274,10 +272,12 @@ def between_steps(model: Transformer) -> bool:
 
 def _averages(weights: WeightSource) -> bool:
     """Whether a step takes the mean of the weights over it."""
+    if isinstance(weights, ModulatedWeights):
+        return _averages(weights.base)
     return isinstance(weights, KnotWeights) and weights.average
 
 
-def _rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
+def rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
     """Weights at times, stacked: those of the forward pass where it takes some, else the function of depth itself.
 
     What a step takes may depend on the grid: means, layers that are left out, modulation by the step's length.
@@ -338,7 +338,7 @@ def spectra(
         between = [time for time in np.linspace(0, 1, times) if np.abs(every - time).min() > 1e-9]
         every = np.sort(np.concatenate([every, between]))
     progress = progress or Silent()
-    weights_at = _rows_at(model, grid)
+    weights_at = rows_at(model, grid)
     one = jax.tree.leaves(jax.eval_shape(lambda: model.weights.at(every[:1])))
     chunk = max(1, _CHUNK_BYTES // sum(leaf.size * 8 for leaf in one))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}

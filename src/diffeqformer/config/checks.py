@@ -243,6 +243,11 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.modulation is given, but {other}: weights that depend on the length of a step need functions of "
             "depth on a fixed grid."
         )
+    if m.modulation and m.lora:
+        raise BadInput(
+            f"model.modulation and model.weights.lora (of rank {m.lora.rank}) are given: low-rank adapters are beside "
+            "weights that do not depend on the length of a step."
+        )
     if m.final_norm_halvings is not None and (isinstance(m.weights, LayerConfig) or m.tolerance):
         other = "model.tolerance is given" if m.tolerance else "model.weights is 'layer'"
         raise BadInput(

@@ -24,7 +24,7 @@ from diffeqformer.analysis.reading import (
     settled,
     walk,
 )  # fmt: skip
-from diffeqformer.analysis.spectra import evaluation_times
+from diffeqformer.analysis.spectra import evaluation_times, rows_at
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
 from diffeqformer.model.solving import with_scheme
@@ -73,6 +73,7 @@ class Session:
         self.runs = tuple(runs)
         self.text = text or opening_text(runs[0], progress)
         self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
+        self._rows = lru_cache(KEPT)(lambda number: rows_at(runs[number].model.merge(), runs[number].model.grid()))
         self.answers = {
             name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "reach", "weights")
         }
@@ -187,9 +188,11 @@ class Session:
         run, time = self.runs[_whole(asked, "run", 0, len(self.runs) - 1)], asked.get("time")
         if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= 1:
             raise BadInput(f"time is {shown(time)}, but must be from 0 to 1.")
-        model = run.model.merge()
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], model.weights.at(np.asarray([time])))
-        return _parts(eigenvalues_of(rows, model.config, ("QK", "OV", "FF")))
+        taken = np.array([]) if trained_between(run) else np.union1d(*evaluation_times(run.model))
+        near = taken[np.abs(taken - time) < 1e-8]  # the page has them rounded
+        found = self._rows(asked["run"])(near[:1]) if near.size else run.model.merge().weights.at(np.asarray([time]))
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
+        return _parts(eigenvalues_of(rows, run.model.config, ("QK", "OV", "FF")))
 
     def _asked(self, asked: Values) -> tuple[Run, np.ndarray, Walk]:
         number, ids, *how = self._question(asked)

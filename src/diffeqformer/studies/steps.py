@@ -119,7 +119,7 @@ def result(
             "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). What varies "
             "over depth is the share of a matrix's squared size over the steps that is not that of its mean; a mean "
             "over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number "
-            "of steps.",
+            "of weights that the steps take, one or more for each.",
             *([tuned_finding(found, tuned)] if tuned else []),
         ),
         (by_step(found, tuned=tuned), by_matrix(found)),
@@ -155,7 +155,7 @@ def headline(found: "Participation") -> str:
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
             f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
         )
-    scale = f" (0 % if all steps had the same, {100 * (1 - 1 / steps):.0f} % if they had nothing in common)"
+    scale = f" (0 % if all steps had the same, at least {100 * (1 - 1 / steps):.0f} % if they had nothing in common)"
     varies = f"{100 * energy:.0f} % of the weights' squared size varies over depth{scale if steps > 1 else ''}."
     return f"{used}{alone}. {spelling(found)}{varies}"
 

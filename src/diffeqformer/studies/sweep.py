@@ -1,5 +1,6 @@
 """`sweep`: a grid or a random search over any settings of a config; each trial is a run, kept and resumed."""
 
+import hashlib
 import itertools
 import math
 import re
@@ -153,7 +154,9 @@ def _drawn(values: Any, random: Any) -> Any:
 
 def _name(trial: Values) -> str:
     """Of a trial's folder."""
-    return re.sub(r"[^\w.=+,-]+", "-", ",".join(f"{name}={value}" for name, value in trial.items()))[:200]
+    said = ",".join(f"{name}={value}" for name, value in trial.items())
+    plain = re.sub(r"[^\w.=+,-]+", "-", said)[:200]
+    return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 
 
 def _findings(rows: Sequence[Values], config: Config, arguments: Arguments) -> tuple[str, ...]:

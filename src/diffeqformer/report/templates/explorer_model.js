@@ -219,9 +219,10 @@ const backend = (() => {
         const dt = model.interval * length;
         const when = (node) => ({ t: edges[index] + node * length, length, index, node });
         const seen = { attention: [], feed_forward: [], states: [] };
+        const span = model.schemes[scheme].layers ? 1 : dt;
         const half = (name, of) => (node, y) => {
           const out = of(y, when(node));
-          seen[name].push(ids.map((_, r) => out.subarray(r * width, (r + 1) * width).reduce((s, v) => s + (dt * v) ** 2 / width, 0)));
+          seen[name].push(ids.map((_, r) => out.subarray(r * width, (r + 1) * width).reduce((s, v) => s + (span * v) ** 2 / width, 0)));
           if (name === "attention") seen.states.push([y, when(node)]);
           return out;
         };
@@ -292,7 +293,9 @@ const backend = (() => {
     const weightsAt = async ({ time }) => {
       const edges = edgesOf(run.steps);
       const index = Math.max(0, edges.findIndex((edge) => edge >= time - 1e-9) - 1);
-      const when = { t: time, index, node: (time - edges[index]) / (edges[index + 1] - edges[index]), length: 0 };
+      const own = edges[index + 1] - edges[index];
+      const taken = (run.stops ?? []).some((stop) => Math.abs(stop - time) < 1e-8); // by a step, of its length
+      const when = { t: time, index, node: (time - edges[index]) / own, length: taken ? own : 0 };
       const [up, down] = [unit("feed_forward.up", when).weight, unit("feed_forward.down", when).weight];
       return { ...spectraOfHeads(when), FF: [ofProduct((i, j) => up[i * model.hidden + j], (i, j) => down[i * width + j], width, model.hidden)] };
     };
