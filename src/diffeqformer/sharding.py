@@ -66,7 +66,7 @@ def mesh_of(config: Config) -> Mesh | None:
 
     **Raises:** `BadInput` if there are not so many devices, or the batch or the model cannot be divided so.
     """
-    sizes, devices = _sizes(config), len(jax.devices())
+    sizes, devices = sizes_of(config), len(jax.devices())
     asked, words = math.prod(sizes), _words(sizes)
     if asked > devices:
         raise BadInput(f"mesh is {words}, which needs {asked} devices, but JAX has {devices}.")
@@ -79,7 +79,7 @@ def mesh_of(config: Config) -> Mesh | None:
     return None if asked == 1 else jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _sizes(config: Config) -> tuple[int, ...]:
+def sizes_of(config: Config) -> tuple[int, ...]:
     """Sizes of the axes, -1 replaced by what the devices leave."""
     given = tuple(getattr(config.mesh, axis) for axis in AXES)
     known, devices = -math.prod(given), len(jax.devices())
@@ -106,7 +106,7 @@ def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
         (f"model.width is {m.width}", m.width, fsdp, f"mesh.fsdp, which is {fsdp}"),
         (f"model.heads is {m.heads}", m.heads, tensor, f"mesh.tensor, which is {tensor}"),
         (f"model.field.kv_heads is {m.kv_heads}", m.kv_heads, tensor, f"mesh.tensor, which is {tensor}"),
-        (f"model.hidden is {m.hidden}", m.hidden_width, tensor, f"mesh.tensor, which is {tensor}"),
+        (f"model.hidden is {m.hidden_width}", m.hidden_width, tensor, f"mesh.tensor, which is {tensor}"),
     ]:
         if size % parts:
             raise BadInput(f"{name}, but must be divisible by {setting}.")

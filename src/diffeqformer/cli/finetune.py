@@ -153,7 +153,8 @@ def _text(base: "Run", given: Arguments) -> DataConfig:
     own = base.config.data
     if not given.data:
         return own
-    return replace(own, source="files", train=given.data, validation=(), dataset="", dataset_name="")
+    new = {"validation": (), "dataset": "", "dataset_name": "", "weights": (), "puzzle": None, "stream": 0}
+    return replace(own, source="files", train=given.data, **new)
 
 
 def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:

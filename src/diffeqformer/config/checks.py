@@ -138,6 +138,11 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
             f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with "
             "depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
+    if d.distill and d.teacher == "deepest" and len(d.always) == 1 and {*(d.depths or (m.steps,))} == {*d.always}:
+        raise BadInput(
+            f"depth.distill is {d.distill}, but all updates train at {max(d.always)} steps alone: nothing is deeper to "
+            "learn from."
+        )
     if d.distill and d.together == "rows" and d.teacher == "deepest":
         raise BadInput(
             f"depth.distill is {d.distill}, but with depth.together 'rows' no sequence is read at two depths; with "

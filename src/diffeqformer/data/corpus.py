@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, compress, islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig, to_dict
 from diffeqformer.data.files import (
+    JSON_LINES,
     NEEDS_EXTRA,
     OF_DOCUMENTS,
     Reader,
@@ -92,9 +93,9 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     if count > 1:
         raise BadInput(f"file {str(file.path)!r} is in two of data.train, each of which has one of data.weights.")
     for file in train + validation if config.targets == "completions" else ():
-        if ".jsonl" not in file.path.name.lower():
+        if not file.path.name.lower().endswith(JSON_LINES):
             raise BadInput(f"file {str(file.path)!r} is no .jsonl, which data.targets 'completions' is read from.")
-    both = {file.path for file in train} & {file.path for file in validation}
+    both = {file.path.resolve() for file in train} & {file.path.resolve() for file in validation}
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
     if config.stream:
@@ -184,7 +185,7 @@ def _split_files(
 
     def part(files: list[TextFile], sizes: list[np.ndarray], chosen: list[np.ndarray]) -> Part:
         these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if sources else ()
-        read = lambda: compress(documents(files)(), these)
+        read = lambda: (each for each, kept in zip(documents(files)(), these, strict=True) if kept)
         return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, masked)
 
     if held_sizes is not None:

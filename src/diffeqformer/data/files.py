@@ -22,7 +22,8 @@ from diffeqformer.errors import BadInput, Missing, RunFailed, reason
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import open_to_read
 
-OF_DOCUMENTS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".raw")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
 SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
@@ -33,7 +34,7 @@ PRESSED_BYTES = 1 << 10
 """Compressed bytes that are expanded at one time; Zstandard makes 32 MB of them at most."""
 MOST_EXPANSION, LEAST_EXPANDED = 500, 1 << 26
 """A file that expands to more than so many times its size, and to more than so many bytes, holds no text."""
-_TITLE = re.compile(r" = (?!=).*(?<!=) = ?\n?")
+_TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 TextDocument = Iterable[str]
@@ -113,7 +114,7 @@ class Reader:
         name = file.path.name.lower()
         if name.endswith(".parquet"):
             yield from ((text,) for text in self._rows(file) if text)
-        elif ".jsonl" in name:
+        elif name.endswith(JSON_LINES):
             yield from (parts for parts in self._lines(file) if any(parts))
         elif name.endswith(".raw"):
             yield from ((article,) for article in self._articles(file))

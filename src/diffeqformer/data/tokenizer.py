@@ -84,7 +84,7 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def ordinary(tokenizer: Tokenizer) -> list[int]:
     """The entries that are no special tokens."""
     special = tokenizer.get_added_tokens_decoder()
-    return [entry for entry in range(tokenizer.get_vocab_size()) if entry not in special]
+    return sorted(set(tokenizer.get_vocab().values()) - special.keys())
 
 
 def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> Iterator[str]:

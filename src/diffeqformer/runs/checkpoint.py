@@ -10,7 +10,6 @@ count, and a reader that verifies before it trusts:
 """
 
 import errno
-import math
 import os
 import shutil
 from collections.abc import Callable
@@ -237,17 +236,23 @@ class Checkpoints:
 
     def _by_metric(self) -> list[int]:
         """Updates, the lowest metric first; before them those that nobody can read the metric of."""
-        metrics: list[tuple[float, int]] = []
+        damaged, sound = self._metrics()
+        return damaged + sound
+
+    def _metrics(self) -> tuple[list[int], list[int]]:
+        """The updates whose metric cannot be read, and the others that have one, the lowest first."""
+        damaged, metrics = [], []
         for step in self.steps():
             try:
                 if (metric := self._manifest(step)["metric"]) is not None:
                     metrics.append((metric, step))
             except Damaged:
-                metrics.append((-math.inf, step))
-        return [step for _, step in sorted(metrics)]
+                damaged.append(step)
+        return damaged, [step for _, step in sorted(metrics)]
 
     def _rotate(self) -> None:
-        keep = {*self.steps()[-self.keep_last :], *self._by_metric()[: self.keep_best]}
+        damaged, sound = self._metrics()  # which of the damaged was best nobody knows, so that they take no place
+        keep = {*self.steps()[-self.keep_last :], *damaged, *sound[: self.keep_best]}
         for step in self.steps():
             if step not in keep:
                 self._remove(step)

@@ -91,7 +91,8 @@ class RunFolder:
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
         # A setting that is newer than the run had its default, which depends on the kinds of sections.
-        theirs = _numeric(Config()) | (remembered.get("config") or _numeric(read_yaml(self.path / CONFIG)))
+        kept = remembered.get("config") or _numeric(read_yaml(self.path / CONFIG))
+        theirs = _numeric(Config()) | kept
         sections = {name.rpartition(".")[0] for name in theirs}
         usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
         theirs = usual | theirs
@@ -102,6 +103,14 @@ class RunFolder:
                 f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
                 f"{value!r} here; choose another folder with --run."
             )
+        ours = _numeric(self.config)
+        for name, value in kept.items():  # of a section that is none here
+            above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
+            if above and value is not None:
+                raise BadInput(
+                    f"run folder {str(self.path)!r} belongs to another config: {name} is {value!r} there, but {above} "
+                    "is not given here; choose another folder with --run."
+                )
 
     @contextmanager
     def held(self, tokens: TokenCache, checkpoint_bytes: int) -> Iterator[None]:

@@ -36,7 +36,7 @@ class Footprint(NamedTuple):
     """Bytes of one device's memory."""
 
     weights: int
-    """Parameters."""
+    """Parameters, and their average if there is one."""
     optimizer: int
     """Moments of AdamW."""
     temporary: int | None
@@ -76,7 +76,7 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
     if compiled:
         temporary, _ = _compile(config) if devices <= len(jax.devices()) else _on_virtual_devices(config, devices)
     return Footprint(
-        weights=bytes_on_each(state.model, mesh),
+        weights=bytes_on_each((state.model, state.average), mesh),
         optimizer=bytes_on_each(state.optimizer, mesh),
         temporary=temporary,
         gradients=bytes_on_each(jax.eval_shape(partial(_gradients, config), state.model), mesh),

@@ -1,11 +1,12 @@
 """What a run would take, before it begins: its text, memory and time, and its first loss."""
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, MeshConfig
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.plain import Document
@@ -14,7 +15,7 @@ from diffeqformer.runs.finetune import open_base
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.footprint import Footprint, update_footprint
 from diffeqformer.runs.trainer import batches_of, fitting
-from diffeqformer.sharding import laid_out, mesh_of, placed
+from diffeqformer.sharding import laid_out, mesh_of, placed, sizes_of
 from diffeqformer.training.depths import compute_of, together
 from diffeqformer.training.update import initial_state, make_update
 
@@ -51,7 +52,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     base = open_base(config.base, progress) if config.base.run else None
     tokens = prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base))
     config, loader = fitting(config, tokens, base)
-    memory = update_footprint(config)
+    memory = update_footprint(replace(config, mesh=MeshConfig(*sizes_of(config))))
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))
         teacher = base.model if base and config.depth.teacher == "base" else None

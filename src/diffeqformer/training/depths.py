@@ -25,7 +25,8 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
         return lambda update: None
     depths, shares = np.asarray(config.depth.depths), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
-    start = float(jax.random.uniform(jax.random.fold_in(jax.random.key(config.trainer.seed), 2)))
+    key = jax.random.fold_in(jax.random.key(config.trainer.seed), 2)
+    start = float(jax.random.uniform(key, dtype=jax.numpy.float32))  # the same depths with JAX_ENABLE_X64
     shallow = config.depth.shallow_fraction * config.trainer.updates
     drawn = lambda update: int(depths[np.searchsorted(ends[:-1], (start + update * GOLDEN) % 1.0, side="right")])
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
