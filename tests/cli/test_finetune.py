@@ -1,9 +1,12 @@
 """`finetune` from the command line: its run, its numbers, its report, its second call."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from diffeqformer.cli.finetune import Arguments, _text
+from diffeqformer.config import DataConfig
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import read_sealed, write_sealed
 
@@ -55,3 +58,9 @@ def test_an_imported_model_needs_a_text(call, place, tmp_path):
         write_sealed(manifest, content)
     called = call("finetune", tmp_path / "imported", *SHORT)
     assert called.status == 2 and "holds an imported model, which has no text of its own; name some" in called.err
+
+
+def test_new_files_are_not_mixed_by_the_weights_of_the_bases_own():
+    own = DataConfig(source="files", train=("a.txt", "b.txt"), weights=(3.0, 1.0), stream=100)
+    found = _text(SimpleNamespace(config=SimpleNamespace(data=own)), Arguments("base", data=("c.txt",)))
+    assert (found.train, found.weights, found.stream, found.puzzle) == (("c.txt",), (), 0, None)

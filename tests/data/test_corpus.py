@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,29 @@ def test_each_article_of_wikitext_is_a_document(tmp_path, files_config, progress
     assert len(found) == train.documents + validation.documents == 20 and validation.documents >= 1
     assert all(text.count("Title") == 1 for text in found)
     assert sorted("".join(sorted(found, key=lambda text: int(text.split()[2])))) == sorted(path.read_text())
+
+
+def test_articles_of_wikitext_with_windows_line_ends(tmp_path, files_config, progress):
+    path = tmp_path / "wiki.test.raw"
+    path.write_bytes(b" = One = \r\n a\r\n = Two = \r\n b\r\n")
+    assert len(all_texts(files_config(path), progress)) == 2
+
+
+def test_a_file_that_only_has_jsonl_in_its_name_is_plain_text(tmp_path, files_config, progress):
+    """One document, as it is counted: not as many as it has lines, of which all but some would be left out."""
+    lines = write_lines(tmp_path / "a.jsonl", [{"text": f"doc {i}"} for i in range(20)])
+    renamed = lines.rename(tmp_path / "a.jsonl.txt")
+    (tmp_path / "b.txt").write_text("b")
+    texts = all_texts(files_config(renamed, tmp_path / "b.txt"), progress)
+    assert sorted(texts) == sorted([renamed.read_text(), "b"])
+
+
+def test_one_file_by_two_names_is_not_both_parts(tmp_path, files_config, progress):
+    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "b.txt")
+    config = replace(files_config(tmp_path / "b.txt"), validation=(str(tmp_path / "link.txt"),))
+    with pytest.raises(BadInput, match="is in data.train and in data.validation; leave it in one of them"):
+        open_corpus(config, progress)
 
 
 def test_validation_files_are_used_as_given(tmp_path, files_config, progress):

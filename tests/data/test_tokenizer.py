@@ -5,7 +5,7 @@ import re
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, pieces, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, ordinary, pieces, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the quick brown fox doesn't jump\n\n\n  over 漢字 é\t\n"] * 20
@@ -45,6 +45,10 @@ def test_end_of_text_written_in_a_text_is_text(trained):
 
 def test_ids_with_holes_need_room_for_the_highest():
     assert vocabulary_size(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))) == 8
+
+
+def test_ordinary_entries_are_those_that_there_are():
+    assert ordinary(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))) == [0, 7]
 
 
 # --- pieces

@@ -85,7 +85,7 @@ COMPUTES = [
     "runs.sampling.generate",
     "runs.sampling.speculate",
     "runs.trainer.Beginning",
-    "studies.benchmark.take_turns",
+    "studies.bench.benchmark.take_turns",
 ]
 """Where work begins."""
 

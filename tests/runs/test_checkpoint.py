@@ -100,6 +100,15 @@ def test_keeps_the_last_and_the_best(tmp_path):
     assert none.steps() == [2]
 
 
+def test_a_damaged_manifest_takes_the_place_of_no_sound_best(tmp_path):
+    store = Checkpoints(tmp_path, keep_last=4, keep_best=1)
+    for step, metric in enumerate([5.0, 1.0, 4.0, 4.5], 1):
+        store.save(step, {"model": jnp.zeros(3)}, {}, metric)
+    truncate(tmp_path / "1" / "manifest.json")
+    Checkpoints(tmp_path, keep_last=1, keep_best=1)._rotate()
+    assert store.steps() == [1, 2, 4]  # what cannot be read, the best, the last
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

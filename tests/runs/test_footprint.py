@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diffeqformer.cli import info, main
-from diffeqformer.config import Config, MeshConfig, ModelConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, MeshConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
 from diffeqformer.runs.footprint import update_footprint
@@ -113,3 +113,10 @@ def test_a_vanilla_model_has_no_twin_beside_it(name, columns, monkeypatch, capsy
     assert main(["info", name, "--json"]) == 0
     kinds = dict(zip(columns, ["layer"] if len(columns) == 1 else ["time", "layer"], strict=True))
     assert json.loads(capsys.readouterr().out)["models"] == {name: {"weights": kinds[name]} for name in columns}
+
+
+def test_an_average_of_the_parameters_takes_memory():
+    plain = Config(model=MODEL)
+    averaged = dataclasses.replace(plain, optimizer=OptimizerConfig(average="ema"))
+    alone, both = (update_footprint(one, compiled=False).weights for one in (plain, averaged))
+    assert both == 2 * alone

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from diffeqformer import config as configuration
+from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
@@ -243,6 +245,23 @@ def test_minutes_alone_make_checkpoints(config):
     minutes = changed(config, trainer__checkpoint_every=0, trainer__checkpoint_minutes=1e-9, trainer__keep_last=20)
     train(minutes, Silent())
     assert Checkpoints(Path(config.run) / "checkpoints").steps() == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "found"),
+    [
+        ("optimizer__average", "optimizer.average", EMAConfig(decay=0.9)),
+        ("model__tolerance", "model.tolerance", ToleranceConfig(1e-3)),
+    ],
+)
+def test_a_section_that_is_taken_away_is_another_config(config, section, name, found):
+    """An average in place of the parameters, or fixed steps in place of adaptive ones, would go on in silence."""
+    folder = Path(config.run)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_yaml(changed(config, **{section: found})))
+    with pytest.raises(BadInput, match=rf"belongs to another config: {name}\.\w+ is .* there, but {name} is not given"):
+        RunFolder(config).require_own()
+    RunFolder(changed(config, **{section: found})).require_own()
 
 
 def test_another_config_is_refused_by_its_first_difference(config):

@@ -59,6 +59,12 @@ def test_seeds_draw_other_depths_and_none_if_there_is_nothing_to_draw():
     assert drawn(3) == [None, None, None]
 
 
+def test_depths_are_the_same_with_x64():
+    usual = drawn(20, sample=(4, 9), weights=(1.0, 1.0))
+    with jax.enable_x64(True):
+        assert drawn(20, sample=(4, 9), weights=(1.0, 1.0)) == usual
+
+
 def test_the_first_updates_are_shallow():
     found = drawn(1000, sample="3-8", shallow_fraction=0.4)
     assert set(found[:400]) == {3} and set(found[400:410]) > {3}
@@ -165,6 +171,7 @@ def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
     [
         ({"together": "rows"}, "depth.always is .*2, 6.*, but with depth.together 'rows' no sequence is read at two"),
         ({"always": [0, 2]}, "depth.always is .*0, 2.*, but must have numbers of steps from 1 to "),
+        ({"sample": [2], "always": [2], "distill": 0.5}, "distill is 0.5, but all updates train at 2 steps alone"),
         ({"sample": []}, "depth.always is .*2, 6.*, but without depth.sample nothing is drawn"),
     ],
 )
