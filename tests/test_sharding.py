@@ -143,6 +143,7 @@ PROGRAM = """
 import json, sys, jax, numpy as np
 from diffeqformer.config import *
 from diffeqformer import sharding
+from diffeqformer.model.loss import next_token_loss
 from diffeqformer.runs import results
 from diffeqformer.training import update as module
 from diffeqformer.training.update import initial_state, make_update
@@ -161,13 +162,16 @@ for name, mesh in [("one", MeshConfig()), ("mixed", MeshConfig(data=2, fsdp=-1, 
             batch = sharding.divided_batch(lambda start, stop: ids[start:stop], (1, 8, 9)) if name == "mixed" else ids
             state, measured = update(state, batch)
             losses.append(float(measured.loss))
+        rows = jax.jit(lambda model: next_token_loss(model, ids[:3], block=4))(state.model)
         projection = state.model.weights.networks.feed_forward.up.projection
+        losses.append(float(rows))
         found[name] = losses, made[-1]._cache_size() - before, projection.addressable_shards[0].data.shape
 print(json.dumps(found))
 """
 
 
 def test_eight_devices_train_as_one():
+    """Also where the rows of a depth, three here, are not divided among them equally."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ import pytest
 
 from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.ode.early_exit import EarlyExit
 from tests.models import TINY, model_of
 
 IDS = np.arange(2 * 7).reshape(2, 7) % 40
@@ -18,6 +19,18 @@ def test_a_batch_without_a_target_counts_for_nothing():
     """Such as one that lies inside a long prompt, where completions alone are targets."""
     model = model_of(TINY)
     assert evaluate(model, [batch(False), batch(True)]).loss == evaluate(model, [batch(True)]).loss
+
+
+def test_evaluations_are_a_mean_over_tokens_that_count():
+    """With early exit, rows that fill a batch up count for nothing, and a smaller batch for less."""
+    model, early = model_of(TINY), EarlyExit(8, 0.4)
+    ids = np.random.default_rng(0).integers(0, 40, (3, 7))
+    alone = [evaluate(model, [(ids[k : k + 1], np.ones((1, 6), bool))], steps=early) for k in range(3)]
+    filled = (np.concatenate([ids[2:], np.zeros((1, 7), int)]), np.array([[True] * 6, [False] * 6]))
+    whole = evaluate(model, [(ids[:2], np.ones((2, 6), bool)), filled], steps=early)
+    taken = [one.attention_evaluations for one in alone]
+    assert len(set(taken)) > 1
+    assert whole.attention_evaluations == pytest.approx(np.mean(taken), rel=1e-6)
 
 
 def test_without_any_target_there_is_no_loss():

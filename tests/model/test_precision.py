@@ -10,7 +10,9 @@ import pytest
 
 from diffeqformer.model.build import abstract, build
 from diffeqformer.model.generate import generate
+from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.speculate import speculate
+from diffeqformer.ode.weights import LayerWeights
 from tests.models import KINDS, TINY, logits, model_of, of_dtype, states, tokens
 from tests.tolerances import STATES
 
@@ -45,6 +47,24 @@ def test_the_error_of_bfloat16_does_not_grow_with_depth():
         exact, narrow = (np.asarray(logits(model_of(one), ids, steps)) for one in (TINY, NARROW))
         errors.append(np.sqrt(np.square(narrow - exact).mean()) / exact.std())
     assert errors[1] < errors[0] < 0.05
+
+
+@pytest.mark.parametrize("gradient", ["plain", "recursive"])
+def test_the_gradient_of_weights_that_serve_all_steps_is_summed_in_float32(gradient):
+    """As precise as that of a table whose layers are these weights, summed after they are cast."""
+    model, ids = model_of(dataclasses.replace(TINY, weights="shared", gradient=gradient)), tokens()
+
+    def gradient_of(model, compute):
+        narrow = lambda model: model.replace(config=dataclasses.replace(model.config, compute_dtype=compute))
+        steps = model.config.steps if isinstance(model.weights, LayerWeights) else 256
+        found = jax.jit(jax.grad(lambda model: next_token_loss(narrow(model), ids, steps=steps)))(model).weights
+        rows = found.layers if isinstance(found, LayerWeights) else jax.tree.map(lambda leaf: leaf[None], found.row)
+        return [np.asarray(leaf, np.float64).sum(0) for leaf in jax.tree.leaves(rows)]
+
+    length = lambda leaves: np.sqrt(sum(np.square(leaf).sum() for leaf in leaves))
+    exact = gradient_of(model, "float32")
+    error = lambda model: length([a - b for a, b in zip(exact, gradient_of(model, "bfloat16"), strict=True)])
+    assert error(model) < 1.2 * error(model.populate(256))
 
 
 X64 = ("diffeqformer", "vanilla llama, grouped queries", "knots, normalised")

@@ -30,6 +30,12 @@ def test_greedy_text_is_that_of_plain_decoding(kind, draft_length):
     assert (found.rounds + found.accepted >= 9).all()  # a round gives its accepted tokens and one more; one is first
 
 
+def test_a_draft_is_no_longer_than_the_text():
+    model, ids = model_of(TINY), tokens(1, 3)
+    found = speculate(model.populate(4), model.populate(2), ids, 4, key=jax.random.key(0), draft_length=10 * 8)
+    assert found.tokens.shape == (1, 4)
+
+
 def test_a_draft_that_is_always_right_is_always_accepted():
     """Shared weights without attention or feed-forward: every depth reads alike."""
     model = model_of(KINDS["shared"])

@@ -9,6 +9,11 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.grid import Grid
 
 
+def test_edges_of_equal_steps_are_a_number_of_steps():
+    assert Grid.of(np.linspace(0, 1, 7)) == Grid.of(tuple(k / 6 for k in range(7))) == Grid(6)
+    assert Grid.of((0.0, 0.5 + 1e-5, 1.0)) != Grid(2)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 6, 7, 49, 93, 99, 1000])
 def test_times_are_the_ends_of_the_steps_and_find_their_layers(steps):
     times = Grid.of(steps).times()

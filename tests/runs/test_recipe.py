@@ -187,6 +187,18 @@ def test_what_checkpoints_held_of_callbacks_before_infinities_is_still_read():
     assert ResumeState.of(known).callbacks == [[1.5, 2], None]
 
 
+def test_each_callback_gets_the_memory_of_its_own_class():
+    class Other(Best):
+        """Another one."""
+
+    first, second, other = Best(), Best(), Other()
+    known = ResumeState.of({"clock": {}, "best": None, "callbacks": [1, 2], "callback_names": ["Best", "Best"]})
+    assert known.remembered((other, first, second)) == [(first, 1), (second, 2)]
+    assert known.remembered((first,)) == [(first, 1)]
+    older = ResumeState.of({"clock": {}, "best": None, "callbacks": [1]})
+    assert older.remembered((first, other)) == [(first, 1)]
+
+
 def test_a_callback_that_remembers_what_a_checkpoint_cannot_keep_is_named_before_training(config):
     with pytest.raises(BadInput, match=r"Best.memory\(\) gives \(array\(3"):
         train(config, Silent(), recipe=Recipe(callbacks=(Best(np.array(3.0)),)))

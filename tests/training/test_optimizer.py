@@ -9,7 +9,7 @@ import pytest
 
 from diffeqformer.config import EMAConfig, LastConfig, OptimizerConfig, TrapezoidalConfig
 from diffeqformer.training.optimizer import learning_rate, optimizer, roles, skip_spikes
-from tests.models import KINDS, TINY, model_of
+from tests.models import KINDS, ONE_MLP, TINY, model_of
 from tests.tolerances import SCHEDULE
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_fraction=0.1, final_fraction=0.1, b2=0.9, weight_decay=0.5)
@@ -51,6 +51,7 @@ def test_an_update_is_adamw_by_hand_with_decay_by_role():
 def test_all_of_a_time_dependent_weight_has_the_role_time():
     model = model_of(TINY)
     assert set(jax.tree.leaves(roles(model.weights))) == {"time"}
+    assert set(jax.tree.leaves(roles(model_of(dataclasses.replace(TINY, weights=ONE_MLP)).weights))) == {"time"}
     assert set(jax.tree.leaves(roles(model.embedding))) == {"embedding"}
     assert set(jax.tree.leaves(roles(model.final_norm))) == {"norm"}
     names = set(jax.tree.leaves(roles(model_of(dataclasses.replace(TINY, weights="shared")).weights)))

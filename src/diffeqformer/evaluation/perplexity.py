@@ -108,8 +108,8 @@ class _Tally:
             ) from error
         positions = float(found.positions)
         self.count += positions
-        self.attention += float(found.evaluations[0])
-        self.feed_forward += float(found.evaluations[1])
+        self.attention += float(found.evaluations[0]) * positions
+        self.feed_forward += float(found.evaluations[1]) * positions
         if timed:
             self.timed += positions
             self.seconds += time.perf_counter() - started
@@ -127,6 +127,6 @@ class _Tally:
             bits_per_byte=None if bytes_ is None else self.nats / math.log(2) / bytes_,
             tokens=round(self.count),
             tokens_per_second=self.timed / self.seconds,
-            attention_evaluations=self.attention / batches,
-            feed_forward_evaluations=self.feed_forward / batches,
+            attention_evaluations=self.attention / self.count,
+            feed_forward_evaluations=self.feed_forward / self.count,
         )

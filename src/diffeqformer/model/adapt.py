@@ -6,7 +6,15 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key
 
-from diffeqformer.config import KnotsConfig, LayerConfig, LoRAConfig, ModelConfig, OwnConfig, with_steps
+from diffeqformer.config import (
+    KnotsConfig,
+    LayerConfig,
+    LayerDropConfig,
+    LoRAConfig,
+    ModelConfig,
+    OwnConfig,
+    with_steps,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
@@ -29,14 +37,21 @@ def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAC
                 "method 'continuous' keeps weights that are functions of depth, but this model is a table of "
                 f"{config.steps} layers; 'lora' and 'full' fine-tune it."
             )
+        # A number of rows that was the trained number of steps stays so.
         if isinstance(own, KnotsConfig):
-            own = dataclasses.replace(own, lora=lora)
+            own = dataclasses.replace(own, knots=own.knots or config.steps, lora=lora)
         elif lora:
             raise BadInput(
                 "low-rank adapters of functions of depth are beside knots, but this model has weights of kind "
                 f"{own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
             )
-        return with_steps(dataclasses.replace(config, weights=own), steps)
+        if isinstance(own, LayerDropConfig):
+            own = dataclasses.replace(own, layers=own.layers or config.steps)
+        modulation = config.modulation
+        if modulation:
+            modulation = dataclasses.replace(modulation, knots=modulation.knots or config.steps)
+        same = dataclasses.replace(config, weights=own, modulation=modulation)
+        return same if steps == config.steps else with_steps(same, steps)
     populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config))
     section = dataclasses.replace(populated.config.weights, lora=lora)
     return dataclasses.replace(populated.config, weights=section)

@@ -29,7 +29,7 @@ class LossSum(NamedTuple):
     positions: Float[Array, ""]
     """Positions counted."""
     evaluations: Evaluations
-    """Evaluations of the vector field; of the whole batch at once."""
+    """Evaluations of the vector field, the mean over positions counted."""
 
 
 class Teacher(NamedTuple):
@@ -58,8 +58,12 @@ def loss_sum(
     """
     solution = model.integrate(ids[:, :-1], steps=steps, key=key)
     states, counts = model.normalise(solution.state, steps), _counts(ids, mask)
-    nats = _nats(model, states, ids[:, 1:], counts, block)
-    return LossSum(nats, counts.sum().astype(wide(states.dtype)), solution.evaluations)
+    nats, number = _nats(model, states, ids[:, 1:], counts, block), counts.sum().astype(wide(states.dtype))
+    evaluations = solution.evaluations
+    if isinstance(steps, EarlyExit):
+        taken = jnp.where(counts, solution.carry.taken[..., 0], 0).sum().astype(number.dtype) / jnp.maximum(number, 1)
+        evaluations = model.scheme.evaluations.times(taken)
+    return LossSum(nats, number, evaluations)
 
 
 def _counts(ids: Array, mask: Array | None) -> Array:
@@ -92,6 +96,8 @@ def _nats(
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
     positions, parts = len(flat[1]), batch_parts()  # of the devices; each divides its own positions into blocks
+    if positions % parts:  # rows that one depth was drawn for need not divide
+        parts = 1
     if positions <= block * parts:
         return of_block(*flat)
     blocks = -(-positions // (block * parts))

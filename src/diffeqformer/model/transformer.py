@@ -147,9 +147,10 @@ class Transformer(eqx.Module):
 
     def table(self, grid: Grid) -> BlockWeights:
         """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation."""
-        return jax.tree.map(
-            partial(jnp.asarray, dtype=self._compute_dtype), self.weights.table(grid, self.scheme.nodes)
-        )
+        return self._cast(self.weights.table(grid, self.scheme.nodes))
+
+    def _cast(self, table: BlockWeights) -> BlockWeights:
+        return jax.tree.map(partial(jnp.asarray, dtype=self._compute_dtype), table)
 
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
@@ -263,7 +264,10 @@ class Transformer(eqx.Module):
             )
         early_exit = steps if isinstance(steps, EarlyExit) else None
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
-        table = self.table(grid)
+        table = self.weights.table(grid, self.scheme.nodes)
+        one_for_all = jax.tree.leaves(table)[0].shape[0] == 1
+        if not one_for_all or cache is not None or early_exit is not None:
+            table = self._cast(table)
         if early_exit is not None:
             assert cache is None and observer is None
             return solve_until_settled(
@@ -283,6 +287,7 @@ class Transformer(eqx.Module):
             x,
             grid=grid,
             horizon=config.interval,
+            precision=self._compute_dtype,
             adjoint=self.adjoint,
             observer=observer,
             key=key,

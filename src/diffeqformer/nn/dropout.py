@@ -14,5 +14,5 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: Key[Array, ""] | None) 
     """
     if key is None or rate == 0.0:
         return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    keep = jax.random.bernoulli(key, jnp.float32(1.0 - rate), x.shape)  # the same masks with JAX_ENABLE_X64
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

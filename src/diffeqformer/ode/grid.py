@@ -108,7 +108,9 @@ class Grid:
         rising = len(times) > 1 and all(before < after for before, after in pairwise(times))
         if not rising or (min(times), max(times)) != (0.0, 1.0):
             raise BadInput(f"the times between steps are {list(times)[:20]}, but must rise from 0 to 1.")
-        return Grid(len(times) - 1, times)
+        steps = len(times) - 1
+        equal = np.allclose(times, np.arange(steps + 1) / steps, rtol=0, atol=ROUNDING / steps)
+        return Grid(steps, None if equal else times)
 
     @property
     def equal(self) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key, PyTree
 
 from diffeqformer.nn.attention import KeyValueCache, Slot
@@ -93,6 +94,7 @@ def solve(
     *,
     grid: Grid,
     horizon: float,
+    precision: DTypeLike | None = None,
     adjoint: Adjoint | None = None,
     observer: Observer | None = None,
     until: Callable[[PyTree], Array] | None = None,
@@ -103,10 +105,12 @@ def solve(
     """Integrate `dx/dt = F(t, x)` over all steps of `grid`, a fraction f of depth lasting `horizon f`.
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
-    same weights serve all; `x`, the state at depth 0; `adjoint`, what the backward pass keeps (all activations if not
-    given); `observer` of every step; `until`, from what the scheme carries to whether to end before the last step (such
-    a solve has no gradient and no observer); `key` for dropout, `None` outside training: one mask for each node of each
-    step; `cache` and `window` for incremental decoding, cache leaves of shape (step, evaluation, ...).
+    same weights serve all; `x`, the state at depth 0; `precision`, to which weights that serve all steps are cast in
+    each, so that their gradient is summed over steps in their own (as they are if not given); `adjoint`, what the
+    backward pass keeps (all activations if not given); `observer` of every step; `until`, from what the scheme carries
+    to whether to end before the last step (such a solve has no gradient and no observer); `key` for dropout, `None`
+    outside training: one mask for each node of each step; `cache` and `window` for incremental decoding, cache leaves
+    of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
     """
@@ -120,6 +124,9 @@ def solve(
         table, with_nodes = _in_bits(table, with_nodes)
     constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
+    if constant and precision is not None:
+        whole = with_nodes
+        with_nodes = lambda row: jax.tree.map(lambda leaf: leaf.astype(precision), whole(row))
     given = keys, lengths
     flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
     way: Adjoint = adjoint or Plain()

@@ -21,7 +21,7 @@ from diffeqformer.runs.resume import ResumeState, items_of
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
-from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe
+from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
 MISSED, LOST = 1e-3, 1e-2
@@ -64,7 +64,7 @@ class Recorder:
         self.saved_at = time.perf_counter()
         self.stopped, self.why = False, ""
         self.recipe, self.logged = recipe, []
-        for callback, memory in zip(recipe.callbacks, resumed.callbacks, strict=False):
+        for callback, memory in resumed.remembered(recipe.callbacks):
             callback.remember(memory)
         recipe.memories()  # what cannot be kept is refused before any update, not at the first checkpoint
 
@@ -196,7 +196,7 @@ class Recorder:
             raise self._failure(f"the model's weights are no longer finite at update {self.step}")
         self.meter.restart()
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
-        self.resumed.callbacks = self.recipe.memories()
+        self.resumed.callbacks, self.resumed.names = self.recipe.memories(), list(map(name_of, self.recipe.callbacks))
         metadata = self.resumed.metadata(self.log.digest) | self.files
         metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own}
         self.writer.save(self.step, items_of(state, self.config), metadata, metric)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,7 +22,7 @@ from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_
 from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
 from diffeqformer.training.optimizer import roles, split_trained
-from diffeqformer.training.recipe import Recipe
+from diffeqformer.training.recipe import Callback, Recipe, name_of
 from diffeqformer.training.update import State, initial_state
 
 
@@ -47,6 +49,8 @@ class ResumeState:
     """Digest of the lines of metrics."""
     callbacks: list[Any] = field(default_factory=list)
     """What each remembers."""
+    names: list[str] = field(default_factory=list)
+    """Of their classes; none in older checkpoints."""
 
     @classmethod
     def of(cls, metadata: Document) -> "ResumeState":
@@ -55,13 +59,24 @@ class ResumeState:
         callbacks = metadata.get("callbacks", [])
         if isinstance(callbacks, str):  # a list in checkpoints before infinities were kept
             callbacks = json.loads(callbacks)
-        return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), callbacks)
+        names = metadata.get("callback_names", [])
+        return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), callbacks, names)
 
     def metadata(self, metrics: str | None) -> Document:
         """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
         best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
         callbacks = json.dumps(self.callbacks)  # Python's own has, and a callback's best loss begins as one
-        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, "callbacks": callbacks}
+        kept = {"callbacks": callbacks, "callback_names": self.names}
+        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, **kept}
+
+    def remembered(self, callbacks: Sequence[Callback]) -> list[tuple[Callback, Any]]:
+        """The callbacks of which something is remembered, each with the next memory of its class."""
+        if not self.names:
+            return list(zip(callbacks, self.callbacks, strict=False))
+        memories = defaultdict(deque)
+        for name, memory in zip(self.names, self.callbacks, strict=True):
+            memories[name].append(memory)
+        return [(one, memories[name_of(one)].popleft()) for one in callbacks if memories[name_of(one)]]
 
 
 class Beginning:

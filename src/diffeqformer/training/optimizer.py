@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
-from diffeqformer.ode.weights.time import is_time_unit
+from diffeqformer.ode.weights.time import is_of_time
 from diffeqformer.training.factored import formed, norm
 
 Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
@@ -63,7 +63,7 @@ def roles(model: PyTree) -> PyTree:
         return jax.tree.map(lambda _: role, node)
 
     def of_unit(path: KeyPath, node: PyTree) -> PyTree:
-        if is_time_unit(node):
+        if is_of_time(node):
             return fill("time", node)
         if isinstance(node, Norm):
             return fill("norm", node)
@@ -75,7 +75,7 @@ def roles(model: PyTree) -> PyTree:
         own_weights = bool(path) and getattr(path[0], "name", "") == "weights"
         return fill("matrix" if own_weights else "embedding", node)
 
-    has_role = lambda node: is_time_unit(node) or isinstance(node, Norm | Linear | Adapter | Embedding)
+    has_role = lambda node: is_of_time(node) or isinstance(node, Norm | Linear | Adapter | Embedding)
     return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=has_role)
 
 

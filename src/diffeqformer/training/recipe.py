@@ -53,6 +53,11 @@ class Now:
         self.why = self.why or why
 
 
+def name_of(part: Any) -> str:
+    """A function's or class's own name, or that of an object's class."""
+    return getattr(part, "__qualname__", type(part).__qualname__)
+
+
 class Callback:
     """What is called around updates; a subclass has the methods that it needs. Every process calls its own."""
 
@@ -98,7 +103,7 @@ class Recipe:
     def own(self) -> dict[str, str]:
         """What checkpoints name: the parts that numbers depend on."""
         parts = {"rule": self.rule, "schedule": self.schedule, "batches": self.batches}
-        return {name: getattr(part, "__qualname__", type(part).__name__) for name, part in parts.items() if part}
+        return {name: name_of(part) for name, part in parts.items() if part}
 
     def memories(self) -> list[Any]:
         """What each callback remembers.

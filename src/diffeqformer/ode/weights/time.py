@@ -71,6 +71,11 @@ def is_time_unit(node: PyTree) -> bool:
     return isinstance(node, TimeLinear | TimeNorm)
 
 
+def is_of_time(node: PyTree) -> bool:
+    """The same, or the network that all of them share."""
+    return is_time_unit(node) or isinstance(node, TimeNetwork)
+
+
 def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
     h = None if shared is None else shared(features)
     own = lambda unit: h if unit.network is None else unit.network(features)

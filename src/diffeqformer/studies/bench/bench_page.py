@@ -22,9 +22,9 @@ from diffeqformer.studies.study import Result
 
 INTRODUCTION = """# Benchmarks
 
-`make bench` measures all of this on the machine that it runs on: each command below writes a JSON document into
-`benchmarks/`, and `diffeqformer bench page` makes this page of them, every number of it. What was found on the way, and
-what was changed for it, stands in `docs/performance.md`.
+`make bench` measures this on the machine that it runs on (`bench start --run RUN` and `bench drafts` also need a
+run): each command below writes a JSON document into `benchmarks/`, and `diffeqformer bench page` makes this page of
+them, every number of it. What was found on the way, and what was changed for it, stands in `docs/performance.md`.
 
 What is compared takes turns in one process, once per round, after two rounds that do not count. **Ratio** is that of
 the medians; **rounds' ratios** are the median and, in brackets, the quartiles of the ratios within each round.

@@ -27,6 +27,7 @@ FORMS = {
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
 """Verdicts, of one claim and of several."""
+CAPTION = "Effects of its claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 SIZES = {
     "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
@@ -45,13 +46,16 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
              for name in ITEMS if name in measured or name in known}  # fmt: skip
     rows = [(name, claim, verdict) for name in found for claim, verdict in _with_verdicts(name, found)]
     models, tables = model_rows(measured, runs, record), tables_of(measured, runs, record)
-    drawn = [(_title(name), claim.sentence, verdict) for name, claim, verdict in rows if verdict.seeds]
-    caption = "Effects of the claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
-    figures = [both_widths("effects", caption, effects, drawn)] if drawn else []
-    for name in measured:
-        theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
-        figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}{theirs}")
+    figures = []
+    for name in found:
+        drawn = [(claim.sentence, verdict) for claim, verdict in _with_verdicts(name, found) if verdict.seeds]
+        own = [both_widths("effects", CAPTION, effects, drawn)] if drawn else []
+        if name in measured:
+            theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
+            own += [replace(figure, caption=f"{figure.caption}{theirs}")
                     for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
+        figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}")
+                    for figure in own]  # fmt: skip
     return Result(
         "paper", "The paper, item by item", tuple(findings(rows, runs)),
         (summary(found), *(table for name in found for table in item_tables(name, found[name], tables)),
@@ -204,7 +208,7 @@ def markdown(result: Result, folder: Path) -> str:
         title, _, under = table.caption.partition("\n")
         parts += [f"## {title}", *filter(None, under.split("\n")), replace(table, caption="").to_markdown()]
         item = titles.get(title, "")
-        if item or title == "Items":  # whose figure, that of all effects, is no item's
+        if item:
             parts += [f"![{said}]({folder.name}/{name}.png)" for name, said in there.items() if _item_of(name) == item]
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""The figures of `reproduce paper`: the effects of all claims, and an item's own in the layout of the paper's.
+"""The figures of `reproduce paper`: the effects of an item's claims, and its own in the layout of the paper's.
 
 An item names its figures by the functions of `FIGURES`: `(runs, models) -> figures of the page`, none where nothing is
 finished yet. What is random in them is of one seed, the first.
@@ -36,15 +36,15 @@ LINEAR = 0.1
 """Effects of at most so much are drawn on a linear part of the axis."""
 
 
-def effects(rows: Sequence[tuple[str, str, Verdict]], *, width: float = WIDE) -> Drawing:
+def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Drawing:
     """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
     line, across = (44, 70) if width >= WIDE else (24, 34)
-    names = [fill(f"{where}: {claim} ({verdict.word})", line) for where, claim, verdict in rows]
+    names = [fill(f"{claim} ({verdict.word})", line) for claim, verdict in rows]
     heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # inches, of lines of 7 points and a gap
     places = np.cumsum(heights) - np.array(heights) / 2
     with drawing(width, sum(heights) + 1.2) as (figure, grid):
         axes = grid[0, 0]
-        for place, (_, _, verdict) in zip(places, rows, strict=True):
+        for place, (_, verdict) in zip(places, rows, strict=True):
             colour = VERDICTS[verdict.word]
             axes.plot(
                 list(verdict.effects.values()), np.full(len(verdict.effects), place), "|", color=colour, markersize=7

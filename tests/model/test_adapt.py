@@ -1,0 +1,34 @@
+"""A trained model as the start of another that keeps its functions of depth."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
+from diffeqformer.model.adapt import adapt, adapted_config
+from tests.models import TINY, logits, model_of, tokens
+
+BY_STEPS = {
+    "knots": {"weights": KnotsConfig()},
+    "layers to leave out": {"weights": LayerDropConfig()},
+    "knots of a modulation": {"modulation": ModulationConfig()},
+}
+"""Sections whose number of rows is the number of steps if none is given."""
+
+
+@pytest.mark.parametrize("kind", BY_STEPS)
+def test_rows_that_were_as_many_as_steps_stay_as_they_are(kind):
+    base = model_of(dataclasses.replace(TINY, steps=4, **BY_STEPS[kind]))
+    model = adapt(base, adapted_config(base.config, 2, layers=False, lora=None), jax.random.key(0))
+    assert model.config.steps == 2
+    np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens(), 2))
+
+
+def test_unequal_steps_stay_at_the_depth_they_were_trained_at():
+    base = model_of(dataclasses.replace(TINY, steps=3, edges=(0.0, 0.1, 0.5, 1.0)))
+    config = adapted_config(base.config, 3, layers=False, lora=None)
+    model = adapt(base, config, jax.random.key(0))
+    np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens()))
+    assert adapted_config(base.config, 4, layers=False, lora=None).edges == ()
