@@ -93,3 +93,9 @@ def test_a_model_that_cannot_fit_is_not_even_timed(clock, monkeypatch):
     timed = []
     monkeypatch.setattr(compare, "measure", lambda config, *_: timed.append(config.run) or COSTS[0])
     assert len(pace(ends=130.0).updates) == 1 and timed == ["a"]
+
+
+def test_a_models_own_depth_is_read_on_the_batches_of_the_others():
+    """Else what lies above it or below would be of two texts."""
+    assert Readings("the", (1, 2, 4, 12), 0.05).of(6) == (1, 2, 4, 6, 12)
+    assert Readings("the", (3, 6)).of(6) == (3, 6)

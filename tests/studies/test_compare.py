@@ -11,7 +11,7 @@ from diffeqformer.config import Config, ModelConfig, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import color
-from diffeqformer.studies.compare import accuracies, findings, remarks, runs_table, stars, tasks_table
+from diffeqformer.studies.compare import accuracies, findings, label, remarks, runs_table, stars, tasks_table
 from diffeqformer.studies.compare_figures import task_figure
 
 HOSTILE = "$x$ <b>_y</b>"
@@ -23,6 +23,7 @@ def document(task, scores, metric="acc", steps=2, **settings):
     row |= {"stderr": 0.01, "higher_is_better": True}
     return {
         "task": task, "created": "2026-01-01T00:00:00+00:00", "update": 8, "steps": steps, "limit": None,
+        "scheme": "lie-trotter", "checkpoint": "latest",
         "gen_kwargs": None, "num_fewshot": {task: 0}, "task_versions": {task: 1}, "samples": {task: len(scores)},
         "results": [row], "items": {task: {f"{metric},none": scores}},
     } | settings  # fmt: skip
@@ -36,7 +37,7 @@ def make(folder, documents=(), loss=3.0, text="abc", **model):
     (folder / "data.json").write_text(json.dumps({"content": text}))
     if loss is not None:
         entry = {"validation": {"loss": loss, "perplexity": np.exp(loss), "bits_per_byte": loss / 2}}
-        entry |= {"tokens": 1000, "tokens_per_second": 500.0, "seconds": 2.0}
+        entry |= {"updates": 8, "tokens": 1000, "tokens_per_second": 500.0, "seconds": 2.0}
         (folder / "results.json").write_text(json.dumps({"models": [entry]}))
     (folder / "evaluations").mkdir()
     for number, one in enumerate(documents):
@@ -75,6 +76,27 @@ def test_what_is_compared_and_said(pair):
         "difference": "+0.5000 ± 0.0801", "items": "40", "p": "0.001 or less", "Holm's p": "0.001 or less", "": "***",
     }  # fmt: skip
     assert runs_table(found).rows[1][:4] == ("Vanilla Llama", "other", "3.500", "33.12")
+
+
+def test_an_evaluation_as_trained_comes_before_newer_ones_by_other_ways(tmp_path):
+    newer = {"created": "2026-02-01T00:00:00+00:00"}
+    others = ({"scheme": "heun"}, {"checkpoint": "best"}, {"steps": 4}, {"scheme": "heun", "update": 9})
+    more = [document("piqa", POOR, **newer | way) for way in others]
+    one = make(tmp_path / "one", [*more[:2], document("piqa", GOOD), *more[2:]])
+    other = make(tmp_path / "other", more)
+    found = compare_runs(one, other)
+    assert found.sides[0].tasks["piqa", 0, None, None]["scheme"] == "lie-trotter"
+    assert [side.otherwise for side in found.sides] == [[], ["piqa"]]
+    said = "at other steps, by another scheme or of another checkpoint than the last: piqa."
+    assert [said in line for line in remarks(found)].count(True) == 1
+    early = make(tmp_path / "early", [document("piqa", GOOD, update=4)])
+    assert compare_runs(early, one).sides[0].otherwise == ["piqa"]
+
+
+def test_a_part_of_a_task_is_named_as_one(tmp_path):
+    parts = [document("piqa", GOOD), document("piqa", GOOD[:20], limit=20.0)]
+    pair = make(tmp_path / "one", parts), make(tmp_path / "other", parts, field="llama")
+    assert list(map(label, compare_runs(*pair).rows)) == ["piqa", "piqa, limit 20"]
 
 
 def test_swapping_the_runs_swaps_the_signs(pair):

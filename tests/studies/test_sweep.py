@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import dump_yaml
+from diffeqformer.config import Config, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs import trainer
-from diffeqformer.studies.sweep import Arguments, _name, study, trials_of
+from diffeqformer.studies.sweep import Arguments, _findings, _name, study, trials_of
 from tests.runs.conftest import cache, compiled, config, text  # noqa: F401
 from tests.runs.tiny_run import changed
 
@@ -98,3 +98,20 @@ def test_trials_whose_names_would_be_one_have_folders_of_their_own():
         first, second = trials_of(over, None)
         assert _name(first) != _name(second) and max(map(len, map(_name, (first, second)))) < 220
     assert _name({"model.steps": 2, "optimizer.b2": 0.9}) == "model.steps=2,optimizer.b2=0.9"
+
+
+def test_trials_of_other_batches_or_lengths_are_not_called_alike():
+    rows = [{"settings": {"a": k}, "loss": 3.0 + k} for k in range(2)]
+    of = lambda *changes: _findings(
+        rows, [changed(Config(), **one) for one in changes], Arguments("c.yaml", ("a=0,1",))
+    )[1]
+    assert of({}, {}).endswith("Each is on the same batches of 16 x 128 tokens.")
+    assert of({}, {"trainer__batch_size": 8}).endswith("They do not see the same tokens.")
+    longer = of({"trainer__updates": 10}, {"trainer__updates": 20})
+    assert "of 10 to 20 updates" in longer and longer.endswith("They do not see the same tokens.")
+    assert "Their texts differ" in of({}, {"data__train": ("a.txt",)})
+
+
+def test_a_seed_is_named_once(file, tmp_path):
+    with pytest.raises(BadInput, match="--seeds names 0 more than once"):
+        study(Arguments(file, ("optimizer.rule=adamw",), seeds=(0, 1, 0), to=str(tmp_path / "sweep")), Silent())

@@ -39,6 +39,16 @@ class Side:
     """Documents of `evaluations/`."""
 
     @property
+    def otherwise(self) -> list[str]:
+        """Tasks that were evaluated at other steps, by another scheme or of another checkpoint than the last."""
+        last = self.entry and self.entry["updates"]
+        return [
+            _title(key)
+            for key, one in self.tasks.items()
+            if not _as_trained(one, self.config) or last not in (None, one["update"])
+        ]
+
+    @property
     def parameters(self) -> dict[str, int]:
         """Stored and effective, of the model populated for its own steps."""
         return parameters(self.config.model)._asdict()
@@ -88,8 +98,8 @@ class Comparison:
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     """Compare two runs by their folders; no model is opened.
 
-    Of several evaluations of a task in a run, evaluated in the same way, the one at the run's own steps counts, else
-    the newest.
+    Of several evaluations of a task in a run, evaluated in the same way, the newest at the run's own steps, by its own
+    scheme and of a newest checkpoint counts, else the newest at its own steps, else the newest.
 
     **Raises:** `BadInput` if a folder is no run, or if the two have nothing that could be compared.
     """
@@ -130,7 +140,7 @@ def evaluations(folder: Path, config: Config) -> dict[Key, Document]:
     **Raises:** `BadInput` for a file that is none.
     """
     found: dict[Key, Document] = {}
-    order = lambda d: (d["steps"] == config.model.steps, d["update"], d["created"])
+    order = lambda d: (_as_trained(d, config), d["steps"] == config.model.steps, d["update"], d["created"])
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             document = read_sealed(path)
@@ -140,6 +150,12 @@ def evaluations(folder: Path, config: Config) -> dict[Key, Document]:
         except (OSError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"file {str(path)!r} is not an evaluation as `eval --tasks` writes it: {error!r}.") from None
     return found
+
+
+def _as_trained(document: Values, config: Config) -> bool:
+    """Whether it is of the run's own steps and scheme, and of a newest checkpoint."""
+    own = (config.model.steps, config.model.scheme.kind, "latest")
+    return (document["steps"], document["scheme"], document["checkpoint"]) == own
 
 
 def _shots(document: Values) -> int | None:

@@ -68,6 +68,14 @@ class Tasks:
                 raise BadInput(f"task file {name!r} has the name of another one, {title!r}; rename one of them.")
         self.loaded = {title: self._load(name) for name, title in zip(found, titles, strict=True)}
 
+    def are_those_of(self, evaluation: Document) -> bool:
+        """Whether a document of `evaluate_tasks` is of these tasks in these versions, and of all their items."""
+        groups = [each for one in self.loaded.values() for each in one]
+        parts = [task for one in groups for task in (one.get_all_tasks() if hasattr(one, "get_all_tasks") else [one])]
+        asked = {task.task_name: (task.VERSION, len(task.eval_docs)) for task in parts}
+        there = {name: (evaluation["task_versions"].get(name), n) for name, n in evaluation["samples"].items()}
+        return asked == there
+
     def _found(self, name: str) -> list[str]:
         if name.endswith((".yaml", ".yml")):
             return [name] if path_of(name).is_file() else []

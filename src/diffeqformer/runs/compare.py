@@ -71,6 +71,10 @@ class Readings:
     part: float = 1.0
     """Of the validation batches, evenly spread, that those evaluations take."""
 
+    def of(self, own: int) -> tuple[int, ...]:
+        """With a model's own number of steps: what others are compared with is read on the same batches."""
+        return tuple(sorted({*self.depths, own}))
+
 
 def plan(
     costs: Sequence[Cost], whole: Sequence[int], least: Sequence[float], seconds: float, most: float | None = None
@@ -130,8 +134,9 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     forward = EVALUATIONS * config.trainer.evaluate_batches + batches
     compiled = len(times) - len(each) + 1.0
     if config.model.continuous:
-        forward += readings.part * batches * sum(readings.depths) / own
-        compiled += 0.25 * len({*readings.depths} - {own})
+        depths = readings.of(own)
+        forward += readings.part * batches * sum(depths) / own
+        compiled += 0.25 * len({*depths} - {own})
     return Cost(compiled * compilation + 0.25 * each[-1] * forward, each[-1] + slope * (mean - own))
 
 
@@ -291,7 +296,8 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     (text,) = continue_text(result.model, result.tokens.tokenizer, readings.prompt, **SAMPLING)
     entry = {**result.entry, "sample": {"prompt": readings.prompt, "text": text, "settings": SAMPLING}}
     if config.model.continuous and not config.model.tolerance:
-        entry["depth"] = at_depths_of(result, readings.depths, progress, readings.part)
+        depths = readings.of(config.model.steps)
+        entry["depth"] = at_depths_of(result, depths, progress, readings.part)
         entry["participation"] = _participation(result, progress)
     found = document(title, result.tokens.statistics, [entry])
     write_results(result.folder / files.RESULTS, found)

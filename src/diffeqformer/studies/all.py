@@ -70,8 +70,9 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
     run.model.grid(arguments.steps)
     if arguments.text:
         inputs.ids_of(run, arguments.text)
-    text = arguments.text or _lines(run, progress)
     names = [name for name in OTHERS if not arguments.only or name in arguments.only]
+    reads = arguments.text or any("text" in _options(name) for name in names)
+    text = arguments.text or (_lines(run, progress) if reads else "")
     made: dict[str, Result] = {}
     refused: dict[str, str] = {}
     for number, name in enumerate(names, 1):
@@ -87,12 +88,13 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         write_index(folder, arguments.run, refused)
     if not made:
         raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
+    whose = "" if arguments.text else " of its validation split"
+    of_text = f" Those of a text read {len(inputs.ids_of(run, text))} tokens{whose}." if reads else ""
     return Overview(
         "all",
         f"{arguments.run}: all pages",
         (
-            f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}. Those of a text read "
-            f"{len(inputs.ids_of(run, text))} tokens{'' if arguments.text else ' of its validation split'}.",
+            f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}.{of_text}",
         ),
         document={
             **run.which,
@@ -120,11 +122,15 @@ def write_index(folder: Path, run: str, refused: Mapping[str, str] | None = None
 
 def _arguments_of(name: str, given: Arguments, text: str, folder: Path) -> Any:
     """The arguments of one analysis, as they were given for all."""
-    kind = import_module(f"diffeqformer.studies.{name}").Arguments
     steps = str(given.steps or "") if name == "depth" else given.steps  # depth takes several numbers
     shared = {"run": given.run, "steps": steps, "checkpoint": given.checkpoint, "text": text, "to": str(folder)}
-    own = {one.name for one in fields(kind)}
+    own, kind = _options(name), import_module(f"diffeqformer.studies.{name}").Arguments
     return kind(**{option: value for option, value in shared.items() if option in own})
+
+
+def _options(name: str) -> set[str]:
+    """Names of an analysis's arguments."""
+    return {one.name for one in fields(import_module(f"diffeqformer.studies.{name}").Arguments)}
 
 
 def _lines(run: "Run", progress: Progress) -> str:

@@ -170,6 +170,10 @@ def _check(arguments: Arguments) -> None:
     require_bounds(arguments, "--")
     if arguments.faithfulness == 1:
         raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
+    if not arguments.faithfulness:
+        inputs.require_usual(arguments, ("context_tokens", "draws"), "only --faithfulness reads it")
+    if not arguments.text:
+        inputs.require_usual(arguments, ("output_token",), "there is no --text that it would be of")
 
 
 def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str, np.ndarray]") -> str:

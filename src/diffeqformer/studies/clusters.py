@@ -14,7 +14,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies.clusters_text import distances, gathering
-from diffeqformer.studies.inputs import folder_for, ids_of, validation_windows
+from diffeqformer.studies.inputs import folder_for, ids_of, require_usual, validation_windows
 from diffeqformer.studies.steps import depths, digits
 from diffeqformer.studies.study import Result
 
@@ -100,6 +100,8 @@ def _check(arguments: Arguments) -> None:
         raise BadInput(f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave out one.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but no RUN is given whose model could read it.")
+    if not arguments.run:
+        require_usual(arguments, ("texts", "checkpoint"), "no RUN is given that it would be of")
 
 
 def of_particles(arguments: Arguments, progress: Progress) -> Result:

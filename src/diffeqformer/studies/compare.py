@@ -95,7 +95,8 @@ def label(row: "Row") -> str:
     """A row's task, with its examples and its metric where they are not the usual ones."""
     shots = f", {row.fewshot}-shot" if row.fewshot else ""
     metric = "" if row.metric == "acc" else f", {row.metric}"
-    return clean(f"{row.task}{shots}{metric}")
+    part = "" if row.limit is None else f", limit {row.limit:g}"
+    return clean(f"{row.task}{shots}{metric}{part}")
 
 
 def stars(p: float | None) -> str:
@@ -142,6 +143,12 @@ def remarks(comparison: "Comparison") -> list[str]:
     for side, missing in zip(comparison.sides, comparison.missing, strict=True):
         if missing:
             said.append(f"Not evaluated in {side.name}: {join(missing)}.")
+    for side in comparison.sides:
+        if side.otherwise:
+            said.append(
+                f"Evaluated in {side.name} at other steps, by another scheme or of another checkpoint than the last: "
+                f"{join(side.otherwise)}."
+            )
     if comparison.unlike:
         said.append(f"Not compared, because the task's version or items differ: {join(comparison.unlike)}.")
     if not comparison.rows:

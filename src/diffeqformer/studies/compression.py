@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -147,10 +147,15 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         (table(found, known),),
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
         arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
-        document={**known, "smaller": list(found)},
+        document={**_finite(known, "original"), "smaller": [_finite(row, "loss") for row in found]},
         notes=notes(known["layers"]),
         folder=folder,
     )
+
+
+def _finite(row: Values, name: str) -> dict[str, Any]:
+    """The same where JSON has no number for one that is not finite."""
+    return {**row, name: row[name] if finite(row[name]) else None}
 
 
 def notes(layers: int) -> tuple[str, ...]:

@@ -202,6 +202,9 @@ def _beside(others: dict[int, float], *, each: bool = False) -> str:
         rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
         up = lambda part: _percent(math.ceil(1000 * part - 1e-6) / 1000)
         within = f"within {up(max(rise, -fall))}" if fall > -NEAR else f"at most {up(rise)} higher"
+        if rise < 0 and fall <= -NEAR:
+            least, most = _percent(-rise), _percent(-fall)
+            within = f"{least} lower" if least == most else f"{least} to {most} lower"
         parts.append(f"{within if max(rise, -fall) >= 0.0005 else 'no higher'} at {_list(near)}")
     if far:
         told = far if each or len(far) < 3 else [far[0], far[-1]]

@@ -1,7 +1,7 @@
 """What studies have in common before they compute: checks of arguments, a run's text, and where files go."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,26 @@ ANALYSES_FOLDER = "analysis"
 """Folder of a run's analyses, in the run's own."""
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
+
+
+def require_once(seeds: Sequence[int]) -> None:
+    """Check that no seed is named twice: one run is no evidence of another.
+
+    **Raises:** `BadInput` naming one that is.
+    """
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise BadInput(f"--seeds names {twice[0]} more than once; each is one run, so name it once.")
+
+
+def require_usual(arguments: Any, names: Sequence[str], why: str) -> None:
+    """Check that options without a meaning here are as they are if nobody gives them.
+
+    **Raises:** `BadInput` naming the first that is not.
+    """
+    usual = {one.name: one.default for one in fields(arguments)}
+    for name in names:
+        if (value := getattr(arguments, name)) != usual[name]:
+            raise BadInput(f"--{name.replace('_', '-')} is {value}, but {why}.")
 
 
 @dataclass(frozen=True, kw_only=True)

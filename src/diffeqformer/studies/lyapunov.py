@@ -79,6 +79,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 
     require_bounds(arguments, "--")
+    unread = {"pairwise": ("probes",), "end-to-end": ("tangents", "iterations"), "both": ()}[arguments.method]
+    inputs.require_usual(arguments, unread, f"--method {arguments.method} does not read it")
     opened, folder = arguments.open("lyapunov", progress)
     model, ids = opened.model, inputs.ids_of(opened, arguments.text)
     outputs = inputs.outputs_of(len(ids), arguments.output_token)

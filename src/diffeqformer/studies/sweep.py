@@ -17,6 +17,7 @@ from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for a setting or value that cannot be, before anything is trained; whatever training raises
     but `Diverged`: such a trial is ranked last.
     """
+    require_once(arguments.seeds)
     trials = trials_of(arguments.over, arguments.trials)
     base, folder = read_yaml(find_config(arguments.config)), path_of(arguments.to)
     length = {} if arguments.updates is None else {"trainer.updates": arguments.updates}
@@ -95,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return Result(
         "sweep",
         f"Sweep of {arguments.config}",
-        _findings(rows, runs[0][0], arguments),
+        _findings(rows, [configs[0] for configs in runs], arguments),
         (_table(names, rows),),
         figures,
         arrays={"losses": np.array(losses)},
@@ -159,16 +161,24 @@ def _name(trial: Values) -> str:
     return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 
 
-def _findings(rows: Sequence[Values], config: Config, arguments: Arguments) -> tuple[str, ...]:
+def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Arguments) -> tuple[str, ...]:
     best, lost = rows[0], sum(not math.isfinite(row["loss"]) for row in rows)
     words = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
     first = f"The lowest validation loss, {best['loss']:.4f} nats per token, has {words}."
     if not math.isfinite(best["loss"]):
         first = "No trial came to an end with finite numbers."
     seeds = f"{len(arguments.seeds)} seed{'s' if len(arguments.seeds) > 1 else ''}"
-    t = config.trainer
-    about = f"{len(rows)} trials of {t.updates:,} updates with {seeds}, each on the same batches of {t.batch_size} x "
-    about += f"{config.model.context} tokens; {lost} stopped being finite."
+    lengths = sorted({one.trainer.updates for one in configs})
+    batches = {(one.data, one.trainer.batch_size, one.model.context) for one in configs}
+    of = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
+    about = f"{len(rows)} trials of {of} updates with {seeds}; {lost} stopped being finite."
+    if len(batches) == 1 and len(lengths) == 1:
+        t = configs[0].trainer
+        about += f" Each is on the same batches of {t.batch_size} x {configs[0].model.context} tokens."
+    elif len({one.data for one in configs}) > 1:
+        about += " Their texts differ, so that losses per token need not be comparable."
+    else:
+        about += " They do not see the same tokens."
     edge = [name for name, value in best["settings"].items() if _at_edge(name, value, rows)]
     advice = f"The best {' and '.join(edge)} lies at the end of what was tried: try beyond." if edge else ""
     return tuple(filter(None, (first, about, advice)))

@@ -1,10 +1,15 @@
 """Measures of figure 5, on rows of fine-tuned models."""
 
+from dataclasses import replace
+
 import pytest
 
+from diffeqformer.config import Config, ModelConfig, TrainerConfig
+from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.progress import Silent
+from diffeqformer.runs.results import write_results
 from diffeqformer.studies.paper import measures as by
-from diffeqformer.studies.paper.claims import Trained
+from diffeqformer.studies.paper.claims import Finished, Trained
 from diffeqformer.studies.paper.items import ITEMS
 
 THERE, BACK = "own → other", "other → own"
@@ -57,6 +62,47 @@ def test_overfitting_is_the_rise_from_the_lowest_loss_to_the_last(found):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by, "records", lambda documents: falling)
         assert by.overfits_less(3, 6, THERE)(found) == 0.0
+
+
+def test_runs_on_another_second_text_are_not_taken(tmp_path):
+    runs = [{"config": {"data": {"train": [text]}}, "role": {"text": text}} for text in ("own", "other")]
+    runs[1]["config"]["data"]["train"] = ["a.txt"]
+    (tmp_path / "adapt/seed-0").mkdir(parents=True)
+    write_results(tmp_path / "adapt/seed-0/results.json", {"models": runs})
+    assert [by.adapted_runs(tmp_path, 0, other) is None for other in ((), ("a.txt",), ("b.txt",))] == [
+        False,
+        False,
+        True,
+    ]
+    assert by.adapted_runs(tmp_path, 1, ()) is None
+
+
+def test_fine_tuning_that_diverges_has_no_effect_and_is_not_tried_again(tmp_path, monkeypatch):
+    asked = []
+
+    def reproduce(*given):
+        asked.append(given)
+        raise Diverged("the loss became nan at update 3")
+
+    monkeypatch.setattr(by, "reproduce", reproduce)
+    config = Config(model=ModelConfig(steps=6), trainer=TrainerConfig(updates=8))
+    ours = Finished(config, {}, lambda: None)
+    found = Trained({by.OURS: ours}, 0, tmp_path, Silent(), ("a.txt",))
+    assert by.adapted(6)(found) is None and by.adapted(3)(found) is None and len(asked) == 1
+    deep = Finished(replace(config, model=ModelConfig(steps=12)), {}, lambda: None)
+    assert by.adapted(6)(replace(found, models={by.OURS: deep})) is None and len(asked) == 1
+
+
+def test_a_task_that_cannot_be_had_is_looked_for_once(monkeypatch):
+    asked = []
+
+    def tasks(names, folders):
+        asked.append(names)
+        raise BadInput("no hub")
+
+    monkeypatch.setattr(by, "Tasks", tasks)
+    progress = Silent()
+    assert [by._tasks("nowhere", shots, (), progress) for shots in (0, 5, 0)] == [None] * 3 and len(asked) == 1
 
 
 def test_without_runs_nothing_of_figure_5_has_an_effect(tmp_path):

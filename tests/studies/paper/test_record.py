@@ -4,10 +4,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import record as paper_record
-from diffeqformer.studies.paper.claims import judge
+from diffeqformer.studies.paper.claims import Verdict, judge
 from diffeqformer.studies.paper.items import ITEMS
 from diffeqformer.studies.paper.record import Record, of_claim
 from diffeqformer.studies.paper.runs import Arguments
@@ -67,6 +70,27 @@ def test_a_verdict_that_changes_is_said_and_the_page_is_that_of_the_new_record(t
     assert f"Other than in the record: {claim.sentence} (holds now, fails there)." in progress.lines
     again = study(replace(arguments, finished=True), Silent())
     assert paper_page.markdown(again, tmp_path / "page") == (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def test_a_record_is_of_its_texts(tmp_path):
+    path, of = tmp_path / "record.json", lambda **given: Arguments(**given).of
+    first = of(data=("x/train.txt",), other=("a/test.txt",))
+    paper_record.write(path, {"claims": [], "models": [], "rates": {}}, first)
+    for others in ({"data": ("y/train.txt",)}, {"data": ("x/train.txt",), "other": ("b/test.txt",)}, {}):
+        with pytest.raises(BadInput, match="the record .* is of .*, but this would be of"):
+            paper_record.read(path, of(**others))
+    without = of(data=("elsewhere/x/train.txt",))
+    assert paper_record.read(path, without).of == first
+    paper_record.write(path, {"claims": [], "models": [], "rates": {}}, without)
+    assert paper_record.read(path, without).of == first
+
+
+def test_ends_that_are_not_zero_are_not_written_as_zero():
+    shown = lambda *effects: paper_page._shown(seeds(*effects))
+    assert shown(0.1, 0.2, 0.3) == "+0.200 [\u22120.048, +0.448]"
+    assert shown(0.0, 0.0, 0.0) == "+0.000 [+0.000, +0.000]"
+    small = Verdict("holds", {}, 0.038, 0.000426, 0.075, 3)
+    assert paper_page._shown(small) == "+0.0380 [+0.0004, +0.0750]"
 
 
 def test_the_page_of_the_documentation_is_that_of_the_record(tmp_path):

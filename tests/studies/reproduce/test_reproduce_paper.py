@@ -5,12 +5,13 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from diffeqformer.config import Config, read_yaml
+from diffeqformer.config import read_yaml
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.progress import Silent
 from diffeqformer.studies.paper import article as paper_page
@@ -263,6 +264,19 @@ def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
     assert len(measured) == 2
 
 
+def finished(folder):
+    return Finished(read_yaml(folder / "config.yaml"), {"updates": 8}, lambda: pytest.fail("no model is opened"))
+
+
+class TasksOf(NamedTuple):
+    """Of ten items, in their first version."""
+
+    name: str
+
+    def are_those_of(self, evaluation):
+        return (evaluation["samples"], evaluation["task_versions"]) == ({self.name: 10}, {self.name: 1})
+
+
 def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
     shots = lambda name, right, n: document(name, [1] * right + [0] * (10 - right), num_fewshot={name: n})
     perplexity = lambda value: document("arc_easy", [value] * 2, "perplexity")
@@ -270,7 +284,7 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
         make(tmp_path / OURS, [shots("sciq", 7, 0), shots("sciq", 4, 5), perplexity(2.0), shots("piqa", 5, 0)]),
         make(tmp_path / "gpt", [shots("sciq", 5, 0), shots("sciq", 5, 5), perplexity(6.0), shots("piqa", 7, 0)]),
     ]
-    runs = {one.name: Finished(Config(run=str(one)), {}, lambda: pytest.fail("no model is opened")) for one in folders}
+    runs = {one.name: finished(one) for one in folders}
     found = Trained(runs, 0, tmp_path, Silent(), train=False)
     assert task("sciq", 0)(found) == pytest.approx(0.2)
     assert task("sciq", 5)(found) == pytest.approx(-0.1)
@@ -282,25 +296,25 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
 
 
 def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):
-    part = lambda **how: document("sciq", [1, 0] * 5, **{"checkpoint": "latest", **how})
+    part = lambda **how: document("sciq", [1, 0] * 5, **how)
     runs = {
         "whole": part(), "limited": part(limit=8.0), "other steps": part(steps=5), "best": part(checkpoint="best"),
-        "other examples": part(num_fewshot={"sciq": 5}), "other task": document("piqa", [1], checkpoint="latest"),
+        "other examples": part(num_fewshot={"sciq": 5}), "other task": document("piqa", [1]),
+        "other scheme": part(scheme="heun"), "early": part(update=4), "other items": document("sciq", [1, 0]),
+        "other version": part(task_versions={"sciq": 2}),
     }  # fmt: skip
     evaluated = []
-    monkeypatch.setattr(paper_measures, "_tasks", lambda *given: given)
+    monkeypatch.setattr(paper_measures, "_tasks", lambda name, *given: TasksOf(name))
     monkeypatch.setattr(paper_measures, "load_run", lambda folder: folder.name)
     monkeypatch.setattr(paper_measures, "evaluate_tasks", lambda run, *given, **how: evaluated.append(run) or [])
     for name, one in runs.items():
-        config = read_yaml(make(tmp_path / name, [one]) / "config.yaml")
-        found = Trained({OURS: Finished(config, {}, lambda: pytest.fail("no"))}, 0, tmp_path, Silent())
+        found = Trained({OURS: finished(make(tmp_path / name, [one]))}, 0, tmp_path, Silent())
         paper_measures._evaluate(found, OURS, "sciq", 0)
     assert evaluated == [name for name in runs if name != "whole"]
-    limited = [Finished(Config(run=str(make(tmp_path / name, [part(limit=8.0)]))), {}, lambda: None) for name in "ab"]  # pyright: ignore
-    assert (
-        task("sciq", 0)(Trained(dict(zip((OURS, "gpt"), limited, strict=True)), 0, tmp_path, Silent(), train=False))
-        is None
-    )
+    for name in ("limited", "early", "other scheme"):
+        other = finished(make(tmp_path / f"{name}, gpt", [runs[name]], field="llama"))
+        pair = {OURS: finished(tmp_path / name), "gpt": other}
+        assert task("sciq", 0)(Trained(pair, 0, tmp_path, Silent(), train=False)) is None
 
 
 def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
@@ -320,7 +334,9 @@ def test_the_record_keeps_verdicts_and_rates_of_runs_that_are_gone(trained):
     assert runs.searches("wide") == 0
     assert runs.rate("wide") == result.document["rates"]["wide"]["best"]  # without a search, which would train
     kept = path.read_bytes()
-    with pytest.raises(BadInput, match=r"record.json' is of scale laptop, updates 3, text text.txt, but .* updates 4"):
+    with pytest.raises(
+        BadInput, match=r"record.json' is of scale laptop, updates 3, text .*text.txt, but .* updates 4"
+    ):
         study(replace(gone, updates=4), Silent())
     path.write_text(path.read_text().replace("untested", "holds", 1))
     with pytest.raises(Damaged, match=r"record\.json"):

@@ -148,7 +148,7 @@ def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Val
 
 def searched(runs: Runs) -> Rates:
     """Of each model whose rate was searched for the best one, and all losses, infinite where training diverged."""
-    tuned = adapted_runs(runs.folder, SEARCHED_WITH)
+    tuned = adapted_runs(runs.folder, SEARCHED_WITH, runs.arguments.other)
     rates = runs.rates | {f"figure 5, {name}": one for name, one in (searches(tuned) if tuned else {}).items()}
     return {name: one for name, one in rates.items() if any(map(math.isfinite, one[1].values()))}
 
@@ -239,5 +239,8 @@ def _nats(claim: Claim) -> str:
 def _shown(verdict: Verdict) -> str:
     if not verdict.seeds:
         return MISSING
-    mean, low, high = (signed(value, 3) for value in (verdict.mean, verdict.low, verdict.high))
-    return mean if math.isnan(verdict.low) else f"{mean} [{low}, {high}]"
+    values = [value for value in (verdict.mean, verdict.low, verdict.high) if math.isfinite(value)]
+    # An end that is not zero is not written as zero: the verdict rests on its sign.
+    digits = next((digits for digits in range(3, 6) if all(not value or round(value, digits) for value in values)), 6)
+    mean, *ends = (signed(value, digits) for value in values)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean

@@ -180,7 +180,7 @@ def particles(runs: Runs, names: Names) -> list[Figure]:
 
 def adaptation(runs: Runs, names: Names) -> list[Figure]:
     """Fine-tuning at other depths, of all seeds that are finished."""
-    found = (adapted_runs(runs.folder, seed) for seed in runs.arguments.seeds)
+    found = (adapted_runs(runs.folder, seed, runs.arguments.other) for seed in runs.arguments.seeds)
     rows = records([one for one in found if one is not None])
     systems = adapt.systems_of(rows)
     return [

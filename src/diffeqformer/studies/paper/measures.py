@@ -20,12 +20,12 @@ from diffeqformer.config import Config, DataConfig
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.interop.comparing import compare_runs, evaluations
 from diffeqformer.interop.tasks import Tasks, evaluate_tasks
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.folder import CHECKPOINTS, RESULTS, open_config
@@ -221,6 +221,10 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
         for one in (OURS, "gpt"):
             _evaluate(found, one, name, shots)
     compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
+    sides = zip(compared.sides, (OURS, "gpt"), strict=True)
+    known = [(side.tasks.get((name, shots, None, None)), found.models[model]) for side, model in sides]
+    if any(one is None or not _is_of(one, model) for one, model in known):
+        return None
     asked = name, shots, None, metric
     rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.limit, row.metric) == asked]
     if not rows or None in rows[0]:
@@ -240,44 +244,83 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
     """Evaluate all of a task, unless the run has been already, or the task cannot be had."""
-    run = Path(found.models[model].config.run)
-    config = open_config(run)
-    known = evaluations(run, config).get((name, shots, None, None))
-    if known and (known["steps"], known["checkpoint"]) == (config.model.steps, "latest"):
+    one = found.models[model]
+    run = Path(one.config.run)
+    if (tasks := _tasks(name, shots, found.tasks, found.progress)) is None:
         return
-    if (tasks := _tasks(name, shots, found.tasks, found.progress)) is not None:
+    known = evaluations(run, open_config(run)).get((name, shots, None, None))
+    if known is None or not _is_of(known, one) or not tasks.are_those_of(known):
         deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
+
+
+def _is_of(evaluation: Values, one: Finished) -> bool:
+    """Whether it is of the run as it was trained, to its end."""
+    model = one.config.model
+    own = (model.steps, model.scheme.kind, "latest", one.entry["updates"])
+    return tuple(evaluation[part] for part in ("steps", "scheme", "checkpoint", "update")) == own
 
 
 @cache
 def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
-    """A task with its data; `None`, said once, if it cannot be had, which takes a missing hub a minute to find.
+    """A task with its data; `None` if it cannot be had.
 
     The harness writes `shots` into a task, where it stays: each has its own.
     """
+    return None if _missing(name, folders, progress) else Tasks([name], folders)
+
+
+@cache
+def _missing(name: str, folders: tuple[str, ...], progress: Progress) -> bool:
+    """Whether a task cannot be had, said once: a missing hub takes a minute to find."""
     try:
-        return Tasks([name], folders)
+        Tasks([name], folders)
     except BadInput as error:
-        return progress.say(str(error))
+        progress.say(str(error))
+        return True
+    return False
 
 
-def adapted_runs(folder: Path, seed: int) -> Document | None:
-    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended."""
-    return read_results(folder / f"adapt/seed-{seed}" / RESULTS)
+def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | None:
+    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended, or was on another text than
+    `other`, if that is given."""
+    found = read_results(folder / f"adapt/seed-{seed}" / RESULTS)
+    texts = (
+        [one["config"]["data"]["train"] for one in found["models"] if one["role"]["text"] == "other"] if found else []
+    )
+    return None if other and any(text != list(other) for text in texts) else found
 
 
 def _adapted(found: Trained, seed: int) -> Document | None:
-    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with."""
-    document = adapted_runs(found.folder, seed)
-    if document is not None or not (found.other and found.train):
+    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with; `None` at
+    the size of other models than `reproduce adapt` has, or where training diverged."""
+    ours = found.models.get(OURS)
+    if ours is not None and ours.config.model.steps != Arguments.steps:
+        return None
+    document = adapted_runs(found.folder, seed, found.other)
+    if document is not None or ours is None or not (found.other and found.train):
         return document
     searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
     rates = rates_of(searched) if searched else None
-    ours = found.models[OURS].config
+    return _reproduced(ours.config, found.other, seed, found.folder, found.progress, tuple((rates or {}).items()))
+
+
+@cache
+def _reproduced(
+    ours: Config,
+    other: tuple[str, ...],
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    rates: tuple[tuple[str, float], ...],
+) -> Document | None:
+    """Trained once: what diverged would diverge again for every claim."""
     own, updates = ours.data, ours.trainer.updates
     words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
-    texts = {"own": own, "other": DataConfig(source="files", train=found.other, cache=own.cache)}
-    return reproduce(words, texts, seed, found.folder / f"adapt/seed-{seed}", found.progress, rates)
+    texts = {"own": own, "other": DataConfig(source="files", train=other, cache=own.cache)}
+    try:
+        return reproduce(words, texts, seed, folder / f"adapt/seed-{seed}", progress, dict(rates))
+    except Diverged as error:
+        return progress.say(str(error))
 
 
 @measured

@@ -26,7 +26,7 @@ class Record:
     """What is known of the claims, models and learning rates of one scale, length and text."""
 
     of: Values
-    """Scale, updates and text, which its numbers are of."""
+    """Scale, updates and texts, which its numbers are of."""
     claims: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
     """By item and sentence."""
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,12 +62,12 @@ def read(path: Path, of: Values) -> Record:
     if not path.is_file():
         return Record(of)
     document = read_sealed(path)
-    if document["of"] != of:
+    if any(document["of"][name] != of[name] for name in document["of"].keys() & of):
         known = ", ".join(f"{name} {value}" for name, value in document["of"].items())
         asked = ", ".join(f"{name} {value}" for name, value in of.items())
         raise BadInput(f"the record {str(path)!r} is of {known}, but this would be of {asked}; name another --record.")
     return Record(
-        of,
+        {**document["of"], **of},
         {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
         {row[0]: tuple(row) for row in document["models"]},
         {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
@@ -77,9 +77,10 @@ def read(path: Path, of: Values) -> Record:
 
 
 def write(path: Path, document: Values, of: Values) -> None:
-    """Keep what the page's document says, whole or not at all."""
+    """Keep what the page's document says, whole or not at all; what the record there is `of` besides stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, {"of": dict(of), **document})
+    known = read_sealed(path)["of"] if path.is_file() else {}
+    write_sealed(path, {"of": {**known, **of}, **document})
 
 
 def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from diffeqformer.devices import device_of
 from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper.claims import SEARCHED_WITH, Finished, Model
 from diffeqformer.studies.reproduce.experiments import Rates, search, with_length
@@ -25,6 +26,8 @@ Scale = Literal["laptop", "gpu"]
 UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}
 SEARCHES = 4
 """Runs of a search for a learning rate, usually; at least 3, at most 7."""
+DIVERGED = "diverged.json"
+"""Of a run whose training came to no end: it is not trained again."""
 BATCHES = 16
 """Of the evaluations on the way; the last one is whole."""
 
@@ -74,13 +77,19 @@ class Arguments:
 
     @property
     def of(self) -> Document:
-        """What verdicts are of, whatever the seeds: scale, updates and text."""
-        return {"scale": self.scale, "updates": self.length, "text": self.text}
+        """What verdicts are of, whatever the seeds: scale, updates and text, and the other text if one is given."""
+        own = {"scale": self.scale, "updates": self.length, "text": self.text}
+        return {**own, "other": _names(self.other)} if self.other else own
 
     @property
     def text(self) -> str:
         """What is trained on, in words."""
-        return ", ".join(one.rpartition("/")[2] for one in self.data) or "the source of Python's standard library"
+        return _names(self.data) or "the source of Python's standard library"
+
+
+def _names(files: Sequence[str]) -> str:
+    """The last two parts of each path: folders differ between machines, and train.txt is not always the same."""
+    return ", ".join("/".join(one.split("/")[-2:]) for one in files)
 
 
 class Runs:
@@ -168,6 +177,11 @@ class Runs:
         if found is not None:
             RunFolder(config).require_own()
             return _finished(config, found["models"][0], opened)
+        diverged = Path(config.run) / DIVERGED
+        if diverged.is_file():
+            RunFolder(config).require_own()
+            self.progress.say(read_sealed(diverged)["error"])
+            return None
         if self.arguments.finished:
             self.untrained.add(config.run)
             return None
@@ -176,6 +190,7 @@ class Runs:
             return _finished(config, train(config, self.progress, **own).entry, opened)
         except Diverged as error:
             self.progress.say(str(error))
+            write_sealed(diverged, {"error": str(error)})
             return None
 
     @cached_property

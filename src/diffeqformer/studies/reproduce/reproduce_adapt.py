@@ -23,6 +23,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.reproduce.experiments import (
     losses_document,
     rates_of,
@@ -79,6 +80,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     **Raises:** `BadInput` for texts or steps that cannot be; whatever training raises.
     """
+    require_once(arguments.seeds)
     texts = dict(_text(word, arguments.cache) for word in arguments.texts)
     if len(texts) != 2:
         raise BadInput(f"--texts has {len(texts)} different names, but must have 2, such as code=stdlib notes=n.txt.")

@@ -25,6 +25,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
+from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.reproduce.experiments import (
     losses_document,
     rates_of,
@@ -90,6 +91,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     **Raises:** `BadInput` for data beside a puzzle; whatever training raises.
     """
+    require_once(arguments.seeds)
     if arguments.data and arguments.task != "text":
         raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
     from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of

@@ -22,8 +22,9 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import duration, signed
+from diffeqformer.report.text import MISSING, duration, finite, signed
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.reproduce.experiments import train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -90,6 +91,7 @@ class Arguments:
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds."""
+    require_once(arguments.seeds)
     folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
         return listed(arguments, folder)
@@ -134,7 +136,10 @@ def listed(arguments: Arguments, folder: Path) -> Result:
             longest = max(longest, evaluations)
     each = statistics.median(pace) if pace else math.nan
     total = Counter(run.kind for _, run in runs)
-    rows = tuple((NAMES[kind], f"{done[kind]} of {n}", duration(each * left[kind])) for kind, n in total.items())
+    rows = tuple(
+        (NAMES[kind], f"{done[kind]} of {n}", duration(each * left[kind]) if pace else MISSING)
+        for kind, n in total.items()
+    )
     said = f"{done.total()} of {len(runs)} runs are finished"
     if left and pace:
         said += (
@@ -251,7 +256,7 @@ def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
     """Mean loss over seeds of a kind, by number of steps."""
     depths = sorted({row["steps"] for row in rows if row["kind"] == kind})
     of = lambda depth: [row["loss"] for row in rows if (row["kind"], row["steps"]) == (kind, depth)]
-    return {depth: statistics.fmean(of(depth)) for depth in depths}
+    return {depth: statistics.fmean(losses) for depth in depths if all(map(finite, losses := of(depth)))}
 
 
 def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
@@ -267,9 +272,13 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
     marks = []
     for depth in depths:
         most = SAME if depth == layers else NEAR
-        over = math.expm1(losses["elastic"][depth] - losses["dedicated"][depth])
         name = "the original" if depth == layers else f"a model of {depth} layers"
         mark = f"at {depth} steps at most {100 * most:g} % above {name}"
+        own, alone = (losses.get(kind, {}).get(depth) for kind in ("elastic", "dedicated"))
+        if own is None or alone is None:  # not finite with every seed
+            marks.append((mark, MISSING, "untested"))
+            continue
+        over = math.expm1(own - alone)
         marks.append((mark, f"{signed(100 * over, 2)} %", "holds" if over <= most else "fails"))
     hold, lifted = sum(mark[-1] == "holds" for mark in marks), f"a lifted model of {layers} layers"
     headline = f"{hold} of {len(marks)} marks hold for {lifted}, fine-tuned once at all depths."

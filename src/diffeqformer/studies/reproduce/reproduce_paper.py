@@ -14,6 +14,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper.claims import Claim, Model, Trained, Verdict, judge, models_of
 from diffeqformer.studies.paper.record import Record
@@ -33,6 +34,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.paper.items import ITEMS
     from diffeqformer.studies.paper.models import GPU_MODELS, MODELS
 
+    require_once(arguments.seeds)
     names = arguments.items or tuple(ITEMS)
     for name in names:
         if name not in ITEMS:
