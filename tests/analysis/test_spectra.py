@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.products import product_eigenvalues, product_singular_values
 from diffeqformer.analysis.spectra import (
     Spectrum,
     evaluation_times,
     follow,
     hidden_subsets,
     pairs_of,
-    product_eigenvalues,
-    product_singular_values,
     spectra,
 )
 from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig

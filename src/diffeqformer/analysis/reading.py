@@ -17,7 +17,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, PyTree
 
-from diffeqformer.analysis.spectra import pairs_of, product_eigenvalues
+from diffeqformer.analysis.products import product_eigenvalues
+from diffeqformer.analysis.spectra import pairs_of
 from diffeqformer.analysis.watch import weights_of_heads
 from diffeqformer.config import ModelConfig
 from diffeqformer.model.transformer import Transformer

@@ -6,13 +6,11 @@ A pair is a product `L R` of L (n x r) and R (r x n) acting on row vectors, `x -
     OV    W_V W_O          what it copies from the tokens it looks at
     FF    W_up W_down      the feed-forward block without its activation (r: its hidden width)
 
-The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is taken: exact, and for a head hundreds
-of times cheaper. Everything here is computed in float64 on the host's CPU (LAPACK's nonsymmetric eigenvalues are only
-there), whatever the precision and the device of the model. Source: paper section 5.1 and appendix E.
+Everything here is computed in float64 on the host's CPU, whatever the precision and the device of the model, from the
+factors alone (`products.py`). Source: paper section 5.1 and appendix E.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,6 +21,7 @@ from jax import Array
 from jaxtyping import PyTree
 from scipy.optimize import linear_sum_assignment
 
+from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -32,7 +31,6 @@ from diffeqformer.ode.weights import KnotWeights, ModulatedWeights, WeightSource
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
-Matrix = jax.Array | np.ndarray
 Pair = tuple[Matrix, Matrix]
 """The factors L (..., n, r) and R (..., r, n) of `L R`."""
 
@@ -201,33 +199,6 @@ def hidden_subsets(hidden: int, ranks: Sequence[int], seed: int = 0) -> dict[int
     return {rank: np.sort(np.random.default_rng((seed, rank)).permutation(hidden)[:rank]) for rank in ranks}
 
 
-def product_eigenvalues(left: Matrix, right: Matrix) -> np.ndarray:
-    """Eigenvalues of `L R` that can differ from zero: min(n, r) of them, from the smaller of `L R` and `R L`.
-
-    Those of a real matrix that are not real are exact conjugates of each other.
-    """
-    # NumPy's LAPACK, not JAX's: XLA runs independent calls at the same time and, on two cores, some wait for ever.
-    return np.linalg.eigvals(_product(left, right, smaller=True)).astype(complex)
-
-
-def product_singular_values(left: Matrix, right: Matrix) -> np.ndarray:
-    """Singular values of `L R` that can differ from zero, the largest first: min(n, r) of them.
-
-    If r < n, those of `R_L R_R^T` with `L = Q_L R_L` and `R^T = Q_R R_R` (QR decompositions).
-    """
-    if left.shape[-1] < left.shape[-2]:
-        triangle = lambda matrix: np.asarray(np.linalg.qr(np.asarray(matrix, np.float64), mode="r"))
-        left, right = triangle(left), np.swapaxes(triangle(np.swapaxes(right, -1, -2)), -1, -2)
-    return np.linalg.svd(_product(left, right, smaller=False), compute_uv=False)
-
-
-@contextmanager
-def on_host() -> Iterator[None]:
-    """Float64 on the host's CPU, while the `with` block runs, also where another device is JAX's default."""
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
 def follow(eigenvalues: np.ndarray) -> np.ndarray:
     """Order eigenvalues so that each number is one continuous curve along the first axis.
 
@@ -361,14 +332,6 @@ def spectra(
             stage.advance(1, name)
     edges = np.asarray(grid.edges)
     return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
-
-
-def _product(left: Matrix, right: Matrix, *, smaller: bool) -> np.ndarray:
-    """`L R` in float64 or, with `smaller`, `R L` if that is smaller."""
-    with on_host():
-        left, right = (jnp.asarray(matrix, jnp.float64) for matrix in (left, right))
-        turned = smaller and left.shape[-1] < left.shape[-2]
-        return np.asarray(jnp.matmul(right, left) if turned else jnp.matmul(left, right))
 
 
 @partial(jax.jit, static_argnames=("config", "fold_norm"))

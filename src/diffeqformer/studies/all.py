@@ -93,9 +93,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
     return Overview(
         "all",
         f"{arguments.run}: all pages",
-        (
-            f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}.{of_text}",
-        ),
+        (f"{len(made)} of {len(names)} analyses of {run.folder}, update {run.step}.{of_text}",),
         document={
             **run.which,
             "text": text,

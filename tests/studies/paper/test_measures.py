@@ -1,96 +1,8 @@
-"""Measures of figure 5, on rows of fine-tuned models."""
+"""Measures that ask for what is not on this machine."""
 
-from dataclasses import replace
-
-import pytest
-
-from diffeqformer.config import Config, ModelConfig, TrainerConfig
-from diffeqformer.errors import BadInput, Diverged
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
-from diffeqformer.runs.results import write_results
 from diffeqformer.studies.paper import measures as by
-from diffeqformer.studies.paper.claims import Finished, Trained
-from diffeqformer.studies.paper.items import ITEMS
-
-THERE, BACK = "own → other", "other → own"
-
-
-def row(direction: str, method: str, system: str, steps: int, loss: float, *curve: float) -> dict:
-    return {"direction": direction, "method": method, "system": system, "steps": steps, "final": {"loss": loss},
-            "curve": [[10 * k, one] for k, one in enumerate(curve)]}  # fmt: skip
-
-
-ROWS = [
-    row(THERE, "lora", "DiffEqFormer 6 → 3", 3, 4.5),
-    row(THERE, "lora", "DiffEqFormer 6", 6, 4.0),
-    row(THERE, "lora", "GPT 8", 8, 4.25),
-    row(BACK, "lora", "DiffEqFormer 6 → 3", 3, 4.0),
-    row(BACK, "lora", "DiffEqFormer 6", 6, 3.0),
-    row(BACK, "lora", "GPT 8", 8, 4.5),
-    row(THERE, "full", "DiffEqFormer 6 → 3", 3, 3.5, 5.0, 3.25),
-    row(THERE, "full", "DiffEqFormer 6", 6, 4.0, 5.0, 3.0),
-    row(THERE, "full", "GPT 8", 8, 3.0, 5.0),
-    row(THERE, "scratch", "DiffEqFormer 6", 6, 4.125),
-    row(THERE, "scratch", "GPT 8", 8, 5.125),
-]
-
-
-@pytest.fixture
-def found(tmp_path, monkeypatch) -> Trained:
-    monkeypatch.setattr(by, "_adapted", lambda found, seed: {} if seed == 0 else None)
-    monkeypatch.setattr(by, "records", lambda documents: ROWS)
-    return Trained({}, 0, tmp_path, Silent())
-
-
-def test_systems_are_compared_at_one_depth_by_method_and_direction(found):
-    assert by.adapted(6)(found) == (0.25 + 1.5) / 2
-    assert by.adapted(3)(found) == (-0.25 + 0.5) / 2
-    assert by.adapted(3, "lora", THERE)(found) == -0.25
-    assert by.adapted(6, "lora", BACK)(found) == 1.5
-    assert by.adapted(6, "full", THERE)(found) == -1.0
-    assert by.adapted(6, "scratch", THERE)(found) == 1.0
-
-
-def test_fine_tuning_is_compared_with_training_from_scratch_at_its_depth(found):
-    assert by.transferred("lora", THERE)(found) == 0.125
-    assert by.transferred("full", THERE)(found) == 0.125
-
-
-def test_overfitting_is_the_rise_from_the_lowest_loss_to_the_last(found):
-    assert by.overfits_less(3, 6, THERE)(found) == 1.0 - 0.25
-    falling = [row(THERE, "full", "DiffEqFormer 6", n, 3.0, 5.0, 4.0) for n in (3, 6)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by, "records", lambda documents: falling)
-        assert by.overfits_less(3, 6, THERE)(found) == 0.0
-
-
-def test_runs_on_another_second_text_are_not_taken(tmp_path):
-    runs = [{"config": {"data": {"train": [text]}}, "role": {"text": text}} for text in ("own", "other")]
-    runs[1]["config"]["data"]["train"] = ["a.txt"]
-    (tmp_path / "adapt/seed-0").mkdir(parents=True)
-    write_results(tmp_path / "adapt/seed-0/results.json", {"models": runs})
-    assert [by.adapted_runs(tmp_path, 0, other) is None for other in ((), ("a.txt",), ("b.txt",))] == [
-        False,
-        False,
-        True,
-    ]
-    assert by.adapted_runs(tmp_path, 1, ()) is None
-
-
-def test_fine_tuning_that_diverges_has_no_effect_and_is_not_tried_again(tmp_path, monkeypatch):
-    asked = []
-
-    def reproduce(*given):
-        asked.append(given)
-        raise Diverged("the loss became nan at update 3")
-
-    monkeypatch.setattr(by, "reproduce", reproduce)
-    config = Config(model=ModelConfig(steps=6), trainer=TrainerConfig(updates=8))
-    ours = Finished(config, {}, lambda: None)
-    found = Trained({by.OURS: ours}, 0, tmp_path, Silent(), ("a.txt",))
-    assert by.adapted(6)(found) is None and by.adapted(3)(found) is None and len(asked) == 1
-    deep = Finished(replace(config, model=ModelConfig(steps=12)), {}, lambda: None)
-    assert by.adapted(6)(replace(found, models={by.OURS: deep})) is None and len(asked) == 1
 
 
 def test_a_task_that_cannot_be_had_is_looked_for_once(monkeypatch):
@@ -103,14 +15,3 @@ def test_a_task_that_cannot_be_had_is_looked_for_once(monkeypatch):
     monkeypatch.setattr(by, "Tasks", tasks)
     progress = Silent()
     assert [by._tasks("nowhere", shots, (), progress) for shots in (0, 5, 0)] == [None] * 3 and len(asked) == 1
-
-
-def test_without_runs_nothing_of_figure_5_has_an_effect(tmp_path):
-    nothing = Trained({}, 0, tmp_path, Silent(), train=False)
-    assert [claim.measure(nothing) for claim in ITEMS["figure-5"].claims] == [None] * len(ITEMS["figure-5"].claims)
-
-
-def test_claims_of_an_item_have_sentences_of_their_own():
-    """Records are kept by them."""
-    for item in ITEMS.values():
-        assert len({claim.sentence for claim in item.claims}) == len(item.claims)

@@ -53,7 +53,7 @@ def compare_spectra(
     import jax
     import jax.numpy as jnp
 
-    from diffeqformer.analysis.spectra import on_host, product_eigenvalues
+    from diffeqformer.analysis.products import on_host, product_eigenvalues
 
     draw = np.random.default_rng(0)
     normal = lambda *shape: draw.standard_normal(shape, np.float32) * np.float32(0.02)

@@ -11,10 +11,11 @@ from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent, signed
 from diffeqformer.studies.paper import tables as paper_tables
+from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
 from diffeqformer.studies.paper.figures import FIGURES, effects
 from diffeqformer.studies.paper.items import ITEMS
-from diffeqformer.studies.paper.measures import adapted_runs, planned_memory
+from diffeqformer.studies.paper.measures import planned_memory
 from diffeqformer.studies.paper.record import MODEL_COLUMNS, SEEDS_COLUMN, Record, of_claim
 from diffeqformer.studies.paper.reported import REPORTED
 from diffeqformer.studies.paper.runs import Runs

@@ -23,8 +23,9 @@ from diffeqformer.studies.clusters_figures import cloud_of, trajectories
 from diffeqformer.studies.compare import accuracies, findings
 from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
+from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import Finished, Verdict
-from diffeqformer.studies.paper.measures import adapted_runs, grown, heads_of, planned_memory, spectra_of
+from diffeqformer.studies.paper.measures import grown, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper.runs import Runs
 from diffeqformer.studies.reproduce import reproduce_adapt_figures as adapt
 from diffeqformer.studies.reproduce.reproduce_adapt import records

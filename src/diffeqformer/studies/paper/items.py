@@ -7,6 +7,7 @@ one of `reported.REPORTED`.
 
 from diffeqformer.studies.paper import checks
 from diffeqformer.studies.paper import measures as by
+from diffeqformer.studies.paper.adaptation import TUNING, adapted, overfits_less, transferred
 from diffeqformer.studies.paper.claims import Claim, Item
 from diffeqformer.studies.paper.measures import MATCHING, NATS, OURS, TASKS, lower
 from diffeqformer.studies.paper.models import D_EMB
@@ -179,30 +180,30 @@ ITEMS = {
         (
             *(
                 Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                      f"{NATS}, GPT's minus its own, over both directions", (OURS,), by.adapted(steps),
+                      f"{NATS}, GPT's minus its own, over both directions", (OURS,), adapted(steps),
                       question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
                 for steps in (3, 4, 6, 8)
             ),
             *(
                 Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
-                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(steps, method, direction))
+                      f"{NATS}, GPT's minus its own", (OURS,), adapted(steps, method, direction))
                 for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
                 for direction, to in DIRECTIONS.items() for steps in (3, 4, 6, 8)
             ),
             *(
                 Claim(f"fine-tuned in full, {to}: 3 steps overfit less than 6",
                       f"{NATS}, rise from the lowest loss to the last at 6 steps minus that at 3", (OURS,),
-                      by.overfits_less(3, 6, direction))
+                      overfits_less(3, 6, direction))
                 for direction, to in DIRECTIONS.items()
             ),
             *(
                 Claim(f"from scratch, on {text} alone: DiffEqFormer of 6 steps is ahead of GPT of 8 layers",
-                      f"{NATS}, GPT's minus its own", (OURS,), by.adapted(6, "scratch", direction))
+                      f"{NATS}, GPT's minus its own", (OURS,), adapted(6, "scratch", direction))
                 for direction, text in zip(DIRECTIONS, ("the other text", "the first text"), strict=True)
             ),
             *(
                 Claim(f"{words}, {to}: DiffEqFormer of 6 steps is ahead of itself from scratch, at 4 times the updates",
-                      f"{NATS}, from scratch minus fine-tuned", (OURS,), by.transferred(method, direction))
+                      f"{NATS}, from scratch minus fine-tuned", (OURS,), transferred(method, direction))
                 for method, words in (("lora", "after LoRA"), ("full", "fine-tuned in full"))
                 for direction, to in DIRECTIONS.items()
             ),
@@ -211,7 +212,7 @@ ITEMS = {
         "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
-        length=4 + 44 * by.TUNING,  # the search, which other seeds than the first do without, included
+        length=4 + 44 * TUNING,  # the search, which other seeds than the first do without, included
     ),
     "figure-7": Item(
         "figure 7, C.5",

@@ -1,0 +1,49 @@
+"""Eigenvalues and singular values of a product `L R` of low rank, from its factors.
+
+The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is taken: exact, and for a head hundreds
+of times cheaper. Computed in float64 on the host's CPU: LAPACK's nonsymmetric eigenvalues are only there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Matrix = jax.Array | np.ndarray
+
+
+def product_eigenvalues(left: Matrix, right: Matrix) -> np.ndarray:
+    """Eigenvalues of `L R` that can differ from zero: min(n, r) of them, from the smaller of `L R` and `R L`.
+
+    Those of a real matrix that are not real are exact conjugates of each other.
+    """
+    # NumPy's LAPACK, not JAX's: XLA runs independent calls at the same time and, on two cores, some wait for ever.
+    return np.linalg.eigvals(_product(left, right, smaller=True)).astype(complex)
+
+
+def product_singular_values(left: Matrix, right: Matrix) -> np.ndarray:
+    """Singular values of `L R` that can differ from zero, the largest first: min(n, r) of them.
+
+    If r < n, those of `R_L R_R^T` with `L = Q_L R_L` and `R^T = Q_R R_R` (QR decompositions).
+    """
+    if left.shape[-1] < left.shape[-2]:
+        triangle = lambda matrix: np.asarray(np.linalg.qr(np.asarray(matrix, np.float64), mode="r"))
+        left, right = triangle(left), np.swapaxes(triangle(np.swapaxes(right, -1, -2)), -1, -2)
+    return np.linalg.svd(_product(left, right, smaller=False), compute_uv=False)
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Float64 on the host's CPU, while the `with` block runs, also where another device is JAX's default."""
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+def _product(left: Matrix, right: Matrix, *, smaller: bool) -> np.ndarray:
+    """`L R` in float64 or, with `smaller`, `R L` if that is smaller."""
+    with on_host():
+        left, right = (jnp.asarray(matrix, jnp.float64) for matrix in (left, right))
+        turned = smaller and left.shape[-1] < left.shape[-2]
+        return np.asarray(jnp.matmul(right, left) if turned else jnp.matmul(left, right))

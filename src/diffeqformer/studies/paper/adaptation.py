@@ -1,0 +1,111 @@
+"""How the claims of figure 5 are measured: from the runs of `reproduce adapt`, made with each seed."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from diffeqformer.config import Config, DataConfig
+from diffeqformer.errors import Diverged
+from diffeqformer.plain import Document
+from diffeqformer.progress import Progress
+from diffeqformer.runs.folder import RESULTS
+from diffeqformer.runs.results import read_results
+from diffeqformer.studies.paper.claims import SEARCHED_WITH, Trained
+from diffeqformer.studies.paper.measures import OURS, measured
+from diffeqformer.studies.reproduce.experiments import rates_of
+from diffeqformer.studies.reproduce.reproduce_adapt import Arguments, records, reproduce
+
+TUNING = 1 / 4
+"""Length of fine-tuning, in that of pretraining."""
+
+
+def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | None:
+    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended, or was on another text than
+    `other`, if that is given."""
+    found = read_results(folder / f"adapt/seed-{seed}" / RESULTS)
+    texts = (
+        [one["config"]["data"]["train"] for one in found["models"] if one["role"]["text"] == "other"] if found else []
+    )
+    return None if other and any(text != list(other) for text in texts) else found
+
+
+def _adapted(found: Trained, seed: int) -> Document | None:
+    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with; `None` at
+    the size of other models than `reproduce adapt` has, or where training diverged."""
+    ours = found.models.get(OURS)
+    if ours is not None and ours.config.model.steps != Arguments.steps:
+        return None
+    document = adapted_runs(found.folder, seed, found.other)
+    if document is not None or ours is None or not (found.other and found.train):
+        return document
+    searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
+    rates = rates_of(searched) if searched else None
+    return _reproduced(ours.config, found.other, seed, found.folder, found.progress, tuple((rates or {}).items()))
+
+
+@cache
+def _reproduced(
+    ours: Config,
+    other: tuple[str, ...],
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    rates: tuple[tuple[str, float], ...],
+) -> Document | None:
+    """Trained once: what diverged would diverge again for every claim."""
+    own, updates = ours.data, ours.trainer.updates
+    words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
+    texts = {"own": own, "other": DataConfig(source="files", train=other, cache=own.cache)}
+    try:
+        return reproduce(words, texts, seed, folder / f"adapt/seed-{seed}", progress, dict(rates))
+    except Diverged as error:
+        return progress.say(str(error))
+
+
+@measured
+def adapted(found: Trained, steps: int, method: str = "lora", direction: str = "") -> float | None:
+    """GPT's perplexity after fine-tuning over DiffEqFormer's at so many steps, as a logarithm.
+
+    **Arguments:** `method`, or `scratch` for training on the new text alone; `direction`, such as `own → other`; the
+    mean over both if empty.
+    """
+    if (rows := _tuned(found, method, direction)) is None:
+        return None
+    ours = {row["direction"]: row["final"]["loss"] for row in rows if _is_ours(row) and row["steps"] == steps}
+    ahead = [row["final"]["loss"] - ours[row["direction"]] for row in rows if not _is_ours(row)]
+    return sum(ahead) / len(ahead)
+
+
+@measured
+def transferred(found: Trained, method: str, direction: str) -> float | None:
+    """DiffEqFormer's loss from scratch on the new text less that after fine-tuning at the depth of pretraining."""
+    scratch, rows = _tuned(found, "scratch", direction), _tuned(found, method, direction)
+    if scratch is None or rows is None:
+        return None
+    new = next(row for row in scratch if _is_ours(row))
+    old = next(row for row in rows if _is_ours(row) and row["steps"] == new["steps"])
+    return new["final"]["loss"] - old["final"]["loss"]
+
+
+@measured
+def overfits_less(found: Trained, fewer: int, steps: int, direction: str) -> float | None:
+    """By how much the loss rises from its lowest to the end of full fine-tuning at `steps`, less that at `fewer`."""
+    if (rows := _tuned(found, "full", direction)) is None:
+        return None
+    risen = {
+        row["steps"]: row["final"]["loss"] - min(row["final"]["loss"], *(loss for _, loss in row["curve"]))
+        for row in rows
+        if _is_ours(row)
+    }
+    return risen[steps] - risen[fewer]
+
+
+def _tuned(found: Trained, method: str, direction: str) -> list[Document] | None:
+    """The rows of one method and direction, or of both; `None` if there are none."""
+    if (document := _adapted(found, found.seed)) is None:
+        return None
+    return [row for row in records([document]) if row["method"] == method and direction in ("", row["direction"])]
+
+
+def _is_ours(row: Document) -> bool:
+    return row["system"].startswith("DiffEqFormer")
