@@ -136,6 +136,21 @@ def test_every_layout_loads_the_same_tokenizer(trained, tmp_path):
         assert end_of_text(loaded) == 0 and vocabulary_size(loaded) == 300
 
 
+def test_tokens_that_were_added_to_a_vocabulary_have_their_ids(trained, tmp_path):
+    trained.model.save(str(tmp_path))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<bot>": 301, "<|endoftext|>": 0, "<user>": 300}))
+    loaded = load_tokenizer(tmp_path)
+    assert encode(loaded, "a<user>b<bot>") == [*encode(trained, "a"), 300, *encode(trained, "b"), 301]
+    assert vocabulary_size(loaded) == 302 and end_of_text(loaded) == 0
+    for content, sentence in (
+        ('{"<user>": 400}', "'<user>' the id 400, but it would be 300 here"),
+        ("[1]", "must have a"),
+    ):
+        (tmp_path / "added_tokens.json").write_text(content)
+        with pytest.raises(BadInput, match=sentence):
+            load_tokenizer(tmp_path)
+
+
 def test_saved_truncation_padding_and_added_tokens_are_off(trained, tmp_path):
     other = Tokenizer.from_str(trained.to_str())
     other.enable_truncation(3)

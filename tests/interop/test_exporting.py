@@ -13,6 +13,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from tokenizers import processors
 
 from diffeqformer.config import LayerConfig, LlamaConfig, LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
 from diffeqformer.errors import BadInput
@@ -153,6 +154,16 @@ def test_files(tmp_path):
     assert (tokenizer["eos_token"], tokenizer["bos_token"], tokenizer["model_max_length"]) == ("</s>", "</s>", 12)
     with safe_open(tmp_path / "own" / TENSORS, "numpy") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_an_imported_models_first_token_stays_its_own(tmp_path):
+    run = run_of("vanilla")
+    run.tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 1)])
+    for origin, first in (("trained", 0), ("imported", 1)):
+        export(dataclasses.replace(run, origin=origin), tmp_path / origin)
+        own = read(tmp_path / origin, "generation_config.json")
+        assert (own["bos_token_id"], own["eos_token_id"]) == (first, 0)
+        assert read(tmp_path / origin, "tokenizer_config.json")["bos_token"] == ["</s>", "<unk>"][first]
 
 
 def source(name: str) -> str:

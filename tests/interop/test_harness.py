@@ -212,6 +212,17 @@ def test_an_imported_tokenizer_that_starts_every_text_does_so_here(tmp_path):
     )
 
 
+def test_after_nothing_a_text_follows_the_end_of_another():
+    """Spaces of a context belong to the continuation, so that one of spaces alone leaves none."""
+    run = small_run()
+    the, cat = (run.tokenizer.token_to_id(word) for word in ("the", "cat"))
+    found = DiffEqFormerLM(run).loglikelihood(asked("loglikelihood", (" ", "the"), (" ", "the cat")))
+    end = DiffEqFormerLM(run).prefix_token_id
+    assert [nats for nats, _ in found] == pytest.approx(
+        [by_hand(run, [end], ids)[0] for ids in ([the], [the, cat])], abs=nats(2)
+    )
+
+
 MODELS = """
 import warnings
 warnings.simplefilter("error", RuntimeWarning)  # JAX's about os.fork()

@@ -72,6 +72,18 @@ def test_into_an_empty_folder(published, tmp_path):
     assert load_run(tmp_path / "empty").config.model == made.config.model
 
 
+def test_a_shorter_context_is_the_same_model_of_shorter_texts(call, kind, published, tmp_path):
+    called = call("import", published, "--to", tmp_path / "run", "--context", 6)
+    assert called.status == 0, called.err
+    opened, ids = load_run(tmp_path / "run"), golden(kind).ids[:, :6]
+    assert opened.config.model.context == 6
+    whole = import_huggingface(published, tmp_path / "whole")
+    np.testing.assert_array_equal(logits(opened.model, ids), logits(whole.model, ids))
+    refused = call("import", published, "--to", tmp_path / "longer", "--context", 17)
+    assert refused.status == 2 and "context is 17, but must be between 1 and 16, that of the model" in refused.err
+    assert not (tmp_path / "longer").exists()
+
+
 def test_gpt2s_own_tokenizer_files(tmp_path):
     given = golden("gpt2").tensors | {"transformer.wte.weight": np.ones((300, 16), np.float32)}
     folder = write(tmp_path / "published", CONFIGS["gpt2"] | {"vocab_size": 300}, given)
@@ -225,6 +237,9 @@ BAD = {
     "old rope": ("llama", change(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
         "rope_type is 'linear', but must be one of 'default', 'llama3'"),
     "part rotated": ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, but must be 1.0"),
+    "two ropes": ("llama", change(rope_scaling={"rope_type": "linear", "factor": 2.0}),
+        "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),
+    "two lengths of waves": ("llama", change(rope_theta=50.0), "has rope_theta 100.0, but another place has 50.0"),
     "rope is a word": ("llama", change(rope_scaling="linear"), "rope_scaling is 'linear', but must be a table"),
     "missing tensor": ("gpt2", tensors(transformer__h__1__ln_2__bias=None),
         "has no tensor 'h.1.ln_2.bias', of which config.json asks for shape (16,)"),

@@ -4,15 +4,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diffeqformer.config import Config, dump_yaml
+from diffeqformer.config import dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import open_config
 from diffeqformer.studies.paper.claims import Finished, Trained
 from diffeqformer.studies.paper.measures import task
 from tests.interop.harness_tasks import CHOICES, STORIES, write_tasks
@@ -106,7 +108,8 @@ def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tm
     words = {}
     for name in ("gpt", "diffeqformer"):
         run = str(shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("evaluations")))
-        words[name] = Finished(Config(run=run), {}, lambda: pytest.fail("the runs are opened by their folders"))
+        config = replace(open_config(Path(run)), run=run)
+        words[name] = Finished(config, {"updates": 3}, lambda: pytest.fail("the runs are opened by their folders"))
     found = Trained(words, 0, tmp_path, Silent(), tasks=(str(tasks),))
     assert task("choices", 0)(found) == task("choices", 1)(found) == 0.0  # the same model twice
     written = [tmp_path / f"gpt/evaluations/choices-3-steps-{shots}-shot-lie-trotter.json" for shots in (0, 1)]

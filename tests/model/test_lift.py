@@ -89,6 +89,12 @@ def test_more_knots_are_the_same_function():
     np.testing.assert_allclose(logits(found.model, ids, 6), logits(plain, ids, 6), atol=STATES)
 
 
+def test_a_model_that_computes_in_bfloat16_is_lifted_as_exactly():
+    """Weights that are equal to float32 rounding may be rounded apart, so both are compared in float32."""
+    found = lift(model_of(replace(TABLES["gpt"], compute_dtype="bfloat16")), "time", key=KEY)
+    assert found.difference <= STATES and found.model.config.compute_dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("kind", ["gpt", "llama, grouped queries", "qwen, of wider heads"])
 def test_aligned_layers_compute_what_they_did_and_are_nearer(kind):
     model, ids = model_of(TABLES[kind]), tokens()

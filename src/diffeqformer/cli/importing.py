@@ -8,6 +8,7 @@ import tyro
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import parse
+from diffeqformer.config.bounds import SIZES, require_bounds, setting
 from diffeqformer.progress import Terminal
 
 
@@ -25,6 +26,9 @@ class Arguments:
     """Folder of the run, new or empty."""
     adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Low-rank adapters to add to the model, as PEFT saves them or `export --adapter` writes them."""
+    context: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
+    """Most tokens of a sequence; the model's own if not given. Batches of evaluation and fine-tuning are sequences of
+    so many, where modern models have 8,192 to 131,072."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -34,7 +38,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.interop.importing import import_huggingface
     from diffeqformer.model.count import parameters
 
-    made = import_huggingface(given.folder, given.to, Terminal(), given.adapter)
+    require_bounds(given, "--")
+    made = import_huggingface(given.folder, given.to, Terminal(), given.adapter, given.context)
     m = made.config.model
     stored = parameters(m).stored
     if as_json:

@@ -64,7 +64,11 @@ def run(words: Sequence[str], as_json: bool) -> None:
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = opened.model if arguments.scheme is None else with_scheme(opened.model, arguments.scheme)
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")
-    settings = {"new_tokens": arguments.tokens, **{name: getattr(arguments, name) for name in names}}
+    settings = {
+        "new_tokens": arguments.tokens,
+        "start": opened.start,
+        **{name: getattr(arguments, name) for name in names},
+    }
     drafts = {}
     if arguments.draft_steps is None:
         texts = continue_text(model, opened.tokenizer, arguments.prompt, **settings)

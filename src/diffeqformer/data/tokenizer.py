@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput, reason
+from diffeqformer.plain import shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
@@ -17,6 +18,8 @@ from diffeqformer.store.regular import read_small
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 """Names that published tokenizers give to the token that ends a document."""
+ADDED = "added_tokens.json"
+"""Beside the files of a vocabulary; tokenizer.json has them itself."""
 TOKENIZER_BYTES = 256 << 20
 """Of a tokenizer's file."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
@@ -120,6 +123,23 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     return tokenizer
 
 
+def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
+    """Tokens that were added to a vocabulary, with the ids that they were given.
+
+    **Raises:** `BadInput` for a file that is no table of ids, and for an id that would be another.
+    """
+    try:
+        added = json.loads(read_small(file, TOKENIZER_BYTES))
+        tokens = sorted(added.items(), key=lambda one: int(one[1]))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
+    for name, number in tokens:
+        if tokenizer.token_to_id(name) is None:
+            tokenizer.add_tokens([name])
+        if (own := tokenizer.token_to_id(name)) != number:
+            raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
+
+
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return _from_file(folder / "tokenizer.json")
@@ -134,6 +154,8 @@ def _from_folder(folder: Path) -> Tokenizer:
             except Exception as error:  # the library raises bare exceptions
                 raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {reason(error)}.") from error
             tokenizer = _byte_level(model)
+            if (folder / ADDED).is_file():
+                _add_tokens(tokenizer, folder / ADDED)
             tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
             return tokenizer
     raise BadInput(

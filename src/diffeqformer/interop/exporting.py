@@ -90,6 +90,8 @@ def export(
     end, names = end_of_text(run.tokenizer), ("bos_token", "eos_token", "pad_token")
     special = dict.fromkeys(names, run.tokenizer.id_to_token(end))
     ids = {f"{name}_id": end for name in names}
+    if run.start:  # an imported model's own
+        ids["bos_token_id"], special["bos_token"] = run.start[0], run.tokenizer.id_to_token(run.start[0])
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
     if own_code:
         settings["auto_map"] = AUTO

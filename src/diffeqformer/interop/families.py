@@ -263,6 +263,8 @@ def kind_of(m: ModelConfig) -> str:
         stock = stock and not (m.field.nested_norm or m.field.norm_shift) and m.final_norm_epsilon == m.norm_epsilon
     if not stock or not isinstance(m.field, LlamaConfig) or m.dropout.embedding or m.dropout.residual:
         return OWN
+    if m.width % m.heads and not (m.field.biases or m.field.head_norms):
+        return OWN  # LlamaConfig refuses it
     return LLAMAS.get((m.field.biases, m.field.head_norms), OWN)
 
 

@@ -79,8 +79,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         model = self.opened.model if scheme is None else with_scheme(self.opened.model, scheme)
         self.model: Transformer = model.merge().populate(steps)
         self._end = end_of_text(self.opened.tokenizer)
-        imported = self.opened.origin == "imported"
-        self._start: list[int] = self.opened.tokenizer.encode("").ids[:1] if imported else []
+        self._start = self.opened.start
 
     # What the harness asks about a model.
 
@@ -180,7 +179,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
                     f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}, so it has no "
                     "likelihood; the task must separate the two, by a space for instance."
                 )
-        scored = self._score([(before, ids) for _, before, ids in requests])
+        scored = self._score([(before or [self.prefix_token_id], ids) for _, before, ids in requests])
         for (request, _, _), answer in zip(requests, scored, strict=True):
             self.cache_hook.add_partial("loglikelihood", request, answer)
         return scored

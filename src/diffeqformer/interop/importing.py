@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,6 +14,7 @@ from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter
 from diffeqformer.interop.tensors import INDEX
 from diffeqformer.model.count import parameters
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.opening import Run, load_run
@@ -31,13 +33,18 @@ LEARNING_RATE = 1e-4
 
 
 def import_huggingface(
-    folder: str | Path, run: str | Path, progress: Progress | None = None, adapter: str | Path | None = None
+    folder: str | Path,
+    run: str | Path,
+    progress: Progress | None = None,
+    adapter: str | Path | None = None,
+    context: int | None = None,
 ) -> Run:
     """Make a run of the model and the tokenizer in a Hugging Face folder; `load_run` opens it again.
 
     **Arguments:** `folder`, as for `from_huggingface`, with a tokenizer that `load_tokenizer` can load; or the name of
     such a repository on the hub, or of a run there, which is copied. `run`, the run's folder, which must not
-    exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it.
+    exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it; `context`, most tokens of a
+    sequence, at most the model's own.
 
     **Returns:** the run, at update 0 unless it was one.
 
@@ -48,15 +55,21 @@ def import_huggingface(
     repository = Repository.named(folder)
     if repository is not None:
         folder = fetch(repository, (*MODEL_FILES, *TOKENIZER_FILES))
-        if (folder / files.CONFIG).is_file() and adapter is None:
+        if (folder / files.CONFIG).is_file() and not (folder / CONFIG).is_file():
+            for name, given in (("adapter", adapter), ("context", context)):
+                if given is not None:
+                    raise BadInput(f"{name} is {given!r}, but {repository.name} is a run, which is copied as it is.")
             return _copied(fetch(repository, RUN_FILES), run)
     published = open_huggingface(folder)
-    tokenizer = _tokenizer_of(published)
+    tokenizer, own = _tokenizer_of(published), published.config.context
+    if context is not None and not 1 <= context <= own:
+        raise BadInput(f"context is {context}, but must be between 1 and {own}, that of the model.")
     data = DataConfig(tokenizer=str(run / files.TOKENIZER))
     with becoming(run, "run folder", "importing", keep_lock=True) as aside:
         require_space(aside, 4 * parameters(published.config).stored, "the run")
         model = published.read(progress)
         model = model if adapter is None else load_adapter(model, adapter)
+        model = model if context is None else _with_context(model, context)
         config = Config(run=str(run), model=model.config, data=data, optimizer=OptimizerConfig(LEARNING_RATE))
         with progress.stage("Writing the run", 1) as stage:
             origin = {"folder": str(published.folder), "model_type": published.model_type}
@@ -66,6 +79,13 @@ def import_huggingface(
             files.write_model(aside, config, tokenizer, model, None, more)
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0, "imported")
+
+
+def _with_context(model: Transformer, context: int) -> Transformer:
+    """The same model of shorter sequences, which has fewer learned positions."""
+    own, positions = model.embedding, model.embedding.positions
+    embedding = replace(own, positions=None if positions is None else positions[:context])
+    return model.replace(embedding=embedding, config=replace(model.config, context=context))
 
 
 def _copied(folder: Path, run: Path) -> Run:

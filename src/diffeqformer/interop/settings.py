@@ -71,7 +71,11 @@ class GPTNeoXSettings:
     def more(self, values: Values) -> Document:
         """Those settings of ours that follow from several of theirs, or from their words."""
         old = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct")}
-        given = {name: value for name, value in old.items() if value is not None} | rope_of(values)
+        new, given = rope_of(values), {name: value for name, value in old.items() if value is not None}
+        for name, value in given.items():
+            if new.get(name, value) != value:
+                raise BadInput(f"{name} is {new[name]!r}, but by its older name {value!r}; keep one of them.")
+        given |= new
         rope = read_settings(NeoXRopeSettings, given)
         return {
             **dict(ours_of(rope)),
@@ -250,6 +254,9 @@ def rope_of(values: Values) -> Document:
         table = values.get(key) or {}
         if not isinstance(table, dict):
             raise BadInput(f"{key} is {table!r}, but must be a table of settings.")
+        for name, value in table.items():
+            if given.get(name, value) != value:  # versions of Transformers differ in which of them they read
+                raise BadInput(f"{key} has {name} {value!r}, but another place has {given[name]!r}; keep one of them.")
         given |= table
     given.setdefault("rope_type", given.get("type", "default"))  # its name before Transformers 4.43
     return given

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from diffeqformer.config import KnotsConfig, LayerConfig, TimeConfig, validate_model
+from diffeqformer.config import KnotsConfig, LayerConfig, OwnConfig, TimeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import TransformerField
@@ -103,18 +103,27 @@ def lift(
 def aligned(model: Transformer) -> Transformer:
     """The same model, its layers written so that neighbours are near: lines between them then mean more.
 
-    **Raises:** `BadInput` for a model that is no table of layers.
+    **Raises:** `BadInput` for a model that is no table of layers, or of a field of your own.
     """
-    weights = table_of(model)
-    field: TransformerField = model.field  # pyright: ignore[reportAssignmentType]
+    weights, field = table_of(model), model.field
+    if not isinstance(field, TransformerField) or isinstance(model.config.field, OwnConfig):
+        raise BadInput(
+            f"layers of a field of your own, {type(field).__name__}, cannot be aligned: its symmetries are not known."
+        )
     return model.replace(weights=replace(weights, layers=align(weights.layers, field)))
 
 
 def difference(one: Transformer, other: Transformer) -> float:
-    """The largest difference of the logits of two models of one depth, relative to the largest logit (at least 1)."""
+    """The largest difference of the logits of two models of one depth, relative to the largest logit (at least 1).
+
+    Both compute in float32: in bfloat16 weights that are equal to rounding are rounded apart.
+    """
+    exact = lambda model: model.replace(config=replace(model.config, compute_dtype="float32"))
+    one, other = exact(one), exact(other)
     ids = jax.random.randint(jax.random.key(0), (1, min(PROBED, one.config.context)), 0, one.config.vocabulary or 0)
     run = jax.jit(lambda model, ids: model(ids))
-    expected, found = run(one, ids), run(other.populate(one.config.steps), ids)
+    with jax.default_matmul_precision("highest"):
+        expected, found = run(one, ids), run(other.populate(one.config.steps), ids)
     return float(jnp.abs(found - expected).max() / jnp.maximum(jnp.abs(expected).max(), 1.0))
 
 

@@ -36,6 +36,11 @@ class Run:
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
     @property
+    def start(self) -> list[int]:
+        """The token that stands before every text, as an imported model was trained; none of a model trained here."""
+        return self.tokenizer.encode("").ids[:1] if self.origin == "imported" else []
+
+    @property
     def which(self) -> Document:
         """What was read, for a JSON document."""
         return {"run": str(self.folder), "update": self.step, "passed_over": self.passed_over or None}

@@ -32,17 +32,19 @@ def continue_text(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    start: Sequence[int] = (),
 ) -> list[str]:
     """`count` continuations of `prompt`, each ending before the end-of-text token if one is drawn.
 
-    **Arguments:** `new_tokens`, 100 or what the context has room for if not given; the rest as for `generate`.
+    **Arguments:** `new_tokens`, 100 or what the context has room for if not given; `start`, tokens before the prompt,
+    `Run.start` of an imported model; the rest as for `generate`.
 
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
     sampling = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed)
+    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed, start)
     drawn = generate(model, prompts, new, key=key, **sampling)
-    return _texts(tokenizer, drawn)
+    return _texts(tokenizer, prompt, drawn)
 
 
 def continue_text_with_drafts(
@@ -56,6 +58,7 @@ def continue_text_with_drafts(
     new_tokens: int | None = None,
     count: int = 1,
     seed: int = 0,
+    start: Sequence[int] = (),
     **sampling: Any,
 ) -> tuple[list[str], Speculation]:
     """The same by self-speculative decoding: the draft model runs at `draft_steps`, the target model verifies.
@@ -68,10 +71,10 @@ def continue_text_with_drafts(
     deep, shallow = model.grid(steps).steps, model.grid(draft_steps).steps
     if shallow >= deep:
         raise BadInput(f"the draft has {shallow} steps, but must have fewer than the {deep} steps that check it.")
-    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed)
+    prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed, start)
     target, draft = model.populate(deep), model.populate(shallow)
     found = speculate(target, draft, prompts, new, key=key, draft_length=draft_length, **sampling)
-    return _texts(tokenizer, found.tokens), found
+    return _texts(tokenizer, prompt, found.tokens), found
 
 
 class Samples(Callback):
@@ -96,13 +99,20 @@ class Samples(Callback):
 
 
 def _arguments(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, new_tokens: int | None, count: int, seed: int
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    new_tokens: int | None,
+    count: int,
+    seed: int,
+    start: Sequence[int],
 ) -> tuple[jax.Array, int, jax.Array]:
     """Prompts, the number of new tokens, and a key."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids  # as the training text was
-    room = model.config.context - len(ids)
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
+    ids = [*start, *ids]
+    room = model.config.context - len(ids)
     if room < 1:
         raise BadInput(
             f"the prompt has {len(ids)} tokens, which leaves no room in the context, {model.config.context}."
@@ -113,6 +123,13 @@ def _arguments(
     return prompts, min(NEW_TOKENS, room) if new_tokens is None else new_tokens, jax.random.key(seed)
 
 
-def _texts(tokenizer: Tokenizer, drawn: jax.Array) -> list[str]:
-    stop = end_of_text(tokenizer)
-    return [tokenizer.decode(list(takewhile(lambda token: token != stop, row))) for row in np.asarray(drawn).tolist()]
+def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array) -> list[str]:
+    """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
+    stop, before = end_of_text(tokenizer), tokenizer.encode(prompt, add_special_tokens=False).ids
+    known = tokenizer.decode(before)
+    new = [list(takewhile(lambda token: token != stop, row)) for row in np.asarray(drawn).tolist()]
+    whole = [tokenizer.decode([*before, *row]) for row in new]
+    return [
+        text[len(known) :] if text.startswith(known) else tokenizer.decode(row)
+        for text, row in zip(whole, new, strict=True)
+    ]

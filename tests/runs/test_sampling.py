@@ -1,0 +1,40 @@
+"""Continuations are what follows the prompt, read by the model as it was trained to."""
+
+import jax.numpy as jnp
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from diffeqformer.errors import BadInput
+from diffeqformer.runs import sampling
+from diffeqformer.runs.sampling import continue_text
+from tests.models import TINY, model_of
+
+WORDS = ["</s>", "<s>", "\u2581a", "\u2581Pa", "\u2581b", "rt"]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """As a Llama's: a text begins with a space that decoding takes away, and with a token of its own."""
+    made = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="</s>"))
+    made.add_special_tokens(["</s>", "<s>"])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+def test_the_space_between_prompt_and_text_stays(tokenizer):
+    assert tokenizer.decode([3]) == "Pa"
+    drawn = jnp.asarray([[3, 4, 0, 2], [5, 3, 0, 0]])
+    assert sampling._texts(tokenizer, "a", drawn) == [" Pa b", "rt Pa"]
+
+
+def test_a_start_stands_before_the_prompt_and_takes_room(tokenizer, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sampling, "generate", lambda model, ids, new, **how: seen.append((ids, new)) or ids)
+    model = model_of(TINY)
+    continue_text(model, tokenizer, "a b", start=[1])
+    continue_text(model, tokenizer, "a b")
+    assert [(ids.tolist(), new) for ids, new in seen] == [([[1, 2, 4]], 9), ([[2, 4]], 10)]
+    with pytest.raises(BadInput, match="the prompt has 12 tokens, which leaves no room"):
+        continue_text(model, tokenizer, " ".join("a" * 11), start=[1])
