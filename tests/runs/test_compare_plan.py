@@ -5,7 +5,8 @@ import pytest
 from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
 from diffeqformer.runs import compare
-from diffeqformer.runs.compare import Cost, Readings, plan
+from diffeqformer.runs.compare import Cost, plan
+from diffeqformer.runs.readings import Readings
 
 WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
 COSTS = (Cost(20.0, 0.1), Cost(10.0, 0.1), Cost(30.0, 0.05))

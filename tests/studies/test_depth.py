@@ -10,6 +10,7 @@ from diffeqformer.evaluation.depth import DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.report.figures import COLORS, save
 from diffeqformer.studies.depth import (
+    _beside,
     comparisons,
     depths_table,
     exits_table,
@@ -173,3 +174,9 @@ def test_hostile_names_stay_text(tmp_path):
 def test_nothing_that_can_be_drawn_is_still_a_page(tmp_path):
     found = curve({6: math.nan})
     assert "no finite perplexity" in result(found, "t", {}).write(tmp_path).read_text()
+
+
+def test_depths_that_are_better_are_called_lower():
+    assert _beside({12: 0.95}) == "5.0\u00a0% lower at 12 steps"
+    assert _beside({12: 0.95, 8: 0.97}) == "3.0\u00a0% to 5.0\u00a0% lower at 12 and 8 steps"
+    assert _beside({12: 0.95, 8: 1.01}) == "at most 1.0\u00a0% higher at 12 and 8 steps"

@@ -61,7 +61,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
         configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
 
-    from diffeqformer.runs.compare import Readings, compare
+    from diffeqformer.runs.compare import compare
+    from diffeqformer.runs.readings import Readings
     from diffeqformer.studies.run_report import write_linked_report
 
     progress = Terminal()

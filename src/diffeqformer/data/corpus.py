@@ -16,17 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig, to_dict
-from diffeqformer.data.files import (
-    JSON_LINES,
-    NEEDS_EXTRA,
-    OF_DOCUMENTS,
-    Reader,
-    TextDocument,
-    TextFile,
-    find_files,
-    require_field,
-    text_of,
-)
+from diffeqformer.data import files as formats
+from diffeqformer.data.files import Reader, TextDocument, TextFile, find_files, require_field, text_of
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.data.stream import Shard, Source, divided
 from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed, reason
@@ -93,7 +84,7 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     if count > 1:
         raise BadInput(f"file {str(file.path)!r} is in two of data.train, each of which has one of data.weights.")
     for file in train + validation if config.targets == "completions" else ():
-        if not file.path.name.lower().endswith(JSON_LINES):
+        if not file.path.name.lower().endswith(formats.JSON_LINES):
             raise BadInput(f"file {str(file.path)!r} is no .jsonl, which data.targets 'completions' is read from.")
     both = {file.path.resolve() for file in train} & {file.path.resolve() for file in validation}
     if both:
@@ -202,7 +193,7 @@ def _split_files(
 
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
-    if file.path.name.lower().endswith(OF_DOCUMENTS):
+    if file.path.name.lower().endswith(formats.OF_DOCUMENTS):
         return [sum(len(block.encode()) for block in document) for document in reader.documents(file)]
     return [file.size] if file.size else []  # one document: no need to read it
 
@@ -223,7 +214,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
     try:
         import datasets
     except ImportError:
-        raise BadInput(f"data.source 'huggingface' needs the package datasets; {NEEDS_EXTRA}.") from None
+        raise BadInput(f"data.source 'huggingface' needs the package datasets; {formats.NEEDS_EXTRA}.") from None
     name = f"{config.dataset} ({config.dataset_name})" if config.dataset_name else config.dataset
     if config.stream:
         return _streamed_rows(datasets, config, name)

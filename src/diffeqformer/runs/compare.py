@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -13,24 +13,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from diffeqformer.analysis.participation import participation
 from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
-from diffeqformer.data.loader import Windows
 from diffeqformer.errors import BadInput, Damaged
-from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.readings import Readings, at_depths_of, participation_of
 from diffeqformer.runs.recorder import validation_batches
-from diffeqformer.runs.results import Entry, document, measured, name_of_run, read_results, write_results
+from diffeqformer.runs.results import Entry, document, name_of_run, read_results, write_results
 from diffeqformer.runs.sampling import continue_text
-from diffeqformer.runs.trainer import TrainResult, fitting, train
+from diffeqformer.runs.trainer import fitting, train
 from diffeqformer.sharding import placed
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.lock import FolderLock
@@ -40,8 +37,6 @@ from diffeqformer.training.update import initial_state, make_update
 PLAN = "plan.json"
 """In the comparison's folder: which models are trained, and for how many updates."""
 SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
-PARTICIPATION = 16
-"""Texts that the participation of each step is measured on."""
 FEWEST = 20
 """Updates of a model that is trained, however short the time."""
 EVALUATIONS = 6
@@ -58,22 +53,6 @@ class Cost(NamedTuple):
     """However long it is trained: compilation, evaluations, the sample."""
     update: float
     """Mean over its updates."""
-
-
-@dataclass(frozen=True)
-class Readings:
-    """What is measured of every trained model besides its validation loss."""
-
-    prompt: str
-    """Text that each model continues."""
-    depths: tuple[int, ...]
-    """Numbers of steps that models with time-dependent weights are evaluated at, without any fine-tuning."""
-    part: float = 1.0
-    """Of the validation batches, evenly spread, that those evaluations take."""
-
-    def of(self, own: int) -> tuple[int, ...]:
-        """With a model's own number of steps: what others are compared with is read on the same batches."""
-        return tuple(sorted({*self.depths, own}))
 
 
 def plan(
@@ -298,7 +277,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     if config.model.continuous and not config.model.tolerance:
         depths = readings.of(config.model.steps)
         entry["depth"] = at_depths_of(result, depths, progress, readings.part)
-        entry["participation"] = _participation(result, progress)
+        entry["participation"] = participation_of(result, progress)
     found = document(title, result.tokens.statistics, [entry])
     write_results(result.folder / files.RESULTS, found)
     return found
@@ -322,34 +301,3 @@ def _keep_weights_only(folder: Path) -> None:
         model = load_run(folder).model
         with FolderLock(folder):
             checkpoints.save(step, {"model": model}, metadata)
-
-
-def at_depths_of(
-    result: TrainResult, depths: Sequence[int], progress: Progress, part: float = 1.0
-) -> list[dict[str, float | int | None]]:
-    """The loss of a trained model at several depths: the `depth` of its entry.
-
-    **Arguments:** `part` of the batches of its validation split, evenly spread; all by default.
-
-    **Returns:** for each depth, in order, `steps`, `loss` (nats), `perplexity` and `bits_per_byte`.
-
-    **Raises:** `BadInput` if the model cannot run at one of them.
-    """
-    m, tokens = result.config.model, result.tokens
-    batches = validation_batches(result.config, tokens)
-    whole = part >= 1.0
-    asked = [steps for steps in depths if not whole or steps != m.steps]  # the whole split has been read at its own
-    read = batches if whole else batches.spread(max(1, round(part * len(batches))))
-    settings = {"bytes_": tokens.validation_bytes if whole else None, "block": result.config.trainer.loss_block}
-    found = at_depths(result.model, read, asked, progress=progress, **settings) if asked else ()
-    # At a depth that was never trained a state may overflow.
-    losses = {m.steps: result.entry["validation"], **dict(zip(asked, map(measured, found), strict=True))}
-    return [{"steps": steps, **losses[steps]} for steps in depths]
-
-
-def _participation(result: TrainResult, progress: Progress) -> Document:
-    """What each step of the trained depth does, on a few windows of the validation split."""
-    windows = Windows(result.tokens.validation, result.config.model.context)
-    count = min(PARTICIPATION, len(windows))
-    texts = np.stack([windows[k * len(windows) // count] for k in range(count)])
-    return participation(result.model, texts, progress=progress).document()

@@ -195,16 +195,14 @@ def finding(curve: "DepthCurve") -> str:
 def _beside(others: dict[int, float], *, each: bool = False) -> str:
     """How much higher than at the model's own depth perplexity is at others, by ratio; `each`, or the ends alone."""
     ratios = {steps: ratio for steps, ratio in others.items() if finite(ratio)}
-    near = [steps for steps, ratio in ratios.items() if ratio <= 1 + NEAR]
+    near, parts = [steps for steps, ratio in ratios.items() if ratio <= 1 + NEAR], []
     far = sorted((steps for steps in ratios if steps not in near), key=ratios.__getitem__)
-    parts = []
     if near:
         rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
         up = lambda part: _percent(math.ceil(1000 * part - 1e-6) / 1000)
         within = f"within {up(max(rise, -fall))}" if fall > -NEAR else f"at most {up(rise)} higher"
         if rise < 0 and fall <= -NEAR:
-            least, most = _percent(-rise), _percent(-fall)
-            within = f"{least} lower" if least == most else f"{least} to {most} lower"
+            within = " to ".join(dict.fromkeys(map(_percent, (-rise, -fall)))) + " lower"
         parts.append(f"{within if max(rise, -fall) >= 0.0005 else 'no higher'} at {_list(near)}")
     if far:
         told = far if each or len(far) < 3 else [far[0], far[-1]]

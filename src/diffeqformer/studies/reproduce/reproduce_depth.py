@@ -185,7 +185,7 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Doc
     **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
     """
     from diffeqformer.evaluation.accuracy import accuracy_of
-    from diffeqformer.runs.compare import at_depths_of
+    from diffeqformer.runs.readings import at_depths_of
 
     m, puzzle = result.config.model, result.config.data.puzzle
     most = m.weights.layers or m.steps if isinstance(m.weights, LayerDropConfig) else max(READ)

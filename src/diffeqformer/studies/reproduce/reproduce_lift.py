@@ -104,7 +104,7 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     import jax
 
     from diffeqformer.model.lift import aligned, lift
-    from diffeqformer.runs.compare import at_depths_of
+    from diffeqformer.runs.readings import at_depths_of
 
     def read(result: "TrainResult", role: Document) -> Document:
         found = {"readings": at_depths_of(result, role["depths"], progress)}

@@ -1,0 +1,65 @@
+"""What is measured of a trained model besides its validation loss: other depths, and what each step does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffeqformer.analysis.participation import participation
+from diffeqformer.data.loader import Windows
+from diffeqformer.evaluation.depth import at_depths
+from diffeqformer.plain import Document
+from diffeqformer.progress import Progress
+from diffeqformer.runs.recorder import validation_batches
+from diffeqformer.runs.results import measured
+from diffeqformer.runs.trainer import TrainResult
+
+PARTICIPATION = 16
+"""Texts that the participation of each step is measured on."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What is measured of every trained model besides its validation loss."""
+
+    prompt: str
+    """Text that each model continues."""
+    depths: tuple[int, ...]
+    """Numbers of steps that models with time-dependent weights are evaluated at, without any fine-tuning."""
+    part: float = 1.0
+    """Of the validation batches, evenly spread, that those evaluations take."""
+
+    def of(self, own: int) -> tuple[int, ...]:
+        """With a model's own number of steps: what others are compared with is read on the same batches."""
+        return tuple(sorted({*self.depths, own}))
+
+
+def at_depths_of(
+    result: TrainResult, depths: Sequence[int], progress: Progress, part: float = 1.0
+) -> list[dict[str, float | int | None]]:
+    """The loss of a trained model at several depths: the `depth` of its entry.
+
+    **Arguments:** `part` of the batches of its validation split, evenly spread; all by default.
+
+    **Returns:** for each depth, in order, `steps`, `loss` (nats), `perplexity` and `bits_per_byte`.
+
+    **Raises:** `BadInput` if the model cannot run at one of them.
+    """
+    m, tokens = result.config.model, result.tokens
+    batches = validation_batches(result.config, tokens)
+    whole = part >= 1.0
+    asked = [steps for steps in depths if not whole or steps != m.steps]  # the whole split has been read at its own
+    read = batches if whole else batches.spread(max(1, round(part * len(batches))))
+    settings = {"bytes_": tokens.validation_bytes if whole else None, "block": result.config.trainer.loss_block}
+    found = at_depths(result.model, read, asked, progress=progress, **settings) if asked else ()
+    # At a depth that was never trained a state may overflow.
+    losses = {m.steps: result.entry["validation"], **dict(zip(asked, map(measured, found), strict=True))}
+    return [{"steps": steps, **losses[steps]} for steps in depths]
+
+
+def participation_of(result: TrainResult, progress: Progress) -> Document:
+    """What each step of the trained depth does, on a few windows of the validation split."""
+    windows = Windows(result.tokens.validation, result.config.model.context)
+    count = min(PARTICIPATION, len(windows))
+    texts = np.stack([windows[k * len(windows) // count] for k in range(count)])
+    return participation(result.model, texts, progress=progress).document()
