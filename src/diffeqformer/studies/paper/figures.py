@@ -27,6 +27,7 @@ from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import Finished, Verdict
 from diffeqformer.studies.paper.measures import grown, heads_of, planned_memory, spectra_of
 from diffeqformer.studies.paper.runs import Runs
+from diffeqformer.studies.paper.tables import BATCH_SIZES
 from diffeqformer.studies.reproduce import reproduce_adapt_figures as adapt
 from diffeqformer.studies.reproduce.reproduce_adapt import records
 from diffeqformer.studies.spectra_figures import real_parts
@@ -45,6 +46,8 @@ def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Draw
     places = np.cumsum(heights) - np.array(heights) / 2
     with drawing(width, sum(heights) + 1.2) as (figure, grid):
         axes = grid[0, 0]
+        # The place of the axes is that of the first file, and letters of another kind of file are some per cent wider.
+        figure.set_layout_engine("constrained", w_pad=0.15)
         for place, (_, verdict) in zip(places, rows, strict=True):
             colour = VERDICTS[verdict.word]
             axes.plot(
@@ -81,12 +84,9 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
     return [both_widths(f"curves-{names[0]}", said, loss_curves, models)]
 
 
-BATCH_SIZES = (16, 64)
-"""At which memory is planned."""
-
-
 def sizes(runs: Runs, names: Names) -> list[Figure]:
-    """Quality, throughput, parameters and memory against d_emb."""
+    """Quality, parameters and memory against d_emb. Throughput is in the table `costs`, measured in turns: that of runs
+    depends on what ran beside them."""
     there = _there(runs, names)
     if len(there) < 2:
         return []
@@ -95,7 +95,6 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
     planned = lambda one, size: (planned_memory(one.config, size) or math.nan) / 1e6
     panels = {
         "loss (nats per token)": {"": [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]},
-        "tokens per second": {"": [[one.entry["tokens_per_second"] for one in seeds] for seeds in several]},
         "parameters stored (millions)": {"": [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]},
         "memory of an update (MB)": {
             f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
@@ -105,8 +104,7 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
     best = min(range(len(losses)), key=lambda place: np.mean(losses[place]))
     said = (
         f"d_emb {d_emb[best]:g} has the lowest validation loss, {np.mean(losses[best]):.3f} nats per token. Against "
-        "d_emb: validation loss, throughput while other work may have run beside, stored parameters, and the "
-        "memory of an update as compiled. Points: seeds."
+        "d_emb: validation loss, stored parameters, and the memory of an update as compiled. Points: seeds."
     )
     return [both_widths(f"sizes-{names[0]}", said, against, "d_emb", d_emb, panels)]
 
@@ -119,6 +117,8 @@ def against(
     across = 1 if width < WIDE else 2
     down = -(-len(panels) // across)
     with drawing(width, 2.4 * down, down, across) as (figure, grid):
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
         for axes, (quantity, lines) in zip(grid.flat, panels.items(), strict=False):
             for index, (name, values) in enumerate(lines.items()):
                 look = {"color": COLORS[index], "marker": MARKERS[index]}
