@@ -21,11 +21,11 @@ from diffeqformer.studies.paper import measures as paper_measures
 from diffeqformer.studies.paper import models as paper_models
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper import runs as paper_runs
+from diffeqformer.studies.paper.adaptation import adapted
 from diffeqformer.studies.paper.claims import Claim, Finished, Item, Model, Trained, judge
 from diffeqformer.studies.paper.figures import FIGURES
 from diffeqformer.studies.paper.measures import (
     OURS,
-    adapted,
     best_head,
     comparable,
     gap,
