@@ -88,7 +88,7 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
     """Quality, parameters and memory against d_emb. Throughput is in the table `costs`, measured in turns: that of runs
     depends on what ran beside them."""
     there = _there(runs, names)
-    if len(there) < 2:
+    if len(there) < len(names):  # a line through some of the sizes would be taken for one through all
         return []
     d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
     several = [[one for seed in runs.arguments.seeds if (one := runs.trained(name, seed))] for name in there]

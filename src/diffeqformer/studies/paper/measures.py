@@ -261,15 +261,15 @@ def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) 
 
     The harness writes `shots` into a task, where it stays: each has its own.
     """
-    return None if _missing(name, folders, progress) else Tasks([name], folders)
+    first = _had(name, folders, progress)
+    return Tasks([name], folders) if first is not None and shots else first
 
 
 @cache
-def _missing(name: str, folders: tuple[str, ...], progress: Progress) -> bool:
-    """Whether a task cannot be had, said once: a missing hub takes a minute to find."""
+def _had(name: str, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
+    """A task that nothing was written into; `None`, said once, if it cannot be had: a missing hub takes a minute to
+    find."""
     try:
-        Tasks([name], folders)
+        return Tasks([name], folders)
     except BadInput as error:
-        progress.say(str(error))
-        return True
-    return False
+        return progress.say(str(error))
