@@ -28,7 +28,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(50_000, 20, 100)  # tracing makes many objects that live; looking through them took 5% of the time
 
 
-MOST_BYTES = 1_500_000_000
+MOST_BYTES = 3_000_000_000
 """Of a worker's memory after a file of tests."""
 
 

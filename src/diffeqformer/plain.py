@@ -25,12 +25,12 @@ def clean(text: str) -> str:
 
     ASCII controls become their Unicode control pictures, the others U+FFFD.
     """
+    return CONTROL.sub(_visible, text)
 
-    def visible(found: re.Match[str]) -> str:
-        code = ord(found[0])
-        return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
-    return CONTROL.sub(visible, text)
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
 def brief(text: str, longest: int = 400) -> str:

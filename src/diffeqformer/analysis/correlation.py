@@ -5,8 +5,10 @@ from jaxtyping import Float
 from scipy.stats import rankdata
 
 
-def spearman(x: Float[np.ndarray, " value"], y: Float[np.ndarray, " value"]) -> float:
+def spearman(
+    x: Float[np.ndarray, "*batch value"], y: Float[np.ndarray, "*batch value"]
+) -> Float[np.ndarray | np.floating, "*batch"]:
     """Spearman's rank correlation, ties sharing their mean rank; 0 if x or y is constant, which ranks nothing."""
-    a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
-    scale = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / scale) if scale > 0 else 0.0
+    a, b = (rankdata(values, axis=-1) - (values.shape[-1] + 1) / 2 for values in (x, y))
+    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return np.divide((a * b).sum(-1), scale, out=np.zeros_like(scale), where=scale > 0)

@@ -189,14 +189,14 @@ def correlate(
     a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
     of_heads = [rankdata(values, axis=1) - (x.shape[1] + 1) / 2 for values in (x, y)]
     return Correlation(
-        behaviour, summary, spearman(x.ravel(), y.ravel()), _interval(a, b, samples, seed),
-        spearman(*(ranks.ravel() for ranks in of_heads)), _interval(*of_heads, samples=samples, seed=seed),
+        behaviour, summary, float(spearman(x.ravel(), y.ravel())), _interval(a, b, samples, seed),
+        float(spearman(*(ranks.ravel() for ranks in of_heads))), _interval(*of_heads, samples=samples, seed=seed),
     )  # fmt: skip
 
 
 def _interval(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, float]:
     """Of the correlation of two tables, each axis drawn anew with replacement."""
     draw = np.random.default_rng(seed)
-    picks = (np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples))
-    low, high = np.quantile([spearman(x[some].ravel(), y[some].ravel()) for some in picks], (0.025, 0.975))
+    picks = [np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples)]
+    low, high = np.quantile(spearman(*(np.stack([z[some].ravel() for some in picks]) for z in (x, y))), (0.025, 0.975))
     return float(low), float(high)

@@ -20,13 +20,13 @@ Hints = dict[str, Any]
 
 def to_dict(config: Any) -> Document:
     """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
+    return _plain(dataclasses.asdict(config))
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return plain(dataclasses.asdict(config))
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def dump_yaml(config: Any) -> str:

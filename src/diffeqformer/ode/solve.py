@@ -6,6 +6,7 @@ with an end of its own; and how the loop is differentiated is an adjoint's busin
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -19,7 +20,7 @@ from diffeqformer.nn.linear import as_bits
 from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import Evaluations, Half, Length, Scheme, SplitField
+from diffeqformer.ode.schemes import Evaluations, Length, Scheme, SplitField
 
 
 class Solution(NamedTuple):
@@ -227,41 +228,43 @@ def split(
 
     The field is evaluated in the precision of the weights and its value has the precision of the state.
     """
-
-    def row(half: PyTree, node: int) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[min(node, leaf.shape[0] - 1)], half)
-
-    def at(attention_node: int, feed_forward_node: int) -> tuple[BlockWeights, jnp.dtype]:
-        block = Block(row(weights.attention, attention_node), row(weights.feed_forward, feed_forward_node))
-        return block, block.attention.output.weight.dtype
-
-    def attention(node: int) -> Half:
-        block, precision = at(node, 0)
-
-        def half(x: Array) -> Array:
-            at = x.astype(precision)
-            slot = record.before_attention(block, at) if record else None
-            key = None if keys is None else keys[node, 0]
-            y, slot = field.attention(block, at, key=key, cache=slot, window=window)
-            if record:
-                record.after_attention(slot)
-            return y.astype(x.dtype)
-
-        return half
-
-    def feed_forward(node: int) -> Half:
-        block, precision = at(node, node)
-        key = None if keys is None else keys[node, 1]
-
-        def half(x: Array) -> Array:
-            at = x.astype(precision)
-            if record:
-                record.feed_forward.append(Evaluation(block, at))
-            return field.feed_forward(block, at, key=key).astype(x.dtype)
-
-        return half
-
+    halves = _Halves(field, weights, keys, record, window)
     return SplitField(
-        [attention(node) for node in range(len(scheme.nodes.attention))],
-        [feed_forward(node) for node in range(len(scheme.nodes.feed_forward))],
+        [partial(halves.attention, halves.at(node, 0), node) for node in range(len(scheme.nodes.attention))],
+        [partial(halves.feed_forward, halves.at(node, node), node) for node in range(len(scheme.nodes.feed_forward))],
     )
+
+
+class _Halves(NamedTuple):
+    field: Field
+    weights: BlockWeights
+    keys: Key[Array, "node 2"] | None
+    record: Record | None
+    window: Window | None
+
+    def at(self, attention_node: int, feed_forward_node: int) -> BlockWeights:
+        return Block(_row(self.weights.attention, attention_node), _row(self.weights.feed_forward, feed_forward_node))
+
+    def attention(self, block: BlockWeights, node: int, x: Array) -> Array:
+        at = x.astype(_precision(block))
+        slot = self.record.before_attention(block, at) if self.record else None
+        key = None if self.keys is None else self.keys[node, 0]
+        y, slot = self.field.attention(block, at, key=key, cache=slot, window=self.window)
+        if self.record:
+            self.record.after_attention(slot)
+        return y.astype(x.dtype)
+
+    def feed_forward(self, block: BlockWeights, node: int, x: Array) -> Array:
+        at = x.astype(_precision(block))
+        if self.record:
+            self.record.feed_forward.append(Evaluation(block, at))
+        key = None if self.keys is None else self.keys[node, 1]
+        return self.field.feed_forward(block, at, key=key).astype(x.dtype)
+
+
+def _row(half: PyTree, node: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[min(node, leaf.shape[0] - 1)], half)
+
+
+def _precision(block: BlockWeights) -> jnp.dtype:
+    return block.attention.output.weight.dtype

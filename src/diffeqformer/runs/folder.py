@@ -288,14 +288,14 @@ def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> No
 
 def _numeric(config: Config) -> Document:
     """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
+    return {name: value for name, value in _flat(to_dict(config)).items() if name not in MAY_CHANGE}
 
-    def flat(values: Document, prefix: str) -> Document:
-        found: Document = {}
-        for key, value in values.items():
-            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        return found
 
-    return {name: value for name, value in flat(to_dict(config), "").items() if name not in MAY_CHANGE}
+def _flat(values: Document, prefix: str = "") -> Document:
+    found: Document = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def _defaults(section: Any, prefix: str = "") -> Document:
