@@ -5,7 +5,18 @@ import re
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, ordinary, pieces, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer import (
+    adding_nothing,
+    end_of_text,
+    ends_of_generation,
+    leading,
+    load_tokenizer,
+    ordinary,
+    pieces,
+    reading_special_tokens,
+    train_tokenizer,
+    vocabulary_size,
+)
 from diffeqformer.errors import BadInput
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the quick brown fox doesn't jump\n\n\n  over 漢字 é\t\n"] * 20
@@ -166,6 +177,30 @@ def test_saved_truncation_padding_and_added_tokens_are_off(trained, tmp_path):
 @pytest.mark.parametrize("name", ["<|endoftext|>", "</s>", "<|end_of_text|>"])
 def test_end_of_text_has_several_names(name):
     assert end_of_text(Tokenizer(models.WordLevel({"a": 0, name: 1}, unk_token="a"))) == 1
+
+
+def test_generated_text_ends_with_a_document_or_a_turn():
+    words = {name: k for k, name in enumerate(("a", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"))}
+    assert ends_of_generation(Tokenizer(models.WordLevel(words, unk_token="a"))) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("single", "before"), [("<s> $A", [2]), ("$A </s>", []), ("<s> $A </s>", [2]), ("$A", []), (None, [])]
+)
+def test_special_tokens_before_a_text_are_told_from_those_after_it(single, before):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "<s>": 2}, unk_token="a"))
+    tokenizer.add_special_tokens(["</s>", "<s>"])
+    if single:
+        special = [("<s>", 2), ("</s>", 1)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    assert leading(tokenizer) == before
+    assert adding_nothing(tokenizer).encode("a").ids == [0]
+
+
+def test_a_special_token_is_text_unless_it_is_asked_for(trained):
+    asked = reading_special_tokens(trained)
+    assert encode(asked, "a<|endoftext|>b") == [*encode(trained, "a"), end_of_text(trained), *encode(trained, "b")]
+    assert end_of_text(trained) not in encode(trained, "a<|endoftext|>b")
 
 
 def test_a_tokenizer_without_end_of_text_is_refused():

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tokenizers import processors
 
 from diffeqformer.config import LayerConfig, LlamaConfig, LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
+from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.interop import exporting
 from diffeqformer.interop.card import fenced, inline
@@ -159,8 +160,13 @@ def test_files(tmp_path):
 def test_an_imported_models_first_token_stays_its_own(tmp_path):
     run = run_of("vanilla")
     run.tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 1)])
-    for origin, first in (("trained", 0), ("imported", 1)):
-        export(dataclasses.replace(run, origin=origin), tmp_path / origin)
+    for origin, first in (("trained", 0), ("imported", 1), ("fine-tuned", 1)):
+        run = dataclasses.replace(run, origin=origin)
+        export(run, tmp_path / origin)
+        whole, alone = (
+            load_tokenizer(tmp_path / origin).encode("a", add_special_tokens=own).ids for own in (True, False)
+        )
+        assert whole == [*run.start, *alone]
         own = read(tmp_path / origin, "generation_config.json")
         assert (own["bos_token_id"], own["eos_token_id"]) == (first, 0)
         assert read(tmp_path / origin, "tokenizer_config.json")["bos_token"] == ["</s>", "<unk>"][first]

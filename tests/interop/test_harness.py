@@ -183,7 +183,7 @@ def test_generation_stops():
     assert answer(model, max_new_tokens=6) == text
     assert answer(model, until=stop, max_gen_toks=6) == text[: text.index(stop)]
     assert answer(model, until=["no such", stop, parts[-1]], max_gen_toks=6) == text[: text.index(stop)]
-    model._end = run.tokenizer.token_to_id(stop)
+    model._ends = [run.tokenizer.token_to_id(stop)]
     assert answer(model, max_gen_toks=6) == text[: text.index(stop)].rstrip()
 
 

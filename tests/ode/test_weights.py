@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +9,15 @@ import pytest
 from diffeqformer.config import ModelConfig, TimeConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
-from diffeqformer.ode.grid import Grid
+from diffeqformer.model.loss import next_token_loss
+from diffeqformer.ode.field import Block, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 from diffeqformer.ode.weights import populated
+from diffeqformer.ode.weights.source import unstack
 from diffeqformer.ode.weights.time_features import frequencies, time_features
 from tests.models import KINDS, TINY, logits, model_of, tokens
-from tests.tolerances import roundoff
+from tests.tolerances import STATES, roundoff
 
 
 def test_default_frequencies_are_the_papers():
@@ -141,3 +145,32 @@ def test_weights_are_generated_for_the_whole_grid_in_one_product():
     d_emb, width = TINY.weights.d_emb, TINY.width
     assert f"f32[{width},{width},{d_emb}]" in str(program)
     assert all(f",{d_emb}]" not in str(variable.aval) for scan in scans for variable in scan.invars)
+
+
+class _Mixed(eqx.Module):
+    """One half's rows serve all steps, and single leaves all nodes, as `WeightSource.table` allows."""
+
+    rows: BlockWeights
+    whole: str = eqx.field(static=True)
+
+    def at(self, times):
+        raise NotImplementedError
+
+    def table(self, grid, nodes=END_OF_STEP):
+        def half(name, nodes):
+            rows = unstack(getattr(self.rows, name), grid.steps, len(nodes))
+            rows = jax.tree.map(lambda leaf: leaf[:1], rows) if name == self.whole else rows
+            return dataclasses.replace(rows, norm=jax.tree.map(lambda leaf: leaf[:, :1], rows.norm))
+
+        return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
+
+
+@pytest.mark.parametrize(("whole", "last"), [("attention", "down"), ("feed_forward", "output")])
+def test_rows_that_serve_all_steps_stand_beside_rows_of_each_step(whole, last):
+    model = model_of(KINDS["macaron"])
+    mixed = model.replace(weights=_Mixed(model.weights.layers, whole))
+    populated = mixed.populate()
+    np.testing.assert_allclose(logits(mixed, tokens()), logits(populated, tokens()), rtol=0, atol=STATES)
+    gradient = jax.grad(lambda weights: next_token_loss(mixed.replace(weights=weights), tokens()))(mixed.weights)
+    other = "feed_forward" if whole == "attention" else "attention"
+    assert (abs(getattr(getattr(gradient.rows, other), last).weight).max((1, 2)) > 0).all()  # all steps' rows learn

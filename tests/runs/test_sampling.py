@@ -29,6 +29,11 @@ def test_the_space_between_prompt_and_text_stays(tokenizer):
     assert sampling._texts(tokenizer, "a", drawn) == [" Pa b", "rt Pa"]
 
 
+def test_text_ends_where_a_turn_does(tokenizer):
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    assert sampling._texts(tokenizer, "a", jnp.asarray([[3, 6, 4], [3, 4, 0]])) == [" Pa", " Pa b"]
+
+
 def test_a_start_stands_before_the_prompt_and_takes_room(tokenizer, monkeypatch):
     seen = []
     monkeypatch.setattr(sampling, "generate", lambda model, ids, new, **how: seen.append((ids, new)) or ids)

@@ -71,11 +71,11 @@ def run(words: Sequence[str], as_json: bool) -> None:
     }
     drafts = {}
     if arguments.draft_steps is None:
-        texts = continue_text(model, opened.tokenizer, arguments.prompt, **settings)
+        texts = continue_text(model, opened.prompts, arguments.prompt, **settings)
     else:
         length = 4 if arguments.draft_length is None else arguments.draft_length
         settings |= {"draft_steps": arguments.draft_steps, "draft_length": length}
-        texts, found = continue_text_with_drafts(model, opened.tokenizer, arguments.prompt, **settings)
+        texts, found = continue_text_with_drafts(model, opened.prompts, arguments.prompt, **settings)
         per_verification = found.tokens.size / float(found.rounds.sum() + len(texts))
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(

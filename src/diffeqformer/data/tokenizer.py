@@ -18,6 +18,8 @@ from diffeqformer.store.regular import read_small
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 """Names that published tokenizers give to the token that ends a document."""
+ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+"""Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
 ADDED = "added_tokens.json"
 """Beside the files of a vocabulary; tokenizer.json has them itself."""
 TOKENIZER_BYTES = 256 << 20
@@ -76,6 +78,36 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     found = next((i for i in ids if i is not None), None)
     if found is None:
         raise BadInput(f"the tokenizer has no token that ends a document; it needs one of {', '.join(ENDS_OF_TEXT)}.")
+    return found
+
+
+def ends_of_generation(tokenizer: Tokenizer) -> list[int]:
+    """The tokens at which generated text ends: that of a document first, then those of a chat model's turn.
+
+    **Raises:** as `end_of_text`.
+    """
+    turns = (tokenizer.token_to_id(name) for name in ENDS_OF_TURN)
+    return [end_of_text(tokenizer), *(i for i in turns if i is not None)]
+
+
+def leading(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that the tokenizer puts before a text, such as Llama's `<s>`; none that it puts after one."""
+    whole, alone = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
+    starts = range(len(whole) - len(alone) + 1)
+    return whole[: next((k for k in starts if whole[k : k + len(alone)] == alone), 0)]
+
+
+def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, which puts no special tokens around a text in Transformers either."""
+    if len(tokenizer.encode("a").ids) == len(tokenizer.encode("a", add_special_tokens=False).ids):
+        return tokenizer
+    return _plain_text(Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None})))
+
+
+def reading_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, for which the name of a special token in a text is that token, as in Transformers."""
+    found = Tokenizer.from_str(tokenizer.to_str())
+    found.encode_special_tokens = False
     return found
 
 

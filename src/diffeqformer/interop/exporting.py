@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config.sections import KnotsConfig
-from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous
@@ -87,11 +87,13 @@ def export(
         model = model.populate(steps)
     settings, tensors = to_huggingface(model)
     # The end-of-text token also stands before a text's first token, and padding is made of it.
-    end, names = end_of_text(run.tokenizer), ("bos_token", "eos_token", "pad_token")
+    (end, *turns), names = ends_of_generation(run.tokenizer), ("bos_token", "eos_token", "pad_token")
     special = dict.fromkeys(names, run.tokenizer.id_to_token(end))
     ids = {f"{name}_id": end for name in names}
     if run.start:  # an imported model's own
         ids["bos_token_id"], special["bos_token"] = run.start[0], run.tokenizer.id_to_token(run.start[0])
+    stops = {"eos_token_id": [end, *turns]} if turns else {}
+    tokenizer = run.tokenizer if run.start else adding_nothing(run.tokenizer)
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
     if own_code:
         settings["auto_map"] = AUTO
@@ -103,12 +105,12 @@ def export(
         write_tensors(aside, tensors, dtype, shard_bytes, progress)
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
         new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
-        _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids})
-        write_whole(aside / TOKENIZER, run.tokenizer.to_str(pretty=True))
+        _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids, **stops})
+        write_whole(aside / TOKENIZER, tokenizer.to_str(pretty=True))
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
         padding = {"padding_side": "left"}  # for generation
-        tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", **special, **padding, **reading}
-        _write_json(aside / "tokenizer_config.json", tokenizer)
+        settings_of_it = {"tokenizer_class": "PreTrainedTokenizerFast", **special, **padding, **reading}
+        _write_json(aside / "tokenizer_config.json", settings_of_it)
         if own_code:
             for name in (f"{module}_diffeqformer.py" for module in MODULES):
                 with as_file(files("diffeqformer.interop") / "torch" / name) as source:

@@ -19,7 +19,7 @@ from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
-from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.data.tokenizer import ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
@@ -78,7 +78,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         self.opened = run if isinstance(run, Run) else load_run(run, checkpoint, self.progress)
         model = self.opened.model if scheme is None else with_scheme(self.opened.model, scheme)
         self.model: Transformer = model.merge().populate(steps)
-        self._end = end_of_text(self.opened.tokenizer)
+        self._ends, self._prompts = ends_of_generation(self.opened.tokenizer), self.opened.prompts
         self._start = self.opened.start
 
     # What the harness asks about a model.
@@ -86,12 +86,12 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     @property
     def eot_token_id(self) -> int:
         """The token that ends a document."""
-        return self._end
+        return self._ends[0]
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text that has nothing before it."""
-        return self._start[0] if self._start else self._end
+        return self._start[0] if self._start else self._ends[0]
 
     @property
     def max_length(self) -> int:
@@ -133,7 +133,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Tokens of a text, with the one that starts every text if this model has such a token."""
-        ids = self.opened.tokenizer.encode(string, add_special_tokens=False).ids
+        ids = self._prompts.encode(string, add_special_tokens=False).ids
         return ids if add_special_tokens is False else [*self._start, *ids]
 
     # The three requests.
@@ -228,7 +228,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def _until(self, drawn: np.ndarray, stops: Sequence[str]) -> tuple[str, bool]:
         """The text before the first stop, and whether there was one."""
-        ends = np.flatnonzero(drawn == self._end)
+        ends = np.flatnonzero(np.isin(drawn, self._ends))
         text = self.opened.tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
         found = [place for place in map(text.find, stops) if place >= 0]
         return text[: min(found, default=None)], bool(found or len(ends))

@@ -29,6 +29,7 @@ from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
 from diffeqformer.ode.weights import KnotWeights, LayerWeights, WeightSource, populated
 from diffeqformer.ode.weights.modulated import norm_of_length
+from diffeqformer.ode.weights.source import serves_all
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -265,7 +266,7 @@ class Transformer(eqx.Module):
         early_exit = steps if isinstance(steps, EarlyExit) else None
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
         table = self.weights.table(grid, self.scheme.nodes)
-        one_for_all = jax.tree.leaves(table)[0].shape[0] == 1
+        one_for_all = serves_all(table)
         if not one_for_all or cache is not None or early_exit is not None:
             table = self._cast(table)
         if early_exit is not None:

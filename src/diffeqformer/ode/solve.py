@@ -21,6 +21,7 @@ from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Evaluations, Length, Scheme, SplitField
+from diffeqformer.ode.weights.source import repeated, serves_all
 
 
 class Solution(NamedTuple):
@@ -120,10 +121,10 @@ def solve(
     dt = lambda own: horizon / steps if own is None else own
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
-    table, with_nodes = _without_single_nodes(table)
+    constant = serves_all(table)
+    table, with_nodes = _without_single_nodes(table if constant else repeated(table, steps))
     if cache is not None:
         table, with_nodes = _in_bits(table, with_nodes)
-    constant = jax.tree.leaves(table)[0].shape[0] == 1
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     if constant and precision is not None:
         whole = with_nodes

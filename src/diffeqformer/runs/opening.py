@@ -8,7 +8,7 @@ import jax
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, Which
-from diffeqformer.data.tokenizer import load_tokenizer
+from diffeqformer.data.tokenizer import leading, load_tokenizer, reading_special_tokens
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
@@ -37,8 +37,15 @@ class Run:
 
     @property
     def start(self) -> list[int]:
-        """The token that stands before every text, as an imported model was trained; none of a model trained here."""
-        return self.tokenizer.encode("").ids[:1] if self.origin == "imported" else []
+        """The tokens that stand before every text, as an imported model was trained, and what was made of it; none of a
+        model trained here."""
+        return [] if self.origin == "trained" else leading(self.tokenizer)
+
+    @property
+    def prompts(self) -> Tokenizer:
+        """What encodes prompts: for an imported model, and what was made of it, special tokens that they name are such,
+        so that a chat model's format can be written; for a model trained here they are text, as in its training."""
+        return self.tokenizer if self.origin == "trained" else reading_special_tokens(self.tokenizer)
 
     @property
     def which(self) -> Document:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from diffeqformer.data.tokenizer import end_of_text
+from diffeqformer.data.tokenizer import ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import Speculation, speculate
@@ -125,9 +125,9 @@ def _arguments(
 
 def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array) -> list[str]:
     """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
-    stop, before = end_of_text(tokenizer), tokenizer.encode(prompt, add_special_tokens=False).ids
+    stops, before = ends_of_generation(tokenizer), tokenizer.encode(prompt, add_special_tokens=False).ids
     known = tokenizer.decode(before)
-    new = [list(takewhile(lambda token: token != stop, row)) for row in np.asarray(drawn).tolist()]
+    new = [list(takewhile(lambda token: token not in stops, row)) for row in np.asarray(drawn).tolist()]
     whole = [tokenizer.decode([*before, *row]) for row in new]
     return [
         text[len(known) :] if text.startswith(known) else tokenizer.decode(row)

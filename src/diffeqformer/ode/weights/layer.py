@@ -6,7 +6,6 @@ from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key, PyTree
 
@@ -15,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
+from diffeqformer.ode.weights.source import WeightSource, initial_rows, repeated, unstack
 
 
 class LayerWeights(eqx.Module):
@@ -99,10 +98,12 @@ def init_layer(
 def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     """The weights of a grid as a table of layers: one row per step if the source gives no more, else one per node."""
     table = source.table(grid, nodes)
+    rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
+    own = END_OF_STEP if rows == [1, 1] else nodes
 
-    def stack(leaf: Array) -> Array:
-        whole = jnp.broadcast_to(leaf, (grid.steps, *leaf.shape[1:]))
-        return whole.reshape(-1, *leaf.shape[2:])
+    def stacked(half: PyTree, own: tuple[float, ...]) -> PyTree:
+        whole = repeated(half, grid.steps, len(own))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), whole)
 
-    rows = table.attention.norm.scale.shape[1], table.feed_forward.norm.scale.shape[1]
-    return LayerWeights(jax.tree.map(stack, table), None if rows == (1, 1) else nodes, None if grid.equal else grid)
+    layers = Block(stacked(table.attention, own.attention), stacked(table.feed_forward, own.feed_forward))
+    return LayerWeights(layers, None if rows == [1, 1] else nodes, None if grid.equal else grid)

@@ -7,6 +7,7 @@ the weights that a scheme needs on a grid of steps. Anything with these two meth
 from typing import Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
@@ -34,6 +35,17 @@ class WeightSource(Protocol):
 def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:
     """One leading axis into two, (step, node)."""
     return jax.tree.map(lambda leaf: leaf.reshape(steps, nodes, *leaf.shape[1:]), rows)
+
+
+def serves_all(table: BlockWeights) -> bool:
+    """Whether one row of a (step, node) table serves all steps: of every leaf, not of some."""
+    return all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(table))
+
+
+def repeated(rows: PyTree, steps: int, nodes: int | None = None) -> PyTree:
+    """Leaves on (step, node) axes, of which one of length 1 is repeated; that of nodes as it is if none are given."""
+    axes = lambda leaf: (steps, leaf.shape[1] if nodes is None else nodes, *leaf.shape[2:])
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, axes(leaf)), rows)
 
 
 def is_shape(node: PyTree) -> bool:
