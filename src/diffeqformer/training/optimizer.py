@@ -58,25 +58,23 @@ def roles(model: PyTree) -> PyTree:
     untied head. Arrays of a weight source that none of these classes holds have the role `matrix`. Parameters that are
     absent (`None`) stay so.
     """
-
-    def fill(role: Role, node: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: role, node)
-
-    def of_unit(path: KeyPath, node: PyTree) -> PyTree:
-        if is_of_time(node):
-            return fill("time", node)
-        if isinstance(node, Norm):
-            return fill("norm", node)
-        if isinstance(node, Adapter):
-            return fill("adapter", node)
-        if isinstance(node, Linear):
-            both = fill("matrix", node.weight), fill("bias", node.bias)
-            return eqx.tree_at(lambda n: (n.weight, n.bias), node, both, is_leaf=lambda leaf: leaf is None)
-        own_weights = bool(path) and getattr(path[0], "name", "") == "weights"
-        return fill("matrix" if own_weights else "embedding", node)
-
     has_role = lambda node: is_of_time(node) or isinstance(node, Norm | Linear | Adapter | Embedding)
-    return jax.tree_util.tree_map_with_path(of_unit, model, is_leaf=has_role)
+    return jax.tree_util.tree_map_with_path(_role_of, model, is_leaf=has_role)
+
+
+def _role_of(path: KeyPath, node: PyTree) -> PyTree:
+    fill = lambda role, node: jax.tree.map(lambda _: role, node)
+    if is_of_time(node):
+        return fill("time", node)
+    if isinstance(node, Norm):
+        return fill("norm", node)
+    if isinstance(node, Adapter):
+        return fill("adapter", node)
+    if isinstance(node, Linear):
+        both = fill("matrix", node.weight), fill("bias", node.bias)
+        return eqx.tree_at(lambda n: (n.weight, n.bias), node, both, is_leaf=lambda leaf: leaf is None)
+    own_weights = bool(path) and getattr(path[0], "name", "") == "weights"
+    return fill("matrix" if own_weights else "embedding", node)
 
 
 def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTree]:

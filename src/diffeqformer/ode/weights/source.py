@@ -4,6 +4,7 @@ A source answers two questions. `at(times)`: the weights at any times, stacked o
 the weights that a scheme needs on a grid of steps. Anything with these two methods is one.
 """
 
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -61,18 +62,16 @@ def unit_keys(shapes: BlockShapes, key: Array) -> PyTree:
 
 def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
     """New rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
-
-    def half(shapes: PyTree, keys: PyTree, rows: int) -> PyTree:
-        def unit(shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
-            if isinstance(shape, NormShape):
-                return Norm(ones((rows, shape.width)), zeros((rows, shape.width)) if shape.shift else None)
-            weight = shape.std * normal(key, (rows, shape.inputs, shape.outputs))
-            return Linear(weight, zeros((rows, shape.outputs)) if shape.bias else None)
-
-        return jax.tree.map(unit, shapes, keys, is_leaf=is_shape)
-
     keys = unit_keys(shapes, key)
+    half = lambda shapes, keys, rows: jax.tree.map(partial(_initial_unit, rows), shapes, keys, is_leaf=is_shape)
     return Block(
         half(shapes.attention, keys.attention, layers * len(nodes.attention)),
         half(shapes.feed_forward, keys.feed_forward, layers * len(nodes.feed_forward)),
     )
+
+
+def _initial_unit(rows: int, shape: LinearShape | NormShape, key: Array) -> Linear | Norm:
+    if isinstance(shape, NormShape):
+        return Norm(ones((rows, shape.width)), zeros((rows, shape.width)) if shape.shift else None)
+    weight = shape.std * normal(key, (rows, shape.inputs, shape.outputs))
+    return Linear(weight, zeros((rows, shape.outputs)) if shape.bias else None)
