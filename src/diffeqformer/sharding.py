@@ -53,8 +53,8 @@ RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
     (r"(output|down)(\.base)?\.(weight|constant|projection\.left)", (P("tensor", "fsdp"),)),
     (r"(output|down)\.projection", (P("tensor", "fsdp", None),)),
     # Low-rank factors: A (inputs, rank), B (rank, outputs).
-    (r"(query_key_value|up|gate)\.adapter\.b", (P(None, "tensor"),)),
-    (r"(output|down)\.adapter\.a", (P("tensor", None),)),
+    (r"(query_key_value|up|gate)(\.adapter)?\.b", (P(None, "tensor"),)),
+    (r"(output|down)(\.adapter)?\.a", (P("tensor", None),)),
     # Norms, other biases, and the small networks h(t): whole on every device.
     (r".*", (P(),)),
 )

@@ -17,10 +17,11 @@ from diffeqformer.analysis.induction import (
     prefix_targets,
     repeated_sequences,
 )
-from diffeqformer.analysis.inference import Correlation, correlate, estimate
+from diffeqformer.analysis.inference import INFERENCE, Correlation, Induction, correlate, estimate
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
+from diffeqformer.studies.induction import known
 from tests.models import KINDS, TINY, model_of
 
 SIZES = {"sequences": 3, "length": 4, "repeats": 3}
@@ -99,6 +100,22 @@ def test_rank_correlation_is_scipys():
     assert spearman(x, np.ones(30)) == 0
     same = correlate("a", x.reshape(5, 6), "b", x.reshape(5, 6), crossed=True, samples=20)
     assert same.rho == pytest.approx(1) and same.interval == pytest.approx((1, 1))
+
+
+@pytest.mark.parametrize("y", [np.zeros((2, 2)), np.arange(2.0)[None]], ids=["a constant side", "two points"])
+def test_what_ranks_nothing_has_no_correlation_and_is_not_called_unclear(y):
+    none = correlate("copying", np.arange(y.size * 1.0).reshape(y.shape), "OV positive share", y, crossed=True)
+    assert np.isnan([none.rho, *none.interval, none.within, *none.within_interval]).all()
+    assert estimate(none.rho, none.interval) == "–"
+    test = replace(none, behaviour=INFERENCE[0], summary=INFERENCE[1])
+    heads = {"prefix matching": np.full(y.shape, 0.5), "copying": y}
+    found = Induction(np.ones(len(y)), heads, {}, (none, test), 0.1, 5.0, 1.0, 3.5, 4, 3, 2)
+    assert "cannot be tested: they are fewer than three, or all alike." in found.verdict()
+    assert found.table().rows[0][1:] == ("–",) * 4
+    assert "Copying, up to" in (said := replace(found, loss_later=5.0).verdict()) and said.endswith("or all alike.")
+    assert known(none) == {"behaviour": "copying", "summary": "OV positive share"} | dict.fromkeys(
+        ("rho", "interval", "within", "within_interval")
+    )
 
 
 def test_intervals_know_that_a_heads_steps_and_a_steps_heads_go_together():

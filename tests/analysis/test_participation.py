@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from diffeqformer.analysis.participation import participation
 from diffeqformer.analysis.tuned_lens import TunedLens, tuned_lens
+from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.loss import next_token_loss
 from tests.models import KINDS, TINY, model_of, tokens
 from tests.tolerances import STATES
@@ -32,6 +34,21 @@ def test_predictions_after_every_step_are_those_of_the_trajectory(kind):
     np.testing.assert_array_equal(found.times, model.grid().edges)
     np.testing.assert_allclose(found.echo, (log_p.argmax(-1) == TEXTS[None, :, :-1]).mean((1, 2)))
     assert found.even == pytest.approx(np.log(TINY.vocabulary or 0))
+    counted = np.arange(30).reshape(3, 10) % 4 == 1  # of a puzzle, whose answers alone are targets
+    some, echoed = participation(model, TEXTS, counted), log_p.argmax(-1) == TEXTS[None, :, :-1]
+    np.testing.assert_allclose(some.loss, -at_target[:, counted, 0].mean(-1), atol=STATES)
+    kl = (np.exp(log_p[-1]) * (log_p[-1] - log_p)).sum(-1)[:, counted].mean(-1)
+    np.testing.assert_allclose(some.kl, kl, atol=STATES)
+    np.testing.assert_allclose(some.echo, echoed[:, counted].mean(-1))
+    np.testing.assert_array_equal(some.length, found.length)
+
+
+def test_what_has_no_numbers_is_told():
+    model = model_of(KINDS["vanilla"])
+    with pytest.raises(BadInput, match="none of 3 texts has a token that counts as a target"):
+        participation(model, TEXTS, np.zeros((3, 10), bool))
+    with pytest.raises(RunFailed, match="hidden states or losses of the model are not finite"):
+        participation(eqx.tree_at(lambda m: m.embedding.tokens, model, model.embedding.tokens * np.nan), TEXTS)
 
 
 def test_movements_of_lie_trotter_add_up_to_the_step():
@@ -69,8 +86,11 @@ def test_a_model_whose_later_steps_do_nothing_is_found_out():
 def test_a_tuned_lens_lowers_the_divergence_on_text_it_has_not_seen():
     model = model_of(KINDS["vanilla"])
     plain = participation(model, TEXTS)
-    at_identity = TunedLens(np.zeros((3, 16, 16), np.float32), np.zeros((3, 16), np.float32)).read(model, TEXTS)
-    np.testing.assert_allclose(at_identity, (plain.loss, plain.kl), atol=STATES)
+    identity = TunedLens(np.zeros((3, 16, 16), np.float32), np.zeros((3, 16), np.float32))
+    np.testing.assert_allclose(identity.read(model, TEXTS), (plain.loss, plain.kl), atol=STATES)
+    counted = np.arange(30).reshape(3, 10) % 4 == 1
+    some = participation(model, TEXTS, counted)
+    np.testing.assert_allclose(identity.read(model, TEXTS, counted), (some.loss, some.kl), atol=STATES)
     probes = tuned_lens(model, np.asarray(tokens(24, 11, seed=1)), updates=200)
     loss, kl = probes.read(model, TEXTS)
     assert (kl[:-1] < 0.8 * plain.kl[:-1]).all() and kl[-1] == 0 and loss[-1] == pytest.approx(plain.loss[-1])

@@ -130,7 +130,7 @@ def test_a_click_changes_the_map(page, tmp_path, width):
 def test_the_page_as_it_is_runs_its_script_and_no_other(page, tmp_path):
     assert dump(page, tmp_path, 1280).count("background: rgb(") >= 5
     sent = dump(page, tmp_path, 1280, "#token=1")
-    assert re.search(r'<p class="headline">explained 1</p>', sent) and "Output at token 1 <b>·cat</b>" in sent
+    assert re.search(r'<p class="headline"[^>]*>explained 1</p>', sent) and "Output at token 1 <b>·cat</b>" in sent
     intruder = tmp_path / "intruder.html"
     intruder.write_text(page.read_text().replace("</body>", "<script>document.title = 'intruded'</script></body>"))
     assert "<title>t</title>" in dump(intruder, tmp_path, 1280)

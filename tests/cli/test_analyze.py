@@ -1,12 +1,16 @@
 """`analyze` as a list of what there is, and `analyze clusters` from words to files."""
 
+import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from diffeqformer.runs.opening import load_run
 from diffeqformer.studies import ANALYSES
 
 SMALL = ("--systems", "2", "--particles", "6", "--steps", "4", "--orders", "0", "2")
@@ -110,6 +114,33 @@ def test_steps_of_a_run_with_a_tuned_lens_and_a_text(place, call):
     assert len(told["lens_top"]) == len(arrays["loss"]) and "By a tuned lens" in page
     entry = json.loads((place.run("layer") / "results.json").read_text())["models"][0]
     assert f"On its whole validation split the run has {entry['validation']['loss']:.3f} nats per token" in page
+
+
+def test_texts_of_a_tuned_lens_are_counted_as_they_are_asked_for(place, call):
+    called = call("analyze", "steps", place.run("layer"), "--texts", 9999, "--tuned", 2)
+    said = r"--texts is 9999, but must be from 1 to \d+: as many texts of 17 tokens as there are, 2 times\."
+    assert called.status == 2 and re.search(said, called.err), called.err
+
+
+@pytest.mark.parametrize(
+    ("scale", "what", "words"),
+    [
+        (math.nan, "weights", ("spectra",)),
+        (math.nan, "weights", ("compression",)),
+        (1e38, "hidden states", ("lyapunov", "--text", "the cat")),
+        (1e38, "hidden states", ("all", "--only", "attribution", "clusters", "--text", "the cat")),
+        (1e38, "hidden states or losses", ("steps", "--texts", "1")),
+    ],
+)
+def test_a_model_without_numbers_is_one_sentence_and_no_page(place, call, tmp_path, monkeypatch, scale, what, words):
+    opened = load_run(place.run("layer"))
+    blown = jax.tree.map(lambda leaf: leaf * scale, opened.model.weights)
+    broken = dataclasses.replace(opened, model=opened.model.replace(weights=blown))
+    monkeypatch.setattr("diffeqformer.runs.opening.load_run", lambda *_: broken)
+    called = call("analyze", words[0], place.run("layer"), *words[1:], "--to", tmp_path / "new")
+    last, refused = called.err.splitlines()[-1], words[0] == "all"  # of which each is told
+    assert f"{what} of the model are not finite" in last and last.count("not finite") == 1 + refused, called.err
+    assert called.status == 1 + refused and not [*tmp_path.glob("new/*/*")]
 
 
 def test_all_analyses_read_one_text_and_are_linked_by_one_page(call, place, tmp_path):

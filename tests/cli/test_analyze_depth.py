@@ -57,7 +57,7 @@ def test_early_exit_is_drawn_at_its_mean_number_of_steps(place, call, tmp_path):
 
 def test_another_text_is_evaluated_when_it_is_named(place, call, tmp_path):
     text = write_text(tmp_path / "other.txt", lines=40, seed=5)
-    found = call("analyze", "depth", place.run("layer"), "--steps", "2", "--data", text, "--to", tmp_path / "a")
+    found = call("analyze", "depth", place.run("layer"), "--data", text, "--to", tmp_path / "a")
     assert found.status == 0, found.err
     assert "Vanilla GPT, trained at 2 steps alone, has perplexity" in found.out and "2 (own)" in found.out
     assert "other.txt" in (tmp_path / "a" / "index.html").read_text(encoding="utf-8")

@@ -21,6 +21,7 @@ BAD_WORDS = {
     "only an option": ("train --run x", "needs CONFIG"),
     "config missing": ("train none.yaml", "config file 'none.yaml' does not exist"),
     "no such shipped config": ("train quickstart-gtp", "did you mean 'quickstart-gpt'?"),
+    "info: no such run": ("info runs/none", "config 'runs/none' is neither a file, a run folder nor the name of a"),
     "unknown flag": ("train quickstart-gpt --model.widht 64", "--model.widht: did you mean --model.width?"),
     "unknown flag, without its section": ("train quickstart-gpt --widht 64", "did you mean --model.width?"),
     "unknown flag, like none": ("train quickstart-gpt --optimizer.name adam", "--optimizer.name: see `diffeqformer tr"),
@@ -206,6 +207,8 @@ def test_debug_shows_where(call):
         ("*.jsonl", None, "no file matches '{here}/*.jsonl'"),
         ("empty.txt", b"", "has no text; give files with at least one document that is not empty"),
         ("latin.txt", b"caf\xe9 au lait\n" * 400, "has undecodable bytes at byte 3; data.strict refuses it"),
+        ("wide.txt", "the cat\n".encode("utf-16"), "file '{here}/wide.txt' is UTF-16 or UTF-32; save it as UTF-8"),
+        ("wide.jsonl", '{"text": "a"}\n'.encode("utf-32-le"), "wide.jsonl' is UTF-16 or UTF-32; save it as UTF-8"),
         ("text.pdf", b"%PDF", "has an unknown suffix; known are .txt"),
     ],
 )
@@ -352,6 +355,10 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
         ),
         (["finetune", "time", "--data", "none.txt"], "file '{here}/none.txt' does not exist"),
         (["finetune", "time", "--data.tokenizer", "gpt2"], "--data.tokenizer is 'gpt2', but the tokenizer of a"),
+        (
+            ["finetune", "time", "--optimizer.train-roles", "norm"],
+            "optimizer.train_roles is norm, but what a fine-tuned",
+        ),
     ],
 )
 def test_a_run_is_asked_for_what_it_cannot_do(call, place, tmp_path, words, sentence):

@@ -87,6 +87,21 @@ def test_training_again_returns_the_same_results(call, place, monkeypatch):
     assert entry["evaluations"] == {"attention": 2, "feed_forward": 2}
 
 
+def test_a_copied_runs_config_does_not_train_the_one_that_it_was_copied_from(call, place, tmp_path):
+    copy = shutil.copytree(place.run("time"), tmp_path / "copy")
+    report = (place.run("time") / "report.html").read_bytes()
+    called = call("train", copy / "config.yaml")
+    assert (
+        called.status == 2
+        and f"lies in the run folder {str(copy)!r}, but names {str(place.run('time'))!r}" in called.err
+    )
+    (copy / "report.html").unlink()
+    shutil.rmtree(copy / "analysis", ignore_errors=True)
+    assert call("train", copy / "config.yaml", "--run", copy).status == 0
+    assert (copy / "analysis" / "index.html").is_file() and (copy / "report.html").is_file()
+    assert (place.run("time") / "report.html").read_bytes() == report
+
+
 @pytest.mark.slow
 def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
     called = call("train", place.time, "--run", tmp_path / "run", "--depth.sample", "2", "3", "--trainer.updates", "6")
@@ -174,6 +189,8 @@ def test_a_run_with_a_tolerance_is_evaluated_adaptively_and_sampled_on_the_grid(
     assert (fixed["steps"], fixed["attention_evaluations"], fixed["rtol"]) == (2, 6.0, None)
     assert (other["steps"], other["attention_evaluations"], other["scheme"]) == (2, 8.0, "rk4")
     assert call("sample", adaptive_run, "--prompt", "the", "--tokens", 2).status == 0
+    refused = call("eval", adaptive_run, "--early-exit", "0.1")
+    assert refused.status == 2 and "but model.tolerance chooses the steps; give --steps." in refused.err
 
 
 @pytest.mark.slow
@@ -249,7 +266,7 @@ def test_early_exit_takes_fewer_steps_the_larger_its_threshold(call, place):
 @pytest.mark.parametrize("kind", ["time", "layer"])
 def test_info_of_a_run_counts_its_parameters(call, place, kind):
     run = load_run(place.run(kind))
-    document = strict_json(call("info", place.run(kind), "--json").out)
+    document = strict_json(call("info", "--no-memory", place.run(kind), "--json").out)  # in any order
     counts = document["models"]["this model"]["parameters"]
     count = lambda model: sum(leaf.size for leaf in jax.tree.leaves(model))
     assert counts == {"stored": count(run.model), "effective": count(run.model.populate(run.config.model.steps))}
@@ -281,7 +298,7 @@ def test_quickstart_compares_three_models_and_goes_on_where_it_was_stopped(call,
     monkeypatch.setattr(quickstart, "DEPTHS", (1, 2, 3))
     monkeypatch.setattr(quickstart, "MINUTES", 1.0)
     monkeypatch.setattr(quickstart, "PROMPT", "the")
-    monkeypatch.setattr(compare, "plan", lambda costs, *_: [20] * len(costs))
+    monkeypatch.setattr(compare, "plan", lambda costs, *_, **__: [20] * len(costs))
     called = call("quickstart", "--minutes", 0.5, "--json")
     assert called.status == 0, called.err
     folder = Path("runs/quickstart-0.5-minutes")
@@ -290,7 +307,7 @@ def test_quickstart_compares_three_models_and_goes_on_where_it_was_stopped(call,
     assert kept.pop("digest") and document == kept
     keys = [model["key"] for model in document["models"]]
     assert keys == ["diffeqformer", "vanilla", "shared"]
-    assert [[row["steps"] for row in model["depth"]] for model in document["models"]] == [[1, 2, 3], [], []]
+    assert [[row["steps"] for row in model["depth"]] for model in document["models"]] == [[1, 2, 3], [2], [1, 2, 3]]
     assert all(model["updates"] == 20 and model["sample"]["text"] for model in document["models"])
     records = [strict_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {record["model"] for record in records} == set(keys)

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from diffeqformer.cli import info, main
-from diffeqformer.config import read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, PHopConfig, read_yaml, shipped_configs
+from diffeqformer.data.tokenizer import vocabulary_size
 
 THERE = "cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {}"
 DROPS = "XLA's, since model.dropout.attention is 0.1; cuDNN's flash attention needs 0"
@@ -57,6 +58,12 @@ def test_the_gpu_that_is_here(said, gpu, cudnn):
 
 def test_a_gpu_without_cudnn(said, gpu, no_cudnn):
     assert said("gpt-small") == "XLA's, since JAX refuses cuDNN's: cuDNN is not detected."
+
+
+def test_the_vocabulary_of_a_puzzle_is_its_own():
+    puzzle = PHopConfig(letters=3, length=7, most_hops=2)
+    config = info._with_vocabulary(Config(data=DataConfig(source="puzzle", puzzle=puzzle)))
+    assert config.model.vocabulary == vocabulary_size(puzzle.build().tokenizer()) < 20
 
 
 def test_a_line_of_the_table_says_it(gpu, cudnn, capsys):

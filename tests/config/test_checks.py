@@ -129,12 +129,47 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
+LAYERS = {"weights": {"kind": "layerdrop", "layers": 4}, "scheme": "residual", "horizon": "steps", "steps": 4}
+NESTED = LAYERS | {"weights": {"kind": "layerdrop", "nested": True}}
+ADAPTIVE = {"scheme": "diffrax:Tsit5", "tolerance": {"rtol": 1e-3}}
+
+
 @pytest.mark.parametrize(("settings", "sentence"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
 def test_refused(settings, sentence):
     with pytest.raises(BadInput) as refusal:
         validate(from_dict(Config, {"model": settings}))
     message = str(refusal.value)
     assert sentence in message and message.endswith((".", "?"))
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "sentence"),
+    [
+        (LAYERS | {"steps": 5}, {}, "model.weights has 4 layers, .* updates or readings are at 5 steps; raise"),
+        (LAYERS, {"depth": {"sample": "2-6"}}, "has 4 layers, .* are at 6 steps"),
+        (LAYERS, {"depth": {"sample": [2, 3], "always": [6]}}, "has 4 layers, .* are at 6 steps"),
+        (
+            LAYERS | {"horizon": 2.0},
+            {},
+            "model.horizon is 2.0, but the steps of model.scheme 'residual' have no length",
+        ),
+        (NESTED | {"first_step": 0.5}, {}, "model.first_step is 0.5, but model.weights.nested keeps layers by"),
+        (
+            NESTED | {"steps": 2, "edges": [0, 0.1, 1]},
+            {},
+            "model.edges is .*, but model.weights.nested keeps layers by",
+        ),
+        (
+            ADAPTIVE | {"weights": {"kind": "knots", "average": True}},
+            {},
+            "model.weights.average is True, but model.tol",
+        ),
+        ({}, {"optimizer": {"rule_roles": ["norm"]}}, "optimizer.rule_roles is norm, but optimizer.rule is 'adamw'"),
+    ],
+)
+def test_what_would_have_no_effect_or_end_a_run_is_refused_before_it_begins(model, others, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        validate(from_dict(Config, {"model": model, **others}))
 
 
 @pytest.mark.parametrize("settings", ACCEPTED, ids=str)

@@ -193,11 +193,13 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, files_config, progress, m
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    (tmp_path / "mine").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(module, stop, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(files_config(), progress)
-    assert names(tmp_path / "cache") == []
+        for cache in ("mine", "new/cache"):
+            with pytest.raises(KeyboardInterrupt):
+                prepare(files_config(cache=str(tmp_path / cache)), progress)
+    assert names(tmp_path / "mine") == [] and (tmp_path / "mine").exists() and not (tmp_path / "new").exists()
     assert len(prepare(files_config(), progress).train)
 
 

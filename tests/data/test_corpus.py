@@ -436,7 +436,7 @@ def test_a_folder_of_tables_is_split_by_rows_as_the_paper_splits(tmp_path, hub, 
     assert open_corpus(config, progress).fingerprint == open_corpus(config, progress).fingerprint
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("split", ["validation", "valid", "dev", "test"])
 def test_a_datasets_own_split_is_used(tmp_path, hub, progress, split):
     parts = {"train": hub.Dataset.from_dict({"body": ["a", "", "b"]}), split: hub.Dataset.from_dict({"body": ["c"]})}
     hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
@@ -470,6 +470,13 @@ def test_datasets_that_cannot_be_used(tmp_path, hub, progress, parts, sentence):
     path = str(tmp_path / "saved")
     hub.DatasetDict({name: hub.Dataset.from_dict(rows) for name, rows in parts.items()}).save_to_disk(path)
     refused(sentence.format(path=path), DataConfig(source="huggingface", dataset=path), progress)
+
+
+def test_a_fraction_that_leaves_no_row_for_training_is_refused(tmp_path, hub, progress):
+    hub.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "saved")
+    config = DataConfig(source="huggingface", dataset=str(tmp_path / "saved"), validation_fraction=0.6)
+    sentence = "data.validation_fraction is 0.6, which leaves none of the 2 rows of dataset {!r} for training; give a "
+    refused(f"{sentence.format(config.dataset)}smaller one.", config, progress)
 
 
 def test_a_dataset_with_an_empty_split_is_refused(hub, progress, monkeypatch):

@@ -1,6 +1,7 @@
 """Mixtures of sources, and instruction data of which completions alone count."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from diffeqformer.config import Config, DataConfig, validate
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput
+from diffeqformer.studies.inputs import evaluation_text
 
 
 @pytest.fixture
@@ -98,12 +100,20 @@ def said_and_counted(tokens):
 
 def test_of_prompts_and_completions_the_completions_count(tmp_path, files_config, progress):
     records = [{"prompt": f"What is {n}?", "completion": f" It is {n}."} for n in range(40)]
-    tokens = prepare(of_lines(tmp_path, files_config, records), progress)
+    config = of_lines(tmp_path, files_config, records)
+    tokens = prepare(config, progress)
     counted, whole = said_and_counted(tokens)
     turns = counted.split("<|endoftext|>")[:-1]  # which counts too: a completion learns to end
     assert len(turns) == tokens.statistics["train_documents"] and all(turn.startswith(" It is ") for turn in turns)
     assert "What" not in counted and whole.count("What is ") == len(turns)
     assert tokens.validation_bytes is None and tokens.statistics["train_targets"] == tokens.train_mask.sum()
+    run = SimpleNamespace(config=Config(data=config), folder=tokens.folder)
+    ids, size, mask = evaluation_text(run, config.train, progress)  # of eval's --data as well
+    both = tokens.train.size + tokens.validation.size, tokens.train_mask.sum() + tokens.validation_mask.sum()
+    assert (ids.size, mask.sum()) == both and mask.shape == ids.shape and size is None
+    (tmp_path / "plain.txt").write_text("It is.\n")
+    _, size, mask = evaluation_text(run, (str(tmp_path / "plain.txt"),), progress)
+    assert size == 7 and mask is None
 
 
 def test_of_messages_what_the_assistant_says_counts(tmp_path, files_config, progress):

@@ -162,6 +162,24 @@ def test_tokens_that_were_added_to_a_vocabulary_have_their_ids(trained, tmp_path
             load_tokenizer(tmp_path)
 
 
+def test_tokens_added_since_a_tokenizers_file_was_written_have_their_ids(trained, tmp_path):
+    trained.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 300}))
+    loaded = load_tokenizer(tmp_path)
+    assert encode(loaded, "a<|im_end|>b") == [*encode(trained, "a"), 300, *encode(trained, "b")]
+    assert ends_of_generation(loaded) == [0, 300]
+
+
+def test_a_vocabulary_that_another_class_cuts_text_for_is_refused(trained, tmp_path):
+    trained.model.save(str(tmp_path))
+    for kind in ("GPT2Tokenizer", "GPT2TokenizerFast"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+        assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, "a b")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    with pytest.raises(BadInput, match="the vocabulary of a 'Qwen2Tokenizer', which does not cut text as GPT-2 does"):
+        load_tokenizer(tmp_path)
+
+
 def test_saved_truncation_padding_and_added_tokens_are_off(trained, tmp_path):
     other = Tokenizer.from_str(trained.to_str())
     other.enable_truncation(3)
@@ -181,7 +199,7 @@ def test_end_of_text_has_several_names(name):
 
 def test_generated_text_ends_with_a_document_or_a_turn():
     words = {name: k for k, name in enumerate(("a", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"))}
-    assert ends_of_generation(Tokenizer(models.WordLevel(words, unk_token="a"))) == [3, 1]
+    assert ends_of_generation(Tokenizer(models.WordLevel(words, unk_token="a"))) == [3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +224,7 @@ def test_a_special_token_is_text_unless_it_is_asked_for(trained):
 def test_a_tokenizer_without_end_of_text_is_refused():
     sentence = (
         "the tokenizer has no token that ends a document; "
-        "it needs one of <|endoftext|>, <|end_of_text|>, </s>, <eos>, [EOS]."
+        "it needs one of <|endoftext|>, <|end_of_text|>, </s>, <eos>, [EOS], <｜end▁of▁sentence｜>."
     )
     with pytest.raises(BadInput, match=f"^{re.escape(sentence)}$"):
         end_of_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
@@ -223,6 +241,9 @@ def test_paths_that_are_no_tokenizer(tmp_path):
     (tmp_path / "vocab.json").write_text("{")
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(BadInput, match=f"^tokenizer folder {str(tmp_path)!r} cannot be read: .*\\.$"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(BadInput, match="cannot be read: it is a Git LFS pointer; `git lfs pull` fetches the file"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadInput, match=f"^tokenizer file '{tmp_path}/tokenizer.json' cannot be read: .*\\.$"):

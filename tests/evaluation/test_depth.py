@@ -8,7 +8,7 @@ import pytest
 
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import BadInput
-from diffeqformer.evaluation.depth import DepthCurve, Mark, at_depths, usual_depths
+from diffeqformer.evaluation.depth import DepthCurve, Mark, at_depths, possible_depths, usual_depths
 from diffeqformer.evaluation.perplexity import evaluate_in_turns
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import LOSS
@@ -70,6 +70,10 @@ def test_usual_depths():
     assert usual_depths(6, (6,)) == usual_depths(6)
     assert usual_depths(6, (2, 3, 8, 12)) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 24)
     assert usual_depths(2, (1, 2)) == (1, 2, 3, 4)
+    some_left_out = dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit")
+    possible = lambda config: possible_depths(model_of(config), usual_depths(3))
+    assert usual_depths(3) == possible(TINY) == (2, 3, 4, 6)
+    assert (possible(some_left_out), possible(KINDS["vanilla"])) == ((2, 3), (3,))
 
 
 def test_arrays_hold_every_number():

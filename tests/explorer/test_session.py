@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from html import unescape
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -20,12 +21,12 @@ from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
 from diffeqformer.config import DepthConfig, ToleranceConfig
 from diffeqformer.config.bounds import MOST_STEPS
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
 from diffeqformer.explorer.server import MOST_BYTES, pages_of, serve
 from diffeqformer.explorer.session import about_run
 from diffeqformer.ode.early_exit import EarlyExit
-from diffeqformer.studies.inputs import ids_of
+from diffeqformer.studies.inputs import ids_of, pieces_of
 from tests.explorer.made import TEXT, run_of, session_of
 from tests.tolerances import STATES
 
@@ -45,6 +46,8 @@ def test_a_reading_is_the_models(session):
     np.testing.assert_allclose(found["p"], p.max(-1), atol=STATES)
     np.testing.assert_allclose(np.asarray(found["next"]), p[:, np.arange(len(ids) - 1), ids[1:]], atol=STATES)
     np.testing.assert_allclose(found["loss"], -np.log(np.asarray(found["next"])).mean(-1), atol=1e-3)  # six digits of p
+    assert found["ids"] == ids.tolist() and found["top_ids"] == p.argmax(-1).tolist()
+    assert found["top"] == [list(pieces_of(run, row)) for row in p.argmax(-1)]
     assert found["times"] == [0, 0.2, 0.4, 0.6, 0.8, 1] and found["kl"][-1] == [0] * len(ids)
     assert np.shape(found["moved"]["attention"]) == (5, len(ids)) and len(found["top"]) == 6
     cell = session.cell({**ASKED, "scheme": "euler", "step": 5, "position": 3})
@@ -135,10 +138,11 @@ def test_depths_of_training_are_those_that_were_drawn():
 
 
 def test_runs_of_one_name_are_told_apart():
-    runs = [{"name": "a", "folder": "x", "update": 1}, {"name": "a", "folder": "x", "update": 2}]
-    other = {"name": "b", "folder": "x", "update": 1}
-    assert [one["name"] for one in told_apart([*runs, other])] == ["a (x, update 1)", "a (x, update 2)", "b"]
-    assert [one["name"] for one in told_apart([runs[0], runs[0] | {"folder": "y"}])] == ["a (x)", "a (y)"]
+    runs = [{"name": "a", "update": 1}, {"name": "a", "update": 2}, {"name": "b", "update": 1}]
+    names = lambda runs, *folders: [one["name"] for one in told_apart(runs, [*map(Path, folders)])]
+    assert names(runs, "x", "x", "y/x") == ["a (x, update 1)", "a (x, update 2)", "b"]
+    assert names(runs[:1] * 2, "x", "y") == ["a (x)", "a (y)"]
+    assert names(runs[:1] * 2, "p/q/x", "p/y/x") == ["a (q/x)", "a (y/x)"]  # of one name, folder and update
 
 
 def test_one_scale_holds_the_eigenvalues_of_every_step(session):
@@ -183,6 +187,22 @@ def test_what_cannot_be_is_a_sentence(session, change, said):
     with pytest.raises(BadInput) as error:
         ask({**ASKED, "step": 1, "position": 0, "since": 0, **change})
     assert said in str(error.value)
+
+
+def test_a_state_that_overflows_is_a_sentence_and_so_are_weights_without_numbers():
+    run = run_of("vanilla")
+    scaled = lambda by: dataclasses.replace(
+        run, model=run.model.replace(weights=jax.tree.map(lambda leaf: leaf * by, run.model.weights))
+    )
+    session, asked = session_of(scaled(1e37)), {**ASKED, "steps": 3, "scheme": None, "position": 2}
+    assert None in session.read(asked)["p"][-1]
+    json.dumps([session.cell({**asked, "step": 0}), session.reach(asked)], allow_nan=False)
+    for ask in ("cell", "predict", "explain"):
+        with pytest.raises(BadInput, match="the prediction is not finite: a state overflows"):
+            session.answers[ask]({**asked, "step": 3, "since": 0, "method": END_TO_END})
+    for ask in ("reach", "weights"):
+        with pytest.raises(RunFailed, match="weights of the model are not finite"):
+            session_of(scaled(np.nan)).answers[ask]({**asked, "time": 1.0})
 
 
 def test_only_the_page_is_answered():

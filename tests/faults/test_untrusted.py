@@ -177,7 +177,7 @@ def test_only_regular_files_are_opened(tmp_path, what):
         with pytest.raises(BadInput):
             load_tokenizer(folder)
     planted(tmp_path / "a.txt", what)
-    with pytest.raises(BadInput, match="does not exist"):
+    with pytest.raises(BadInput, match="cannot be read: it is not a regular file"):
         open_corpus(DataConfig(source="files", train=(str(tmp_path / "a.txt"),)), Lines())
 
 

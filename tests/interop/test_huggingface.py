@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from diffeqformer.config import DropoutConfig, LayerConfig, SchemeConfig
 from diffeqformer.interop.families import FAMILIES
@@ -54,6 +55,14 @@ def test_several_files_with_an_index(kind, tmp_path):
     assert difference(from_huggingface(folder), kind) <= STATES
 
 
+def test_a_tensor_in_two_files_is_that_of_the_index(tmp_path):
+    folder = write(tmp_path / "sharded", CONFIGS["gpt2"], golden("gpt2").tensors, shards=2)
+    first, second = sorted(folder.glob("model-*.safetensors"))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: tensor}, second, {"format": "pt"})
+    assert difference(from_huggingface(folder), "gpt2") <= STATES
+
+
 def test_names_may_lack_the_prefix(kind, tmp_path):
     tensors = {name.removeprefix(PREFIX[kind]): array for name, array in golden(kind).tensors.items()}
     assert difference(from_huggingface(write(tmp_path / "bare", CONFIGS[kind], tensors)), kind) <= STATES
@@ -82,6 +91,17 @@ def test_an_untied_gpt2_and_a_tied_llama(tmp_path):
     assert model.config.tied is True and model.head is None
     expected = np.asarray(hidden(model, given.ids)) @ tensors["model.embed_tokens.weight"].T
     np.testing.assert_allclose(logits(model, given.ids), expected, atol=STATES)
+
+
+@pytest.mark.parametrize("tied", ["gpt2", "llama"])
+def test_a_tied_head_may_stand_for_the_embedding(tied, tmp_path):
+    """`save_model` of safetensors keeps one of the two names."""
+    tensors = golden(tied).tensors
+    embedding = PREFIX[tied] + FAMILIES[tied].outside["embedding.tokens"]
+    tensors["lm_head.weight"] = tensors.pop(embedding)
+    model = from_huggingface(write(tmp_path / "tied", CONFIGS[tied] | {"tie_word_embeddings": True}, tensors))
+    assert model.head is None
+    np.testing.assert_array_equal(model.embedding.tokens, tensors["lm_head.weight"])
 
 
 def test_llamas_matrices_are_transposed_and_joined(tmp_path):
@@ -121,6 +141,10 @@ def test_settings_of_gpt2():
     assert (config.hidden, config.norm_epsilon, config.tied) == (24, 1e-6, True)
     assert config.dropout == DropoutConfig(embedding=0.1, attention=0.2, residual=0.0)
     assert FAMILIES["gpt2"].config(CONFIGS["gpt2"]).hidden == 64
+    aliases = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    aliases |= {"n_positions": "max_position_embeddings"}
+    renamed = {aliases.get(name, name): value for name, value in CONFIGS["gpt2"].items()}
+    assert FAMILIES["gpt2"].config(renamed) == FAMILIES["gpt2"].config(CONFIGS["gpt2"])
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,18 @@ def test_settings_of_llama(rope, theta):
     assert (config.field.kind, config.steps, config.width, config.heads, config.context) == ("llama", 2, 16, 4, 16)
     assert (config.kv_heads, config.hidden, config.norm_epsilon, config.tied) == (2, 24, 1e-5, False)
     assert config.field.rope_theta == theta and not config.field.nested_norm
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "expected"),
+    [({}, {}, 16), ({"original_max_position_embeddings": 4}, {}, 4), ({}, {"original_max_position_embeddings": 4}, 4)],
+    ids=["nowhere", "outside", "inside"],
+)
+def test_the_length_that_a_llama_3_was_trained_at(outside, inside, expected):
+    """Where Transformers 5 finds it; else that of the positions."""
+    rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | inside
+    config = FAMILIES["llama"].config(CONFIGS["llama"] | outside | {"rope_parameters": rope})
+    assert config.field.rope_scaling.original_context == expected
 
 
 def test_llama_without_key_value_heads_has_as_many_as_heads():

@@ -204,6 +204,10 @@ def rope(**settings):
 
 
 ONES = np.ones((16, 16), np.float32)
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
 BAD = {
     "no config": ("gpt2", lambda folder: (folder / "config.json").unlink(), "config.json' cannot be read: No such"),
     "config is no JSON": ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
@@ -239,6 +243,19 @@ BAD = {
     "part rotated": ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, but must be 1.0"),
     "two ropes": ("llama", change(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),
+    "two ropes, one of an older name": ("llama", change(rope_scaling={"type": "linear", "factor": 4.0}),
+        "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),
+    "two ropes of a gpt_neox": ("llama", change(model_type="gpt_neox", rope_scaling={"type": "linear", "factor": 4.0}),
+        "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),
+    "two lengths of training": ("llama", change(original_max_position_embeddings=64, rope_parameters=LLAMA3),
+        "has original_max_position_embeddings 8, but another place has 64; keep one of them"),
+    "waves where a gpt_neox reads none": ("llama", change(model_type="gpt_neox", rope_parameters=None, rope_theta=500),
+        "rope_theta is 500, but a GPT-NeoX reads that of rope_parameters or rotary_emb_base, here 10000.0; keep one"),
+    "waves of a gpt_neox, by two names": ("llama", change(model_type="gpt_neox", rotary_emb_base=500),
+        "rope_theta is 100.0, but rotary_emb_base, its other name, 500; keep one of them"),
+    "not causal": ("gpt2", change(is_causal=False), "is_causal is False, but must be True"),
+    "heads by two names": ("gpt2", change(num_attention_heads=4),
+        "n_head is 2, but num_attention_heads, its other name, 4; keep one of them"),
     "two lengths of waves": ("llama", change(rope_theta=50.0), "has rope_theta 100.0, but another place has 50.0"),
     "rope is a word": ("llama", change(rope_scaling="linear"), "rope_scaling is 'linear', but must be a table"),
     "missing tensor": ("gpt2", tensors(transformer__h__1__ln_2__bias=None),
@@ -257,6 +274,8 @@ BAD = {
         "tie_word_embeddings is true, but tensor 'lm_head.weight' differs from 'wte.weight'"),
     "pickle": ("gpt2", to_pickle, "in 'pytorch_model.bin', a pickle, which could run any program and is never read"),
     "no tensors": ("gpt2", lambda folder: (folder / TENSORS).unlink(), "has neither model.safetensors nor"),
+    "pointer": ("gpt2", lambda folder: (folder / TENSORS).write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "model.safetensors' is a Git LFS pointer, not the tensors; `git lfs pull` in its folder fetches them"),
     "cut off": ("llama", cut, "model.safetensors' cannot be read as safetensors"),
     "no shard": ("llama", sharded({"weight_map": {"a": "model-2.safetensors"}}), "model-2.safetensors' is missing"),
     "not in its shard": ("llama", sharded({"weight_map": {"a": "model-1.safetensors"}}), "has no tensor 'a', but"),
@@ -287,6 +306,7 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(call, tmp_path, kind
     [
         (["nowhere", "--to", "run"], "'nowhere' is no file or folder here and cannot be fetched from the"),
         (["published"], "needs --to"),
+        (["published/config.json", "--to", "run"], "is a file; name the folder that it is in, 'published'."),
         (["published", "--to", "published"], "'published' exists and is not an empty folder; choose another one"),
         (["published", "--to", "file"], "'file' exists and is not an empty folder"),
         (["published", "--to", "file/run"], "cannot be "),

@@ -142,5 +142,10 @@ def test_where_no_adapter_can_be(exported, tmp_path):
     (tmp_path / CONFIG).write_text("{}")
     with pytest.raises(BadInput, match="has no adapter_model.safetensors"):
         load_adapter(base, tmp_path)
+    with pytest.raises(BadInput, match="is a file; name the folder that it is in"):
+        load_adapter(base, tmp_path / CONFIG)
+    (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(BadInput, match="in 'adapter_model.bin', a pickle, .*PeftModel.* of PEFT converts them"):
+        load_adapter(base, tmp_path)
     assert main(["import", str(exported), "--adapter", "nowhere", "--to", str(tmp_path / "run")]) == 2
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,8 @@ import pytest
 
 from diffeqformer.config import Config, LayerDropConfig, ModelConfig, from_dict, validate
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import build
+from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.layer_drop import LayerDropWeights, nested_order
@@ -17,6 +19,7 @@ from tests.models import logits, model_of
 
 CONFIG = ModelConfig(weights="layerdrop", scheme="residual", steps=8, width=16, heads=2, context=8, vocabulary=11)
 IDS = jnp.arange(8)[None] % 11
+KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,42 @@ def test_each_number_of_steps_keeps_the_layers_of_all_smaller_ones():
     asked = {"model": {"weights": {"kind": "layerdrop", "nested": True}, "scheme": "residual", "horizon": "steps"}}
     with pytest.raises(BadInput, match="depth.jitter is 0.5, but model.weights.nested keeps layers by the number"):
         validate(from_dict(Config, asked | {"depth": {"sample": [2, 4], "jitter": 0.5}}))
+
+
+@pytest.mark.parametrize(
+    ("steps", "shares"), [(1, {0: 1.0}), (3, {1: 2 - np.log2(3), 2: np.log2(3) - 1}), (4, {2: 1.0}), (8, {3: 1.0})]
+)
+def test_a_nested_layer_is_corrected_by_the_number_of_steps(steps, shares):
+    model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, rank=2)))
+    kept = np.sort(nested_order(8)[:steps])
+    for half, name in (("attention", "query_key_value"), ("feed_forward", "down")):
+        found, unit, correction = (
+            getattr(getattr(tree, half), name)
+            for tree in (model.weights.table(Grid(steps)), model.weights.layers, model.weights.corrections)
+        )
+        a, b = np.asarray(correction.a, float), np.asarray(correction.b, float)
+        expected = unit.weight[kept] + sum(share * (a[j] @ b[j]) for j, share in shares.items())[kept]
+        np.testing.assert_allclose(found.weight[:, 0], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found.bias[:, 0], unit.bias[kept])
+    np.testing.assert_allclose(logits(model.populate(steps), IDS), logits(model, IDS, steps), atol=1e-6)
+    rows = model.weights.at(Grid(8).times((0.5,))).feed_forward.up.weight
+    np.testing.assert_array_equal(rows, model.weights.table(Grid(8)).feed_forward.up.weight[:, 0])
+
+
+def test_corrections_begin_as_none_and_fit_their_matrices():
+    corrected, plain = (build(replace(CONFIG, weights=LayerDropConfig(nested=True, rank=r)), KEY) for r in (3, None))
+    jax.tree.map(np.testing.assert_array_equal, corrected.populate(5), plain.populate(5))
+    maps = ((16, 48), (16, 16), (16, 64), (64, 16))
+    assert parameters(corrected.config).stored - parameters(plain.config).stored == sum(
+        4 * 8 * 3 * sum(m) for m in maps
+    )
+    with pytest.raises(
+        BadInput, match="model.weights.rank is 17, but attention.query_key_value is 16 x 48: at most 16"
+    ):
+        build(replace(CONFIG, weights=LayerDropConfig(nested=True, rank=17)), KEY)
+    asked = {"model": {"weights": {"kind": "layerdrop", "rank": 2}, "scheme": "residual", "horizon": "steps"}}
+    with pytest.raises(BadInput, match="model.weights.rank is 2, but without model.weights.nested"):
+        validate(from_dict(Config, asked))
 
 
 def test_more_steps_than_layers_are_refused(model):

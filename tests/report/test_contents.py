@@ -8,6 +8,7 @@ import pytest
 
 from diffeqformer.report.contents import look, write_contents
 from diffeqformer.report.page import TokenMap, write
+from diffeqformer.studies.all import write_index
 
 KNOWN = {
     "spectra": "eigenvalues",
@@ -79,8 +80,15 @@ def test_what_is_absent_is_told_with_the_command_that_makes_it(tmp_path):
     text = write_contents(tmp_path, "run", KNOWN, make="diffeqformer analyze all r").read_text()
     assert "Not made yet: steps, depth, clusters. <code>diffeqformer analyze all r</code> makes all of them." in text
     assert "<code>diffeqformer explore r</code>" in text
+    spaced = unescape(write_index(tmp_path, "my runs/r").read_text())  # a command is there to be copied
+    assert all(f"<code>diffeqformer {words} 'my runs/r'</code>" in spaced for words in ("analyze all", "explore"))
     bare = write_contents(tmp_path, "run", KNOWN).read_text()
     assert "Not made yet" not in bare and "diffeqformer explore" not in bare
+    write_contents(tmp_path, "run", KNOWN, {"steps": "a <b> & c", "depth": "why"})  # by `analyze all`
+    mapped(tmp_path, "depth")  # and a single analysis later
+    later = write_contents(tmp_path, "run", KNOWN, {"clusters": "no"}, make="do it").read_text()
+    assert "<b>steps</b> cannot be made of this run: a &lt;b&gt; &amp; c</p>" in later and "<b>clusters</b>" in later
+    assert "<b>depth</b>" not in later and "Not made yet" not in later
 
 
 def test_comparisons_are_linked_and_the_pages_that_follow_a_token_named(tmp_path):

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.errors import RunFailed
 from diffeqformer.report.figures import BOTH, ON_PAPER, RISING, VERDICTS, style, svg
-from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, visible, write
+from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, code, render, visible, write
 from diffeqformer.report.table import Table
 from diffeqformer.report.terms import TERMS, terms_of
 
@@ -105,6 +105,16 @@ def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
     addresses = re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)["']""", page)
     assert all(a.startswith(("data:", "#")) for a in addresses)
     assert not re.search(r"url\((?!#)", page)
+
+
+def test_backticks_of_a_token_are_no_markup_and_the_sentence_that_follows_the_map_is_marked():
+    said = "After token 3, “`”, the model expects “`x”, says `--tuned` of `a“b`."
+    assert code(said) == (
+        'After token 3, “`”, the model expects “`x”, says <code><span class="option">--tuned</span></code> of '
+        "<code>a“b</code>."
+    )
+    one = TokenMap(("`",), (0,), {"m": np.zeros((1, 1))}, {"m": "line"}, (said,))
+    assert f'<p class="headline" data-said="{said}">' in render("demo", "t", (said, "more"), maps=(one,))
 
 
 def test_without_maps_there_is_no_script(tmp_path):

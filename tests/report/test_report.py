@@ -177,15 +177,19 @@ def test_depth_is_told_truthfully(page):
 
 def test_depths_that_were_drawn_have_a_table_and_a_part_of_the_text_is_told():
     results = examples.comparison()
-    assert "drawn" not in Page(render(results)).tables
-    assert "of the validation text" not in Page(render(results)).sections["depth"]
+    page = Page(render(results))
+    assert "drawn" not in page.tables and "of the validation text" not in page.sections["depth"]
     results["models"][0]["drawn"] = [
         {"steps": 2, "updates": 1300, "loss": 3.25, "tokens_per_second": 11000.0},
         {"steps": 12, "updates": 0, "loss": None, "tokens_per_second": None},
     ]
     page = Page(render({**results, "depth_part": 0.25}))
     assert page.tables["drawn"][1:] == [["2", "1,300", "3.250", "11,000"], ["12", "0", "–", "–"]]
-    assert "All of this was read on 25\u00a0% of the validation text" in page.sections["depth"]
+    read = "All of this was read on 25\u00a0% of the validation text, evenly spread"
+    assert f"{read}; Vanilla GPT and Shared weights on all of it." in page.sections["depth"]
+    for model in results["models"][1:]:  # read at their own steps, as a quickstart does
+        model["depth"] = [{**model["validation"], "steps": 6}]
+    assert f"{read}." in Page(render({**results, "depth_part": 0.25})).sections["depth"]
 
 
 def test_depth_caption_claims_nothing_the_numbers_do_not_show():

@@ -121,6 +121,7 @@ def test_the_headline_of_a_checkpoint_of_several_depths_is_what_it_reads_at_its_
 
 def test_the_depth_curve_is_drawn_against_steps_and_marks_what_was_trained():
     models = examples.comparison()["models"]
+    models[1]["depth"] = [{**models[1]["validation"], "steps": 6, "loss": 4.21}]  # on the text of the others' depths
     figure = depth_curve(models, 2048)
     (axis,) = figure.axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("steps run (depth)", "validation loss (nats per token)")
@@ -129,7 +130,7 @@ def test_the_depth_curve_is_drawn_against_steps_and_marks_what_was_trained():
         [3, 7.46], [4, 6.1], [5, 5.4], [6, 3.98], [8, 5.2], [9, 6.09], [12, 6.97]
     ]  # fmt: skip
     assert ring.get_xydata().tolist() == [[6, 3.98]] and ring.get_markeredgecolor() == color(0)
-    assert [line.get_ydata()[0] for line in (second, third, guess)] == [4.08, 4.40, math.log(2048)]
+    assert [line.get_ydata()[0] for line in (second, third, guess)] == [4.21, 4.40, math.log(2048)]
     assert [line.get_color() for line in (curve, second, third, guess)] == [color(0), color(1), color(2), INK]
     assert mark.get_xdata()[0] == 6 and [text.get_text() for text in axis.texts] == ["trained"]
     assert [line.get_color() for line in figure.legends[0].get_lines()] == [color(0), color(1), color(2), INK]

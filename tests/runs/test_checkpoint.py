@@ -217,6 +217,32 @@ def test_a_removal_killed_half_way_leaves_nothing_that_looks_like_a_checkpoint(t
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
+@pytest.mark.parametrize(("call", "which", "left"), [("rename", 0, 1.0), ("rename", 1, 1.0), ("rmtree", 0, 2.0)])
+def test_a_checkpoint_that_is_written_again_is_there_whenever_that_is_killed(tmp_path, monkeypatch, call, which, left):
+    """A finished model whose optimiser's state is dropped has no other."""
+    store = Checkpoints(tmp_path, keep_last=1, keep_best=0)
+    store.save(1, items(1.0), {})
+    module, calls = {"rename": os, "rmtree": shutil}[call], []
+    whole = getattr(module, call)
+
+    def kill(path, *others, **named):
+        calls.extend([path] if Path(path).parent == tmp_path else ())  # Orbax renames what is its own
+        if len(calls) > which:
+            raise Killed
+        return whole(path, *others, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, call, kill)
+        with pytest.raises(Killed):
+            store.save(1, items(2.0), {})
+    for clean in (lambda: None, store.clean):  # what only reads cleans nothing
+        clean()
+        restored = store.latest(items(), refuse_to_say)
+        assert restored is not None and restored.step == 1 and same(restored.items, items(left))
+        assert store.steps() == [1] and store.metadata() == (1, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
 def test_a_full_disk_names_the_folder_and_what_is_safe(tmp_path, caplog):
     store = Checkpoints(tmp_path / "checkpoints")
     big = {"model": jax.random.normal(jax.random.key(0), (100_000,))}

@@ -1,12 +1,16 @@
 """What the quickstart trains in the time it has: a pure plan, and a new one when the machine becomes slower."""
 
+import os
+
 import pytest
 
-from diffeqformer.config import Config, TrainerConfig
+from diffeqformer.config import Config, ModelConfig, ToleranceConfig, TrainerConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs import compare
 from diffeqformer.runs.compare import Cost, plan
 from diffeqformer.runs.readings import Readings
+from diffeqformer.store.lock import FolderLock
 
 WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
 COSTS = (Cost(20.0, 0.1), Cost(10.0, 0.1), Cost(30.0, 0.05))
@@ -96,7 +100,26 @@ def test_a_model_that_cannot_fit_is_not_even_timed(clock, monkeypatch):
     assert len(pace(ends=130.0).updates) == 1 and timed == ["a"]
 
 
+def test_one_process_compares_in_a_folder(clock, monkeypatch, tmp_path):
+    """Another one's plan would replace that of the first, whose runs could never be continued."""
+
+    def refuse(*_):
+        raise BadInput("no such text")
+
+    monkeypatch.setattr(compare, "prepare", refuse)
+    begin = lambda folder: compare.compare(
+        [Config(run=str(folder / "a"))], [0.0], folder, "", Readings("the", (3,)), 700.0, Silent()
+    )
+    (tmp_path / "taken").mkdir()
+    with FolderLock(tmp_path / "taken"), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
+        begin(tmp_path / "taken")
+    with pytest.raises(BadInput, match="no such text"):
+        begin(tmp_path / "new" / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_a_models_own_depth_is_read_on_the_batches_of_the_others():
     """Else what lies above it or below would be of two texts."""
-    assert Readings("the", (1, 2, 4, 12), 0.05).of(6) == (1, 2, 4, 6, 12)
-    assert Readings("the", (3, 6)).of(6) == (3, 6)
+    of = lambda depths, **chosen: Readings("the", depths).of(ModelConfig(steps=6, **chosen))
+    assert of((1, 2, 4, 12)) == (1, 2, 4, 6, 12) and of((3, 6)) == (3, 6)
+    assert of((3, 12), weights="layer") == (6,) and of((3, 12), tolerance=ToleranceConfig()) == ()

@@ -18,6 +18,7 @@ from diffeqformer.config import (
     OptimizerConfig,
     TimeConfig,
     TrainerConfig,
+    dump_yaml,
 )
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import BadInput, Interrupted
@@ -27,6 +28,7 @@ from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
 from diffeqformer.runs.finetune import finetune_config, usual_settings
+from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
@@ -189,7 +191,7 @@ def test_a_lora_run_can_be_the_base_of_another(bases, tmp_path, other_text):
     assert losses(tmp_path / "second")[0][2] == pytest.approx(evaluate_on(first, first.model), rel=LOSS)
 
 
-def test_stopped_and_continued_equals_uninterrupted_without_the_base(bases, tmp_path, other_text, monkeypatch):
+def test_stopped_moved_and_continued_equals_uninterrupted_without_the_base(bases, tmp_path, other_text, monkeypatch):
     whole = tuned(bases / "continuous", tmp_path / "whole", other_text, steps=3, lora=LORA)
     expected = train(whole, Silent()).model
     halves = dataclasses.replace(whole, run=str(tmp_path / "halves"))
@@ -206,11 +208,18 @@ def test_stopped_and_continued_equals_uninterrupted_without_the_base(bases, tmp_
     with pytest.raises(Interrupted):
         train(halves, Silent())
     monkeypatch.undo()
-    gone = changed(halves, base__run=halves.base.run)
+    moved = (tmp_path / "halves").rename(tmp_path / "moved")
+    here = changed(halves, run=str(moved), data__tokenizer=str(moved / "tokenizer.json"))
+    RunFolder(here).require_own()  # as the command that made it would say with --to
     monkeypatch.setattr(trainer, "open_base", lambda *_: pytest.fail("the base was opened again"))
-    found = train(gone, Silent()).model
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
+    found = train(changed(halves, run=str(moved)), Silent())  # as its own config.yaml with --run
+    assert found.config.data == here.data
+    jax.tree.map(np.testing.assert_array_equal, found.model, expected)
+    assert losses(tmp_path / "whole") == losses(moved)
+    again = moved.rename(tmp_path / "again")
+    config = changed(found.config, run=str(again), data__tokenizer=str(again / "tokenizer.json"))
+    (again / "config.yaml").write_text(dump_yaml(config))  # training was stopped before the next checkpoint
+    assert load_run(again).config == config
 
 
 def test_a_base_that_was_trained_further_is_refused(bases, tmp_path):

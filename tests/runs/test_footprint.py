@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diffeqformer.cli import info, main
-from diffeqformer.config import Config, MeshConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, DepthConfig, MeshConfig, ModelConfig, OptimizerConfig, TimeConfig, TrainerConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
 from diffeqformer.runs.footprint import update_footprint
@@ -100,19 +100,28 @@ def test_parts_of_the_footprint():
     assert planned.optimizer == 4 * count(state.optimizer)
     assert planned.generated == 4 * model.steps * (12 * 16 * 16 + 9 * 16 + 4 * 16)  # matrices, biases, norms
     assert planned.total == planned.weights + planned.optimizer + planned.temporary
+    drawn = DepthConfig(sample=(1, model.steps))  # what takes most is not the model's own
+    assert (
+        update_footprint(dataclasses.replace(config, model=dataclasses.replace(model, steps=2), depth=drawn)) == planned
+    )
     with pytest.raises(BadInput) as told:
         update_footprint(dataclasses.replace(config, mesh=MeshConfig(fsdp=-1)))
     assert str(told.value) == "mesh.fsdp is -1, but what is not here cannot be counted; give a number."
 
 
 @pytest.mark.parametrize(
-    "name, columns", [("llama-1b", ["this model"]), ("diffeqformer-llama-1b", ["this model", "vanilla twin"])]
+    "name, columns",
+    [
+        ("llama-1b", {"this model": ["layer", 0]}),
+        ("diffeqformer-llama-1b", {"this model": ["time", 0], "vanilla twin": ["layer", 0]}),
+        ("quickstart-elastic", {"this model": ["knots", 7], "vanilla twin": ["layer", 0]}),
+    ],
 )
-def test_a_vanilla_model_has_no_twin_beside_it(name, columns, monkeypatch, capsys):
-    monkeypatch.setattr(info, "_measure", lambda config, compiled: {"weights": config.model.weights.kind})
+def test_a_vanilla_model_has_no_twin_beside_it_and_a_twin_one_depth(name, columns, monkeypatch, capsys):
+    kind = lambda config, compiled: [config.model.weights.kind, len(config.depth.depths)]
+    monkeypatch.setattr(info, "_measure", kind)
     assert main(["info", name, "--json"]) == 0
-    kinds = dict(zip(columns, ["layer"] if len(columns) == 1 else ["time", "layer"], strict=True))
-    assert json.loads(capsys.readouterr().out)["models"] == {name: {"weights": kinds[name]} for name in columns}
+    assert json.loads(capsys.readouterr().out)["models"] == columns
 
 
 def test_an_average_of_the_parameters_takes_memory():

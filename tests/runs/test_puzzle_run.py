@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,15 @@ import pytest
 from diffeqformer import config as configuration
 from diffeqformer.cli import eval as eval_verb
 from diffeqformer.data.cache import prepare
+from diffeqformer.data.loader import spread_windows
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.evaluation.accuracy import accuracy
 from diffeqformer.progress import Silent
+from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.readings import participation_of
 from diffeqformer.runs.trainer import train
+from diffeqformer.studies import compression, inputs, steps
+from diffeqformer.studies.study import Result
 from tests.runs.test_trainer import lasting, same_model, stop_after
 from tests.runs.tiny_run import changed
 
@@ -27,7 +33,7 @@ def puzzle(config, tmp_path):
     return changed(config, data=data, model__context=PUZZLE.context)
 
 
-def test_results_tell_how_many_targets_count(puzzle, capsys):
+def test_results_and_analyses_count_the_targets_alone(puzzle, capsys, monkeypatch):
     result = train(puzzle, Silent())
     corpus = json.loads((Path(puzzle.run) / "results.json").read_text())["corpus"]
     assert corpus["validation_targets"] == int(result.tokens.validation_mask.sum()) < corpus["validation_tokens"] / 2
@@ -42,6 +48,34 @@ def test_results_tell_how_many_targets_count(puzzle, capsys):
     assert [row["accuracy"][k] for k in "12"] == pytest.approx(found.tolist())
     eval_verb.run([puzzle.run], as_json=False)
     assert "k = 2" in capsys.readouterr().out
+    analyses_count_the_same_targets(result, load_run(puzzle.run), monkeypatch)
+
+
+def analyses_count_the_same_targets(result, opened, monkeypatch):
+    mask, length = result.tokens.validation_mask.astype(np.int8), PUZZLE.context + 1
+    texts, counted = inputs.validation_windows(opened, 3, length, Silent())
+    assert texts.shape == counted.shape and (counted == spread_windows(mask, 3, length)).all() and not counted.all()
+    with pytest.raises(BadInput, match=rf"split has {len(mask)} tokens, but one text takes 99999\."):
+        inputs.validation_windows(opened, None, 99999, Silent())
+    seen = []
+    monkeypatch.setattr("diffeqformer.analysis.participation.participation", lambda *given, **_: seen.append(given))
+    monkeypatch.setattr(steps, "result", lambda _, about, *__: Result("steps", "", (about,)))
+    (about,) = steps.study(steps.Arguments(run=str(opened.folder), texts=3), Silent()).findings
+    assert (seen[0][1] == texts).all() and (seen[0][2] == counted[:, 1:]).all()
+    assert f"of which {counted[:, 1:].sum()} count as targets" in about
+    seen.clear()
+    monkeypatch.setattr("diffeqformer.evaluation.perplexity.evaluate", lambda _, batches, **__: seen.extend(batches))
+    with pytest.raises(AttributeError):  # there is no loss
+        compression.study(compression.Arguments(run=str(opened.folder), texts=6), Silent())
+    ((ids, judged),) = seen
+    assert (judged == spread_windows(mask, 6, length)[1::2, 1:]).all() and judged.shape == ids[:, 1:].shape
+    seen.clear()
+    given = lambda *given, **_: seen.append(given) or SimpleNamespace(document=dict)
+    monkeypatch.setattr("diffeqformer.runs.readings.participation", given)
+    assert participation_of(result, Silent()) == {}
+    ((_, texts, counted),) = seen
+    at = np.arange(0, len(mask) - PUZZLE.context, PUZZLE.context)[:, None] + np.arange(length)
+    assert (texts == result.tokens.validation[at]).all() and (counted == mask[at][:, 1:]).all()
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

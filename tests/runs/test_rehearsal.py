@@ -4,8 +4,11 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from diffeqformer.cli import main
 from diffeqformer.config import DepthConfig, MeshConfig, TimeConfig, dump_yaml
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.rehearsal import rehearse
 from diffeqformer.runs.trainer import train
@@ -23,6 +26,11 @@ def test_a_rehearsal_has_the_runs_own_first_loss_and_leaves_no_run(config):
     assert found.text == result.tokens.statistics and found.epochs == 12 / -(-windows // 4)
     assert found.memory.total > 4 * result.entry["parameters"]["stored"]
     assert math.isclose(found.seconds, 12 * found.seconds_per_update)
+
+
+def test_what_training_would_refuse_is_refused(config):
+    with pytest.raises(BadInput, match="trainer.samples has '', of 0 tokens"):
+        rehearse(changed(config, trainer__samples=("",)), Silent())
 
 
 def test_a_mesh_of_what_the_devices_leave_is_planned_as_one_of_its_sizes(config):

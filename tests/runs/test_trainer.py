@@ -21,7 +21,7 @@ from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.progress import Silent
-from diffeqformer.runs import recorder, trainer
+from diffeqformer.runs import compare, recorder, trainer
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
@@ -94,11 +94,21 @@ def test_a_run_learns_and_leaves_what_a_run_folder_holds(config):
 
 def test_a_finished_run_returns_its_results_without_training(config, monkeypatch):
     first = train(config, Silent())
-    before = snapshot(Path(config.run))
-    monkeypatch.setattr(loop, "make_update", None)
-    again = train(config, Silent())
-    assert again.entry == first.entry and same_model(again.model, first.model)
-    assert snapshot(Path(config.run)) == before
+    for weights_only in (False, True):  # as a comparison leaves its runs
+        if weights_only:
+            compare._keep_weights_only(Path(config.run))
+        before = snapshot(Path(config.run))
+        assert weights_only != any("optimizer" in name for name in before)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "make_update", None)
+            again = train(config, Silent())
+        assert again.entry == first.entry and same_model(again.model, first.model)
+        assert snapshot(Path(config.run)) == before
+    (Path(config.run) / "results.json").write_text("{")
+    said = Lines()
+    again = train(config, said)
+    assert again.entry["validation"] == first.entry["validation"] and same_model(again.model, first.model)
+    assert any("results.json" in line and line.endswith("It is written again.") for line in said.lines)
 
 
 @pytest.mark.parametrize("damage", [False, True])
@@ -307,6 +317,7 @@ def bad_inputs(config, tmp_path):
     (stranger / "thesis.tex").write_text("precious")
     (tmp_path / "file").write_text("")
     (tmp_path / "tiny.txt").write_text("a\n" * 8)
+    packed = changed(config, data__cache=str(tmp_path / "cache"))
     return {
         "does not exist": changed(config, data__train=("missing.txt",)),
         "model.width is 15, but must be divisible": changed(config, model__width=15),
@@ -314,6 +325,11 @@ def bad_inputs(config, tmp_path):
         f"folder {str(stranger)!r} exists and is not a run": changed(config, run=str(stranger)),
         "cannot be opened: Not a directory": changed(config, run=str(tmp_path / "file")),
         "a context of 16 needs at least 17": changed(config, data__train=(str(tmp_path / "tiny.txt"),)),
+        "trainer.samples has '', of 0 tokens": changed(packed, trainer__samples=("the cat", "")),
+        "optimizer.train_roles is time, but": changed(packed, optimizer__train_roles=("time",)),
+        "optimizer.rule is 'muon', but none": changed(
+            packed, optimizer__rule="muon", optimizer__rule_roles=("norm", "adapter")
+        ),
     }
 
 
@@ -339,6 +355,20 @@ def test_a_folder_that_is_being_written_is_refused(config):
     with FolderLock(Path(config.run)), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
         train(config, Silent())
     assert [path.name for path in Path(config.run).iterdir()] == [".lock"]
+
+
+def test_room_is_counted_while_another_process_rotates_checkpoints_away(config, monkeypatch):
+    folder, scan = RunFolder(config), os.scandir
+    (folder.checkpoints.folder / "4").mkdir(parents=True)
+    (folder.checkpoints.folder / "file").symlink_to("removed")  # listed, and not there when it is asked for its size
+
+    def scan_too_late(path):
+        if Path(path).name == "4":
+            raise FileNotFoundError
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_too_late)
+    folder._require_space(1)
 
 
 def test_a_full_disk_ends_in_a_sentence(config, monkeypatch):

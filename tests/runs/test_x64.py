@@ -20,6 +20,8 @@ from diffeqformer.progress import Silent
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.studies import spectra
+from diffeqformer.training.optimizer import RULES
+from diffeqformer.training.update import initial_state
 from tests.runs.test_trainer import lasting, same_model, stop_after
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
@@ -38,6 +40,9 @@ def test_a_run_lives(config, monkeypatch, tmp_path):
 
     run = load_run(config.run)
     assert {leaf.dtype for leaf in jax.tree.leaves(run.model)} == {jnp.dtype(jnp.float32)}
+    for rule in RULES:  # a run continued without it finds the same types
+        state = initial_state(changed(run.config, optimizer__rule=rule, optimizer__spike=4.0))
+        assert jnp.float64 not in {leaf.dtype for leaf in jax.tree.leaves(state)}
     prompt = jnp.asarray([run.tokenizer.encode("the cat").ids], jnp.int32)
     greedy = {"key": jax.random.key(0), "temperature": 0.0}
     text = generate(run.model, prompt, 4, **greedy)

@@ -10,8 +10,20 @@ from diffeqformer.cli import main
 from diffeqformer.config import Config, ModelConfig, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
+from diffeqformer.progress import Silent
 from diffeqformer.report.figures import color
-from diffeqformer.studies.compare import accuracies, findings, label, remarks, runs_table, stars, tasks_table
+from diffeqformer.studies.compare import (
+    Arguments,
+    accuracies,
+    compare_document,
+    findings,
+    label,
+    remarks,
+    runs_table,
+    stars,
+    study,
+    tasks_table,
+)
 from diffeqformer.studies.compare_figures import task_figure
 
 HOSTILE = "$x$ <b>_y</b>"
@@ -30,7 +42,7 @@ def document(task, scores, metric="acc", steps=2, **settings):
 
 
 def make(folder, documents=(), loss=3.0, text="abc", **model):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     shape = ModelConfig(weights="layer", scheme="lie-trotter", horizon="steps", steps=2, width=16, heads=2, context=16,
                         vocabulary=280, **model)  # fmt: skip
     (folder / "config.yaml").write_text(dump_yaml(Config(run=str(folder), model=shape)))
@@ -149,6 +161,17 @@ def test_other_items_are_not_compared(tmp_path):
     assert findings(found) == [] and "cannot be compared" in remarks(found)[0]
 
 
+def test_runs_of_one_system_and_one_folder_name_have_their_own_sentences_and_pages(tmp_path):
+    one, other, beside = (
+        make(tmp_path / name, [document("piqa", scores, "f1")], loss)
+        for name, scores, loss in (("a/gpt", GOOD, 3.0), ("b/gpt", POOR, 3.5), ("a/new", GOOD, 3.0))
+    )
+    assert "Vanilla GPT (a/gpt) is significantly better on piqa, f1" in findings(compare_runs(one, other))[1]
+    pairs = (one, beside), (beside, other), (beside, one)
+    pages = [study(Arguments(*map(str, pair)), Silent()).folder for pair in pairs]
+    assert [page.name for page in pages] == ["compare-new", "compare-b-gpt", "compare-gpt"]
+
+
 def test_a_metric_that_is_no_mean_has_its_own_difference(tmp_path):
     documents = [document("lambada", scores, "perplexity") for scores in ([-1.0, -2.0, -3.5], [-2.0, -2.5, -4.5])]
     for one, value in zip(documents, (8.0, 20.0), strict=True):
@@ -156,6 +179,8 @@ def test_a_metric_that_is_no_mean_has_its_own_difference(tmp_path):
     found = compare_runs(*(make(tmp_path / name, [one]) for name, one in zip("ab", documents, strict=True)))
     ((_, _, _, _, difference, items, p, *_),) = tasks_table(found).rows
     assert (difference, items, p) == ("−12.0000", "3", "0.038")  # t = 5 with 2 degrees of freedom
+    (saved,) = compare_document(found)["tasks"]
+    assert saved["difference"] == {"value": -12.0, "stderr": None, "p": pytest.approx(0.038, abs=1e-3)}
     assert not accuracies(found)
 
 

@@ -49,6 +49,7 @@ def test_drawn_trials_lie_in_their_ranges_and_do_not_depend_on_their_number():
         (["optimizer.learning_rate=1e-2..1e-3"], 3, "a range must be two positive numbers that rise"),
         (["optimizer.rule=a..b"], 3, "a range must be two positive numbers that rise"),
         (["model.steps=2", "model.steps=3"], None, "--over has 2 settings, but 1 different names; name each once"),
+        (["model.steps=2,3,2"], None, "--over model.steps has 2 more than once; each is a trial, so name it once"),
         (["trainer.seed=1,2"], None, "is no setting to search; --seeds are given by themselves"),
         (["model.steps=[1"], None, "is no value of a setting, but must be a number"),
     ],

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.lyapunov import populated, require_outputs
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
@@ -73,7 +74,7 @@ def end_to_end(
     **Returns:** an `EndToEnd`.
 
     **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or `probes`
-    out of range.
+    out of range; `RunFailed` if the derivatives are not finite.
     """
     width, positions = model.config.width, ids.size
     outputs = require_outputs(outputs, positions)
@@ -87,6 +88,7 @@ def end_to_end(
     with (progress or Silent()).stage("End-to-end exponents", len(outputs)) as stage:
         for row, output in enumerate(outputs):
             found = np.asarray(_pulled(model, x, jnp.asarray(output), vectors), np.float64)[: output + 1]
+            require_finite(found, "derivatives")
             growth[row, : output + 1], error[row, : output + 1] = _growth(found, width)
             with np.errstate(divide="ignore"):
                 exponents[row, : output + 1] = np.log(np.linalg.svd(found, compute_uv=False))

@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.errors import BadInput
 
 VectorField = Callable[[float | Array, Array], Array]
@@ -48,11 +49,14 @@ def leading_directions(
 
     **Returns:** the vectors, the first the leading one, and the bound of the error of the leading `log s`.
 
+    **Raises:** `RunFailed` if `F Q` is not finite.
+
     Source: Saad 2011, Numerical Methods for Large Eigenvalue Problems, sections 3.2 and 5.1, for `[0, F^T; F, 0]`.
     """
     directions = first
     while True:
         images, transpose = flow(jnp.asarray(directions))
+        require_finite(images, "derivatives")
         left, sizes, mixed = np.linalg.svd(np.asarray(images), full_matrices=False)
         directions = directions @ mixed.swapaxes(-1, -2)
         pulled = np.asarray(transpose(jnp.asarray(left)))

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from diffeqformer.errors import RunFailed
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -83,8 +83,7 @@ def watch_states(
     with (progress or Silent()).stage("Watching hidden states", len(texts)) as stage:
         for number, text in enumerate(texts):
             states = np.asarray(run(model, text[None]), np.float64)
-            if not np.isfinite(states).all():
-                raise RunFailed("hidden states of the model are not finite; train it with a lower learning rate.")
+            require_finite(states)
             measures.append(together([measure(now[None]) for now in states], 0))  # one depth's pairs at a time
             norms.append(np.linalg.norm(states, axis=-1).mean(-1))
             if number == 0:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, PyTree
 
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.inference import TESTS, Induction, correlate
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
@@ -190,6 +191,7 @@ def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: int) -> dict
     found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, small, steps))(model, jnp.asarray(ids))
     summaries: dict[str, np.ndarray] = {}
     for name, matrices in jax.tree.map(np.asarray, found).items():
+        require_finite(matrices, "weights")
         values = np.linalg.eigvals(matrices.astype(np.float64)).astype(complex)
         spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
         mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)

@@ -4,6 +4,7 @@ The paper (section 5.1) reads positive eigenvalues of QK as matching and positiv
 concludes that induction heads are likely in the last layers.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy.stats import rankdata
 
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import percent, signed
+from diffeqformer.report.text import MISSING, finite, percent, signed
 
 TESTS = (
     ("prefix matching", "QK positive share"), ("prefix matching", "QK sum ratio"),
@@ -34,18 +35,20 @@ class Correlation:
     behaviour: str
     summary: str
     rho: float
-    """Spearman's rank correlation; 0 if either is the same everywhere."""
+    """Spearman's rank correlation; NaN if either is the same everywhere, or of fewer than three points."""
     interval: tuple[float, float]
     """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
     together), else heads of all layers are."""
-    within: float = 0.0
+    within: float = math.nan
     """The same of ranks among the heads of each step: what depth alone does to both, and so to all heads alike, is out
-    of it. 0 with one head."""
-    within_interval: tuple[float, float] = (0.0, 0.0)
+    of it. NaN with one head."""
+    within_interval: tuple[float, float] = (math.nan, math.nan)
 
 
 def estimate(value: float, interval: tuple[float, float]) -> str:
-    """`+0.34 [−0.18, +0.71]`: a correlation and its 95 % interval."""
+    """`+0.34 [−0.18, +0.71]`: a correlation and its 95 % interval; a dash if there is none."""
+    if not finite(value):
+        return MISSING
     return f"{signed(value, 2)} [{', '.join(signed(end, 2) for end in interval)}]"
 
 
@@ -107,6 +110,8 @@ class Induction:
             "Heads whose eigenvalues of both QK and OV have more positive real parts, from which the paper infers "
             "induction heads,"
         )
+        if not finite(found.rho):
+            return f"{heads} cannot be tested: they are fewer than three, or all alike."
         if low > 0 and (least > 0 or alone):
             return f"{heads} do match prefixes more ({spread}{among})."
         if low > 0:
@@ -133,6 +138,8 @@ class Induction:
         """Whether heads copy where OV says so, which needs no induction heads."""
         found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
         (low, high), most = found.interval, float(self.behaviours["copying"].max())
+        if not finite(found.rho):
+            return f"Copying, up to {most:.2f} here, cannot be tested: heads are fewer than three, or all alike."
         goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
         return (
             f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
@@ -161,7 +168,8 @@ class Induction:
         rows = [
             (f"{c.behaviour} ~ {c.summary}",
              *(cell for value, ends in ((c.rho, c.interval), (c.within, c.within_interval))
-               for cell in (signed(value, 2), " to ".join(signed(end, 2) for end in ends))))
+               for cell in ((signed(value, 2), " to ".join(signed(end, 2) for end in ends)) if finite(value)
+                            else (MISSING, MISSING))))
             for c in self.correlations
         ]  # fmt: skip
         columns = (
@@ -187,16 +195,16 @@ def correlate(
     interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
     """
     a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
-    of_heads = [rankdata(values, axis=1) - (x.shape[1] + 1) / 2 for values in (x, y)]
-    return Correlation(
-        behaviour, summary, float(spearman(x.ravel(), y.ravel())), _interval(a, b, samples, seed),
-        float(spearman(*(ranks.ravel() for ranks in of_heads))), _interval(*of_heads, samples=samples, seed=seed),
-    )  # fmt: skip
+    of_heads = lambda values: rankdata(values, axis=1) - (x.shape[1] + 1) / 2
+    within = _estimated(of_heads(x), of_heads(y), samples, seed)
+    return Correlation(behaviour, summary, *_estimated(a, b, samples, seed), *within)
 
 
-def _interval(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, float]:
-    """Of the correlation of two tables, each axis drawn anew with replacement."""
+def _estimated(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, tuple[float, float]]:
+    """The correlation of two tables, and its interval: each axis drawn anew with replacement."""
+    if x.size < 3 or not (np.ptp(x) and np.ptp(y)):
+        return math.nan, (math.nan, math.nan)
     draw = np.random.default_rng(seed)
     picks = [np.ix_(*(draw.integers(0, size, size) for size in x.shape)) for _ in range(samples)]
     low, high = np.quantile(spearman(*(np.stack([z[some].ravel() for some in picks]) for z in (x, y))), (0.025, 0.975))
-    return float(low), float(high)
+    return float(spearman(x.ravel(), y.ravel())), (float(low), float(high))

@@ -134,7 +134,7 @@ def pairwise(
     **Returns:** a `Pairwise`.
 
     **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or
-    `tangents` out of range.
+    `tangents` out of range; `RunFailed` if derivatives that first tangents are refined by are not finite.
     """
     width, positions = model.config.width, ids.size
     outputs = require_outputs(outputs, positions)

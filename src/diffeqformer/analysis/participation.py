@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
-from diffeqformer.analysis.reading import lens, walk
+from diffeqformer.analysis.finite import require_finite
+from diffeqformer.analysis.reading import lens, shares, walk
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.grid import Grid, Steps
@@ -86,43 +87,48 @@ class Participation:
 def participation(
     model: Transformer,
     texts: Int[np.ndarray, "text position"],
+    counted: Bool[np.ndarray, "text target"] | None = None,
     *,
     steps: Steps | None = None,
     progress: Progress | None = None,
 ) -> Participation:
     """Read a model after every step.
 
-    **Arguments:** `texts`, tokens, of which each predicts the next; `steps` of depth, those trained if not given (also
-    for a model with a tolerance, which is run on the fixed grid); `progress`.
+    **Arguments:** `texts`, tokens, of which each predicts the next; `counted`, which of the tokens after the first are
+    targets, if not all are; `steps` of depth, those trained if not given (also for a model with a tolerance, which is
+    run on the fixed grid); `progress`.
 
-    **Returns:** a `Participation`; all means are over texts and positions.
+    **Returns:** a `Participation`; all means are over texts and positions, those of predictions over `counted` ones.
+
+    **Raises:** `RunFailed` if a state or a loss is not finite; `BadInput` if no target counts.
     """
     grid = model.grid(steps)
     sums: PyTree = None
     with (progress or Silent()).stage("Reading every step", len(texts)) as stage:
-        for text in texts:
-            found = _of_text(model, text, grid)
+        for text, share in zip(texts, shares(texts, counted), strict=True):
+            found = _of_text(model, text, share, grid)
+            require_finite(found, "hidden states or losses")
             sums = found if sums is None else jax.tree.map(np.add, sums, found)
             stage.advance(1)
-    loss, kl, squares, moved, echo = jax.tree.map(lambda x: x / len(texts), sums)
-    attention, feed_forward = np.sqrt(moved)
+    loss, kl, echo, squares, moved = sums
+    squares, (attention, feed_forward) = squares / len(texts), np.sqrt(moved / len(texts))
     energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes))
     even = math.log(model.embedding.tokens.shape[0])
     own = np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward
     return Participation(*own, energy, rank, echo, even)
 
 
-def _of_text(model: Transformer, text: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
-    """Of every state loss, KL divergence and mean square; mean squares of every step's halves; of every state echo."""
+def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
+    """Of every state the text's shares of loss, KL divergence and echo, and the mean square; those of steps' halves."""
     taken = walk(model, text[:-1], steps=grid)
     found = lens(taken, text[1:])
     squares = np.stack([np.square(np.asarray(x, np.float64)).mean() for x in taken.states])
     return (
-        -found.log_next.mean(-1, dtype=np.float64),
-        found.kl.mean(-1, dtype=np.float64),
+        -found.log_next @ share,
+        found.kl @ share,
+        (found.top == text[:-1]) @ share,
         squares,
         taken.moved.mean(-1).T,
-        (found.top == text[:-1]).mean(-1),
     )
 
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffeqformer.analysis.finite import require_finite
+
 Matrix = jax.Array | np.ndarray
 
 
@@ -42,8 +44,13 @@ def on_host() -> Iterator[None]:
 
 
 def _product(left: Matrix, right: Matrix, *, smaller: bool) -> np.ndarray:
-    """`L R` in float64 or, with `smaller`, `R L` if that is smaller."""
+    """`L R` in float64 or, with `smaller`, `R L` if that is smaller.
+
+    **Raises:** `RunFailed` if it is not finite.
+    """
     with on_host():
         left, right = (jnp.asarray(matrix, jnp.float64) for matrix in (left, right))
         turned = smaller and left.shape[-1] < left.shape[-2]
-        return np.asarray(jnp.matmul(right, left) if turned else jnp.matmul(left, right))
+        product = np.asarray(jnp.matmul(right, left) if turned else jnp.matmul(left, right))
+    require_finite(product, "weights")
+    return product

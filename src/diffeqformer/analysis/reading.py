@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from diffeqformer.analysis.products import product_eigenvalues
 from diffeqformer.analysis.spectra import pairs_of
 from diffeqformer.analysis.watch import weights_of_heads
 from diffeqformer.config import ModelConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
@@ -116,6 +117,19 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
         last = min(first + GENERATED, grid.steps) if table is None else grid.steps
         take(model.table(_part(grid, first, first + GENERATED)) if table is None else table, first, last)
     return dataclasses.replace(found, moved=np.stack(moved).astype(np.float64))
+
+
+def shares(
+    texts: Int[np.ndarray, "text position"], counted: Bool[np.ndarray, "text target"] | None = None
+) -> Float[np.ndarray, "text target"]:
+    """What each prediction of the tokens after the first weighs in a mean: all alike, or those `counted` alone.
+
+    **Raises:** `BadInput` if none counts.
+    """
+    weights = np.ones((len(texts), texts.shape[1] - 1)) if counted is None else counted.astype(float)
+    if not weights.any():
+        raise BadInput(f"none of {len(texts)} texts has a token that counts as a target, so that there is no loss.")
+    return weights / weights.sum()
 
 
 def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[Array] = ()) -> Lens:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from diffeqformer.analysis.reading import lens, log_probabilities, walk
+from diffeqformer.analysis.reading import lens, log_probabilities, shares, walk
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
@@ -33,19 +33,25 @@ class TunedLens:
     """b_l."""
 
     def read(
-        self, model: Transformer, texts: Int[np.ndarray, "text position"], *, steps: Steps | None = None
+        self,
+        model: Transformer,
+        texts: Int[np.ndarray, "text position"],
+        counted: Bool[np.ndarray, "text target"] | None = None,
+        *,
+        steps: Steps | None = None,
     ) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
         """Loss of the predictions after every step, and KL divergence of the last from them: nats per token.
 
-        **Arguments:** `texts`, tokens, of which each predicts the next; `steps`, as the probes were trained at.
+        **Arguments:** `texts`, tokens, of which each predicts the next; `counted`, which of the tokens after the first
+        are targets, if not all are; `steps`, as the probes were trained at.
         """
         loss, kl = np.zeros((2, len(self.maps) + 1))
-        for text in texts:
+        for text, share in zip(texts, shares(texts, counted), strict=True):
             taken = walk(model, text[:-1], steps=steps)
             probed = (_probe((d, b), x) for d, b, x in zip(self.maps, self.shifts, taken.states, strict=False))
             found = lens(taken, text[1:], [*probed, taken.states[-1]])
-            loss -= found.log_next.mean(-1, dtype=np.float64) / len(texts)
-            kl += found.kl.mean(-1, dtype=np.float64) / len(texts)
+            loss -= found.log_next @ share
+            kl += found.kl @ share
         return loss, kl
 
 

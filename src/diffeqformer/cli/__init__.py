@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -93,6 +94,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = [word for word in words if word not in ("--json", "--debug")]
     if own_process:
         signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C; training answers both in its own way
+    if not debug:  # what JAX would print of an error that comes back as an exception, too
+        logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     try:
         if own_process:
             _require_streams()
@@ -153,8 +156,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
     kind = type(error).__name__
-    if kind == "EquinoxRuntimeError":  # raised on the device, where a Diffrax solver gives up
-        return GAVE_UP
+    if kind == "EquinoxRuntimeError" or "maximum number of solver steps" in str(error):
+        return GAVE_UP  # raised on the device, where a Diffrax solver does
     return f"failed with {kind}: {' '.join(str(error).split())[:300]} (--debug shows where)."
 
 

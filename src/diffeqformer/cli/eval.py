@@ -90,6 +90,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "
             f"{model.config.scheme.kind} is used."
         )
+    if thresholds and not steps and model.config.tolerance:
+        raise BadInput(f"--early-exit is {arguments.early_exit}, but model.tolerance chooses the steps; give --steps.")
     require_depths(model, steps)  # before any text is read
     tokens, text_bytes, mask = evaluation_text(opened, arguments.data, progress)
     grids = steps or (None if model.config.tolerance else model.config.steps,)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffeqformer.cli.output import human, print_json, print_table
-from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import Config, OwnConfig, TimeConfig, validate
+from diffeqformer.cli.parse import ConfigArguments, arguments_from, options_of, positional_first
+from diffeqformer.config import Config, DepthConfig, OwnConfig, TimeConfig, find_config, validate
 from diffeqformer.devices import DEVICES, USABLE
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
@@ -30,10 +30,12 @@ class InfoArguments(ConfigArguments):
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Print what a model costs, beside the vanilla transformer of its size, and what d_emb would change."""
-    words, run = list(words), None
+    words, run = positional_first(words, options_of(InfoArguments)), None
     if words and (path_of(words[0]) / "config.yaml").is_file():
         run = path_of(words[0])
         words[0] = str(run / "config.yaml")
+    elif words and not words[0].startswith("-"):
+        find_config(words[0], "a file, a run folder")
     given = arguments_from(words, "info", InfoArguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")
@@ -46,7 +48,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         require_own_parts(run, abstract(config.model))
     cases, twin = {"this model": config}, vanilla_twin(config.model)
     if twin != config.model:
-        cases["vanilla twin"] = dataclasses.replace(config, model=twin)
+        cases["vanilla twin"] = dataclasses.replace(config, model=twin, depth=DepthConfig())  # a table has one depth
     models: dict[str, Document] = {}
     compiled = given.memory or bool(given.card)
     with Terminal().stage("Compiling the training update" if compiled else "Counting", len(cases)) as stage:
@@ -76,11 +78,12 @@ def _with_vocabulary(config: Config) -> Config:
     """The config with the vocabulary that its tokenizer will have."""
     if config.model.vocabulary is not None:
         return config
-    size = config.data.tokenizer_vocabulary
-    if config.data.tokenizer != "train":
+    data = config.data
+    size = data.tokenizer_vocabulary
+    if data.puzzle or data.tokenizer != "train":
         from diffeqformer.data.tokenizer import load_tokenizer, vocabulary_size
 
-        size = vocabulary_size(load_tokenizer(config.data.tokenizer))
+        size = vocabulary_size(data.puzzle.build().tokenizer() if data.puzzle else load_tokenizer(data.tokenizer))
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=size))
 
 

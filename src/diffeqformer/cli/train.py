@@ -1,14 +1,18 @@
 """`diffeqformer train CONFIG [--key value ...]`"""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffeqformer.cli.distributed import Distributed, join, shown
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import Config, validate
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
+from diffeqformer.store.paths import path_of
 
 if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
@@ -26,6 +30,8 @@ class TrainArguments(ConfigArguments):
 def run(words: Sequence[str], as_json: bool) -> None:
     """Train the model of a config, or continue its run; write the run's report."""
     given = arguments_from(words, "train", TrainArguments)
+    if not any(word.partition("=")[0] == "--run" for word in words):
+        _require_own_folder(Path(given.config), given.settings.run)
     join(given.distributed)
     config = validate(given.settings)
     from diffeqformer.runs.trainer import train
@@ -34,6 +40,21 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if given.dry_run:
         return _rehearse(config, progress, as_json)
     show(train(config, progress), progress, as_json)
+
+
+def _require_own_folder(config: Path, run: str) -> None:
+    """Check that a config which lies in a run folder names that folder: of a copied or renamed run it does not.
+
+    **Raises:** `BadInput` with both, since either may be meant.
+    """
+    from diffeqformer.runs.folder import CHECKPOINTS, CONFIG
+
+    folder = config.parent
+    if config.name == CONFIG and (folder / CHECKPOINTS).is_dir() and path_of(run).resolve() != folder.resolve():
+        raise BadInput(
+            f"config {str(config)!r} lies in the run folder {str(folder)!r}, but names {run!r}, as after copying or "
+            f"renaming; say which with --run, for example --run {shlex.quote(str(folder))}."
+        )
 
 
 def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:

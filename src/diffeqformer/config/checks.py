@@ -8,7 +8,7 @@ from typing import Any
 
 from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds
 from diffeqformer.config.model import ModelConfig
-from diffeqformer.config.optimizer import LastConfig
+from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, TrainerConfig
 from diffeqformer.config.sections import (
     GPTConfig,
@@ -94,6 +94,22 @@ def validate(config: Config) -> Config:
         why = "depth.distill is 0: nothing is learned" if config.base.run else "base.run is not given"
         raise BadInput(f"depth.teacher is 'base', but {why}; `diffeqformer finetune` starts from a base.")
     m = validate_model(config.model)
+    deepest = max(m.steps, *config.trained_at)
+    if isinstance(m.weights, LayerDropConfig) and deepest > (layers := m.weights.layers or m.steps):
+        raise BadInput(
+            f"model.weights has {layers} layers, of which fewer steps leave some out, but updates or readings are at "
+            f"{deepest} steps; raise model.weights.layers, or lower model.steps, depth.sample and depth.always."
+        )
+    if m.tolerance and isinstance(m.weights, KnotsConfig) and m.weights.average:
+        raise BadInput(
+            "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times, "
+            "not means over steps."
+        )
+    if o.rule == "adamw" and o.rule_roles != OptimizerConfig().rule_roles:
+        raise BadInput(
+            f"optimizer.rule_roles is {', '.join(o.rule_roles) or 'empty'}, but optimizer.rule is 'adamw', which moves "
+            "all parameters."
+        )
     widest = max(m.width, m.hidden_width, m.heads * m.context)
     _require_countable("activations", "steps x batch x context x width", m.steps, t.batch_size, m.context, widest)
     weights = config.model.weights
@@ -213,6 +229,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 "are added into the knots before weights are interpolated."
             )
         m.lora.build(m.field.build(m).shapes())
+    if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
+        raise BadInput(
+            f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "
+            "steps as such, and nothing would be corrected."
+        )
     return m
 
 
@@ -240,6 +261,17 @@ def _validate_scheme(m: ModelConfig) -> None:
         )
     if m.edges and not (m.edges[0] == 0 and m.edges[-1] == 1 and all(a < b for a, b in pairwise(m.edges))):
         raise BadInput(f"model.edges is {shown(list(m.edges))}, but must rise from 0 to 1.")
+    if isinstance(m.weights, LayerDropConfig) and m.weights.nested and (m.first_step is not None or m.edges):
+        name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
+        raise BadInput(
+            f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
+            "equal."
+        )
+    if m.scheme.kind == "residual" and not isinstance(m.horizon, str):
+        raise BadInput(
+            f"model.horizon is {m.horizon}, but the steps of model.scheme 'residual' have no length; 'steps' and "
+            "'unit' decide how outputs begin."
+        )
     # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
     scheme = m.scheme.build()
     if m.modulation and (isinstance(m.weights, LayerConfig | LayerDropConfig) or m.tolerance):

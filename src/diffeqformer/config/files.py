@@ -24,8 +24,10 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def find_config(name: str) -> Path:
+def find_config(name: str, others: str = "a file") -> Path:
     """A config file by path, or one of the shipped ones by name.
+
+    **Arguments:** `name`; `others`, what else it might have been, for the message.
 
     **Raises:** `BadInput` if there is neither, with the nearest name.
     """
@@ -37,7 +39,7 @@ def find_config(name: str) -> Path:
         return shipped[name]
     near = difflib.get_close_matches(name, shipped, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"the shipped ones are {', '.join(shipped)}."
-    raise BadInput(f"config {shown(name)} is neither a file nor the name of a shipped config; {advice}")
+    raise BadInput(f"config {shown(name)} is neither {others} nor the name of a shipped config; {advice}")
 
 
 def read_yaml(path: str | Path) -> Config:

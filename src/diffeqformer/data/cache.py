@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, open_corpus
 from diffeqformer.data.encode import encoded, pieces_of
-from diffeqformer.data.files import Given, Reader, find_files
+from diffeqformer.data.files import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
@@ -23,7 +23,7 @@ from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.digests import file_digest, json_digest
 from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed, write_whole
-from diffeqformer.store.folders import candidate, install
+from diffeqformer.store.folders import candidate, install, made
 from diffeqformer.store.paths import path_of
 
 PACKING_VERSION = 1
@@ -95,16 +95,10 @@ def prepare(
             progress.say(f"The token cache {folder} is damaged ({damage}): it is built again.")
     parts = corpus.split()  # finds most mistakes, so it comes before anything is written
     with _disk_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        try:
-            with candidate(folder) as building:
-                _build(building, config, corpus.name, parts, tokenizer, progress)
-                accept(_open(building, corpus))
-                install(building, folder, lambda other: _damage(other, progress) is None)
-        except BaseException:
-            with suppress(OSError):  # other caches are in it
-                root.rmdir()
-            raise
+        with made(root), candidate(folder) as building:
+            _build(building, config, corpus.name, parts, tokenizer, progress)
+            accept(_open(building, corpus))
+            install(building, folder, lambda other: _damage(other, progress) is None)
         damage = _damage(folder, progress)
     if damage is not None:
         raise RunFailed(f"the token cache {str(folder)!r} reads back damaged ({damage}): check the disk that holds it.")
@@ -125,24 +119,35 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
 
 def tokens_of(
     patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
-) -> tuple[np.ndarray, int]:
+) -> tuple[np.ndarray, int | None]:
+    """`masked_tokens_of` without the mask."""
+    return masked_tokens_of(patterns, config, tokenizer, progress)[:2]
+
+
+def masked_tokens_of(
+    patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
+) -> tuple[np.ndarray, int | None, np.ndarray | None]:
     """All text of some files as tokens, every document followed by end-of-text; nothing is kept on disk.
 
-    **Arguments:** `patterns`, paths or globs; `config`, for `text_field` and `strict`; `tokenizer`, as
-    `load_tokenizer` gives it.
+    **Arguments:** `patterns`, paths or globs; `config`, for `text_field`, `strict` and, of JSON lines, `targets`;
+    `tokenizer`, as `load_tokenizer` gives it.
 
-    **Returns:** tokens `(tokens,)`, and the UTF-8 bytes of the text.
+    **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. Where not
+    all do there is no number of bytes, else no mask.
 
     **Raises:** `BadInput` for files that are missing, unreadable or empty.
     """
     files = find_files(patterns, "--data")
-    reader = Reader(config.text_field, config.strict, progress.say)
+    completions = config.targets == "completions"
+    masked = completions and any(file.path.name.lower().endswith(JSON_LINES) for file in files)
+    reader = Reader(config.text_field, config.strict, progress.say, completions)
     read = lambda: chain.from_iterable(map(reader.documents, files))
-    part, dtype = Part(len(files), sum(file.size for file in files), read), np.dtype("<u4")
+    part, dtype = Part(len(files), sum(file.size for file in files), read, masked=masked), np.dtype("<u4")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens.bin"
         counts = _pack(part, tokenizer, path, dtype, "evaluation", progress)
-        return np.fromfile(path, dtype), counts["evaluation_bytes"]
+        mask = np.fromfile(path.with_suffix(".mask"), bool) if masked else None
+        return np.fromfile(path, dtype), counts["evaluation_bytes"], mask
 
 
 def _build(

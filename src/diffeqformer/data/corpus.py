@@ -1,5 +1,6 @@
 """Where text comes from: Python's standard library, files, a Hugging Face dataset, a puzzle; and how it is split."""
 
+import math
 import os
 import sys
 import sysconfig
@@ -232,6 +233,11 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
             size = sum(len(block.encode()) for document in whole.read() for block in document)
             return split_single(whole.read, size, config, progress)
         require_fraction(config.validation_fraction)
+        if math.ceil(config.validation_fraction * len(train)) == len(train):
+            raise BadInput(
+                f"data.validation_fraction is {config.validation_fraction}, which leaves none of the {len(train)} rows "
+                f"of dataset {name!r} for training; give a smaller one."
+            )
         # Row numbers are split, not rows, so that nothing is written beside the dataset: its folder may be read-only.
         numbers = datasets.Dataset.from_dict({"row": np.arange(len(train))})
         parts = numbers.train_test_split(test_size=config.validation_fraction, seed=config.split_seed, shuffle=True)
@@ -297,19 +303,20 @@ def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
     """The training rows, and the validation rows if the dataset has such a split."""
     folder = path_of(config.dataset)
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    path = str(folder) if saved or folder.is_dir() else config.dataset
     with _loading(config):
-        if saved:
-            loaded = datasets.load_from_disk(str(folder))
-        else:
-            path = str(folder) if folder.is_dir() else config.dataset
-            loaded = datasets.load_dataset(path, config.dataset_name or None)
+        loaded = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, config.dataset_name or None)
     return (loaded, None) if isinstance(loaded, datasets.Dataset) else _train_and_validation(loaded, config)
 
 
 def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
     if "train" not in loaded:
         raise BadInput(f"dataset {config.dataset!r} has no split 'train', but {', '.join(map(repr, loaded))}.")
-    return loaded["train"], loaded.get("validation", loaded.get("test"))
+    return loaded["train"], next((loaded[name] for name in HELD_OUT if name in loaded), None)
+
+
+HELD_OUT = ("validation", "valid", "val", "dev", "test")
+"""Names of the split that a dataset keeps for validation; the first that it has."""
 
 
 def _rows_digest(rows: Any) -> list[object]:

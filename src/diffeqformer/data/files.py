@@ -82,6 +82,8 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
             if not path.is_dir():
                 found.add(path.absolute())
     for path in found:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{setting}: file {str(path)!r} cannot be read: it is not a regular file.")
         if not path.is_file():
             raise Missing(f"{setting}: file {str(path)!r} does not exist.")
         if not path.name.lower().endswith(SUFFIXES):
@@ -213,7 +215,8 @@ def completions(record: object, where: str) -> tuple[str, ...]:
         return Given(text_of(record, "prompt", where)), text_of(record, "completion", where)
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
-        raise BadInput(f"{where} has neither 'prompt' and 'completion' nor 'messages'; data.targets 'all' reads text.")
+        what = "neither 'prompt' and 'completion' nor 'messages'"
+        raise BadInput(f"{where} has {what}, which data.targets 'completions' is read from.")
     parts: list[str] = []
     for number, message in enumerate(messages, start=1):
         place = f"message {number} of {where}"
@@ -240,6 +243,8 @@ class _Decoder:
         self.path, self.strict, self.replaced = path, strict, 0
 
     def decode(self, raw: bytes, offset: int, place: str = "") -> str:
+        if not offset and _is_wide(raw):
+            raise BadInput(f"file {str(self.path)!r} is UTF-16 or UTF-32; save it as UTF-8.")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -264,6 +269,12 @@ class _Decoder:
         raise BadInput(
             f"file {str(self.path)!r} has {what}; data.strict refuses it: save it as UTF-8, or allow replacement."
         ) from None
+
+
+def _is_wide(first: bytes) -> bool:
+    """Whether a file's first block is text of two or four bytes a character: by its mark, or by its many NULs."""
+    beginning = first[:4096]
+    return beginning.startswith((b"\xff\xfe", b"\xfe\xff")) or beginning.count(0) > len(beginning) // 4
 
 
 def _parse(line: str, where: str) -> object:

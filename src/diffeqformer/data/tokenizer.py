@@ -16,12 +16,12 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
 
 END_OF_TEXT = "<|endoftext|>"
-ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
 """Names that published tokenizers give to the token that ends a document."""
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
-ADDED = "added_tokens.json"
-"""Beside the files of a vocabulary; tokenizer.json has them itself."""
+ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
+"""Beside the files of a vocabulary; tokenizer.json has itself what they say, unless it is older."""
 TOKENIZER_BYTES = 256 << 20
 """Of a tokenizer's file."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
@@ -82,12 +82,12 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def ends_of_generation(tokenizer: Tokenizer) -> list[int]:
-    """The tokens at which generated text ends: that of a document first, then those of a chat model's turn.
+    """The tokens at which generated text ends: `end_of_text` first, then others that end a document or a turn.
 
     **Raises:** as `end_of_text`.
     """
-    turns = (tokenizer.token_to_id(name) for name in ENDS_OF_TURN)
-    return [end_of_text(tokenizer), *(i for i in turns if i is not None)]
+    others = (tokenizer.token_to_id(name) for name in (*ENDS_OF_TEXT, *ENDS_OF_TURN))
+    return list(dict.fromkeys((end_of_text(tokenizer), *(i for i in others if i is not None))))
 
 
 def leading(tokenizer: Tokenizer) -> list[int]:
@@ -174,9 +174,13 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
 
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        return _from_file(folder / "tokenizer.json")
+        tokenizer = _from_file(folder / "tokenizer.json")
+        if (folder / ADDED).is_file():
+            _add_tokens(tokenizer, folder / ADDED)
+        return tokenizer
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            _require_gpt2(folder)
             try:
                 _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
                 read_small(folder / merges, TOKENIZER_BYTES)
@@ -196,9 +200,28 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
+def _require_gpt2(folder: Path) -> None:
+    """Check that a vocabulary without tokenizer.json is not said to be another class's: each cuts text in its own way.
+
+    **Raises:** `BadInput` naming the class.
+    """
+    try:
+        found = json.loads(read_small(folder / SETTINGS, TOKENIZER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return
+    kind = found.get("tokenizer_class") if isinstance(found, dict) else None
+    if isinstance(kind, str) and not kind.startswith("GPT2"):
+        raise BadInput(
+            f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "
+            "does; AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of Transformers writes tokenizer.json."
+        )
+
+
 def _from_file(path: Path) -> Tokenizer:
     try:
         content = read_small(path, TOKENIZER_BYTES)
+        if content.startswith(b"version https://git-lfs"):
+            raise BadInput("it is a Git LFS pointer; `git lfs pull` fetches the file.")
         _require_small_ids(content)
         return Tokenizer.from_str(content.decode())
     except BadInput as error:

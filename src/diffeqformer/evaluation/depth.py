@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import equinox as eqx
 import numpy as np
 
+from diffeqformer.errors import BadInput
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate_in_turns
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.early_exit import EarlyExit
@@ -86,6 +87,20 @@ def require_depths(model: Transformer, depths: Iterable[int]) -> None:
     """
     for steps in depths:
         eqx.filter_eval_shape(lambda model, steps=steps: model.populate(steps), model)
+
+
+def possible_depths(model: Transformer, depths: Iterable[int]) -> tuple[int, ...]:
+    """Those of some numbers of steps that a model can run at: of a table its own, of one with layers to leave out no
+    more than it has; computes nothing."""
+
+    def can(steps: int) -> bool:
+        try:
+            require_depths(model, (steps,))
+        except BadInput:
+            return False
+        return True
+
+    return tuple(filter(can, depths))
 
 
 def at_depths(

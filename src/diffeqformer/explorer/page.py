@@ -1,6 +1,7 @@
 """The explorer's page: the same front end, with the server's answers or with a model of its own."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from diffeqformer.analysis.attribution import SIGNED
 from diffeqformer.explorer.portable import portable
@@ -8,6 +9,7 @@ from diffeqformer.explorer.server import pages_of
 from diffeqformer.explorer.session import EXPLANATIONS, Session
 from diffeqformer.plain import Document
 from diffeqformer.report.page import from_template
+from diffeqformer.report.text import ends_apart
 from diffeqformer.studies.attribution import DESCRIPTIONS
 
 
@@ -38,17 +40,17 @@ MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
 """The model in JavaScript."""
 
 
-def told_apart(runs: Sequence[Document]) -> list[Document]:
-    """The runs, those of one name each with its folder's and, if these are one too, with its update."""
+def told_apart(runs: Sequence[Document], folders: Sequence[Path]) -> list[Document]:
+    """The runs, those of one name each with its folder's and, if they are of one folder, with its update."""
 
-    def apart(run: Document) -> str:
-        alike = [one for one in runs if one["name"] == run["name"]]
+    def apart(run: Document, folder: Path) -> str:
+        alike = [own for one, own in zip(runs, folders, strict=True) if one["name"] == run["name"]]
         if len(alike) < 2:
             return run["name"]
-        more = "" if len({one["folder"] for one in alike}) == len(alike) else f", update {run['update']}"
-        return f"{run['name']} ({run['folder']}{more})"
+        more = "" if len({*alike}) == len(alike) else f", update {run['update']}"
+        return f"{run['name']} ({ends_apart(alike)[alike.index(folder)]}{more})"
 
-    return [{**run, "name": apart(run)} for run in runs]
+    return [{**run, "name": apart(run, folder)} for run, folder in zip(runs, folders, strict=True)]
 
 
 def _page(
@@ -69,7 +71,7 @@ def _page(
         connections=connections,
         about={
             "text": session.text,
-            "runs": told_apart(runs),
+            "runs": told_apart(runs, [run.folder for run in session.runs]),
             "answers": answers,
             "methods": OVERLAYS if answers else [],
         },

@@ -85,7 +85,7 @@ class Session:
         return [about_run(run) for run in self.runs]
 
     def read(self, asked: Values) -> Document:
-        """A text after every step: tokens, times, predictions, movements.
+        """A text after every step: tokens and what is predicted, both also as ids, times, movements.
 
         **Raises:** `BadInput` for a run, text, number of steps, scheme or tolerance that there is not.
         """
@@ -99,8 +99,10 @@ class Session:
         pieces = np.asarray(inputs.pieces_of(run, unique), object)
         return {
             "tokens": list(inputs.pieces_of(run, ids)),
+            "ids": ids.tolist(),
             "times": np.round(taken.grid.edges, 6).tolist(),
             "top": pieces[place.reshape(-1, length)].tolist(),
+            "top_ids": found.top[:, :length].tolist(),
             "p": numbers(found.probability[:, :length]),
             "kl": numbers(np.maximum(found.kl[:, :length], 0)),
             "next": numbers(np.exp(found.log_next[following])),
@@ -118,7 +120,7 @@ class Session:
         position = _whole(asked, "position", 0, len(ids) - 1)
         top, p = most_likely(taken, step, position)
         return {
-            "top": list(zip(inputs.pieces_of(run, top), np.round(p.astype(float), 6).tolist(), strict=True)),
+            "top": list(zip(inputs.pieces_of(run, top), _known(p), strict=True)),
             "time": float(taken.grid.edges[step]),
             "attention": np.round(looks(taken, step, position)[:, : position + 1].astype(float), 5).tolist()
             if step and taken.carries
@@ -148,7 +150,7 @@ class Session:
         return {
             "ids": top[here].tolist(),
             "pieces": list(inputs.pieces_of(run, top[here])),
-            "p": np.round(p[here].astype(float), 6).tolist(),
+            "p": _known(p[here]),
             "taken": used[here].tolist(),
         }
 
@@ -162,12 +164,13 @@ class Session:
         if method not in EXPLANATIONS:
             raise BadInput(f"method is {shown(method)}, but must be one of {'; '.join(EXPLANATIONS)}.")
         group = method if method in (PAIRWISE, END_TO_END) else ATTRIBUTIONS
-        scores = self._explain(number, ids.tobytes(), position, group, *how)[method]
         taken = self._walk(number, ids.tobytes(), *how)
         top, p = most_likely(taken, taken.grid.steps, position, 1)
+        (known,) = _known(p)
+        scores = self._explain(number, ids.tobytes(), position, group, *how)[method]
         return {
             "piece": inputs.pieces_of(self.runs[number], top)[0],
-            "p": float(p[0]),
+            "p": known,
             "scores": inputs.finite_rows(scores[:, : position + 1])[0],
         }
 
@@ -252,6 +255,16 @@ class Session:
         return walk(self._model(number, scheme, rtol), text, steps=steps)
 
 
+def _known(p: np.ndarray) -> list[float]:
+    """Probabilities as the page takes them.
+
+    **Raises:** `BadInput` if one is not a number.
+    """
+    if not np.isfinite(p).all():
+        raise BadInput("the prediction is not finite: a state overflows on the way; choose another number of steps.")
+    return np.round(p.astype(float), 6).tolist()
+
+
 def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
     """Complex numbers as their real and imaginary parts."""
     return {name: np.round(np.stack([np.real(own), np.imag(own)], -1), 5).tolist() for name, own in values.items()}
@@ -305,7 +318,7 @@ def _adapts(model: Transformer, rtol: float) -> bool:
 def opening_text(run: Run, progress: Progress) -> str:
     """The beginning of the run's own validation text; another one where that is not to be had."""
     try:
-        tokens = inputs.validation_windows(run, 1, min(TOKENS, run.config.model.context), progress)[0]
+        (tokens,), _ = inputs.validation_windows(run, 1, min(TOKENS, run.config.model.context), progress)
         text = run.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         inputs.ids_of(run, text)
         return text

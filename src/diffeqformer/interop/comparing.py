@@ -12,6 +12,7 @@ from diffeqformer.evaluation.paired import Difference, holm, paired_difference
 from diffeqformer.interop.tasks import FOLDER, summary
 from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document, Values
+from diffeqformer.report.text import ends_apart
 from diffeqformer.runs.folder import RESULTS, open_config, text_of
 from diffeqformer.runs.results import name_of_run, read_results
 from diffeqformer.store.files import read_sealed
@@ -107,7 +108,8 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     if one.folder.resolve() == other.folder.resolve():
         raise BadInput(f"run folder {str(one.folder)!r} is given twice, but two different runs must be compared.")
     if one.name == other.name:
-        one, other = (replace(side, name=f"{side.name} ({side.folder.name})") for side in (one, other))
+        ends = ends_apart((one.folder, other.folder))
+        one, other = (replace(s, name=f"{s.name} ({end})") for s, end in zip((one, other), ends, strict=True))
     rows, unlike = [], []
     for key in one.tasks:
         if key in other.tasks:

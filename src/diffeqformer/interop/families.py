@@ -24,6 +24,7 @@ from diffeqformer.interop.settings import (
     of_own_kinds,
     ours_of,
     read_settings,
+    require,
     rope_of,
     rope_parameters,
 )
@@ -67,6 +68,7 @@ class Family(NamedTuple):
 
         **Raises:** `BadInput` for a setting that is missing, of a wrong type, or cannot be represented.
         """
+        require("is_causal", values.get("is_causal", True), True)
         settings = read_settings(self.settings, values)
         model = self.fixed | dict(ours_of(settings))
         if isinstance(settings, LlamaSettings):

@@ -17,7 +17,7 @@ import numpy as np
 from diffeqformer.config import Config, ModelConfig, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
-from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json
+from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json, require_folder
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -124,10 +124,7 @@ def open_huggingface(folder: str | Path) -> Published:
     **Raises:** `BadInput` for whatever cannot be this library's model, number for number, by name and value.
     """
     folder = path_of(folder)
-    if not folder.is_dir():
-        raise BadInput(
-            f"folder {str(folder)!r} does not exist; `import ORGANISATION/NAME` fetches a published model from the hub."
-        )
+    require_folder(folder, "folder", "`import ORGANISATION/NAME` fetches a published model from the hub")
     require_sums(folder, (CONFIG, TOKENIZER, INDEX, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
@@ -143,6 +140,8 @@ def open_huggingface(folder: str | Path) -> Published:
     except BadInput as error:
         raise BadInput(f"file {str(folder / CONFIG)!r}: {error}") from None
     tensors = _by_short_name(family, find_tensors(folder))
+    if config.tied and (head := family.outside[HEAD]) in tensors:  # of one tensor's two names some keep the head's
+        tensors.setdefault(family.outside["embedding.tokens"], tensors[head])
     _require_fit(family, config, tensors, folder)
     return Published(folder, kind, config, tensors)
 

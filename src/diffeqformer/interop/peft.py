@@ -21,7 +21,7 @@ from diffeqformer.config import LoRAConfig, from_dict, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, Family, kind_of
 from diffeqformer.interop.huggingface import TABLE, Place, places
-from diffeqformer.interop.tensors import Stored, read_json, save, tensors_in
+from diffeqformer.interop.tensors import Stored, no_tensors, read_json, require_folder, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps
@@ -122,12 +122,12 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
             "adapters can only be put beside a table of layers that has none; model.populate() writes one out, and "
             "model.merge() adds the adapters that it has into their matrices."
         )
-    if not folder.is_dir():
-        raise BadInput(f"adapter folder {str(folder)!r} does not exist; `export --adapter` and PEFT make such folders.")
+    require_folder(folder, "adapter folder", "`export --adapter` and PEFT make such folders")
     require_sums(folder, (WEIGHTS, CONFIG))
     settings = _read_settings(folder / CONFIG)
     if not (folder / WEIGHTS).is_file():
-        raise BadInput(f"adapter folder {str(folder)!r} has no {WEIGHTS}; other formats than PEFT's are not read.")
+        way = "PeftModel.from_pretrained(BASE_MODEL, FOLDER).save_pretrained(NEW_FOLDER) of PEFT"
+        raise BadInput(no_tensors(folder, f"no {WEIGHTS}; other formats than PEFT's are not read", way))
     family = FAMILIES[kind_of(model.config)]
     theirs = places(family, model.config)
     modules = {name: theirs[f"{TABLE}{name}.weight"] for name in linear_maps(model.weights.layers)}

@@ -18,9 +18,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 
 
-def _is(ours: str, default: Any = MISSING) -> Any:
-    """A setting of theirs that is our `ModelConfig`'s `ours` (dotted inside a section)."""
-    return field(default=default, metadata={"ours": ours})
+def _is(ours: str, default: Any = MISSING, alias: str | None = None) -> Any:
+    """A setting of theirs that is our `ModelConfig`'s `ours` (dotted inside a section), and may stand as `alias`."""
+    return field(default=default, metadata={"ours": ours, "alias": alias})
 
 
 def _only(value: Any) -> Any:
@@ -32,10 +32,10 @@ def _only(value: Any) -> Any:
 class GPT2Settings:
     """The settings of a GPT-2 in config.json; defaults are those of Transformers."""
 
-    n_embd: int = _is("width")
-    n_layer: int = _is("steps")
-    n_head: int = _is("heads")
-    n_positions: int = _is("context")
+    n_embd: int = _is("width", alias="hidden_size")
+    n_layer: int = _is("steps", alias="num_hidden_layers")
+    n_head: int = _is("heads", alias="num_attention_heads")
+    n_positions: int = _is("context", alias="max_position_embeddings")
     vocab_size: int = _is("vocabulary")
     n_inner: int | None = _is("hidden", None)
     activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
@@ -70,13 +70,14 @@ class GPTNeoXSettings:
 
     def more(self, values: Values) -> Document:
         """Those settings of ours that follow from several of theirs, or from their words."""
-        old = {"rope_theta": values.get("rotary_emb_base"), "partial_rotary_factor": values.get("rotary_pct")}
-        new, given = rope_of(values), {name: value for name, value in old.items() if value is not None}
-        for name, value in given.items():
-            if new.get(name, value) != value:
-                raise BadInput(f"{name} is {new[name]!r}, but by its older name {value!r}; keep one of them.")
-        given |= new
-        rope = read_settings(NeoXRopeSettings, given)
+        old = {name: values.get(name) for name in ("rotary_emb_base", "rotary_pct")}
+        rope = read_settings(NeoXRopeSettings, old | rope_of({**values, "rope_theta": None}))
+        top = values.get("rope_theta")  # which Transformers passes over in this family
+        if top not in (None, rope.rope_theta):
+            raise BadInput(
+                f"rope_theta is {top!r}, but a GPT-NeoX reads that of rope_parameters or rotary_emb_base, here "
+                f"{rope.rope_theta!r}; keep one of them, in rope_parameters."
+            )
         return {
             **dict(ours_of(rope)),
             "dropout.embedding": self.hidden_dropout,
@@ -89,8 +90,8 @@ class GPTNeoXSettings:
 class NeoXRopeSettings:
     """Rotary embedding of a GPT-NeoX."""
 
-    rope_theta: float = _is("field.rope_theta", 10000.0)
-    partial_rotary_factor: float = _is("field.rotary", 0.25)
+    rope_theta: float = _is("field.rope_theta", 10000.0, alias="rotary_emb_base")
+    partial_rotary_factor: float = _is("field.rotary", 0.25, alias="rotary_pct")
     rope_type: str = _only("default")
 
 
@@ -211,6 +212,12 @@ def read_settings(cls: type, values: Values) -> Any:
     """The settings that `cls` names, of the right types; all others are about something else. Null is not given."""
     known = {key: value for key, value in values.items() if key in get_type_hints(cls) and value is not None}
     for setting in fields(cls):
+        alias = setting.metadata.get("alias")
+        value = values.get(alias) if alias else None
+        if value is not None and known.setdefault(setting.name, value) != value:
+            raise BadInput(
+                f"{setting.name} is {known[setting.name]!r}, but {alias}, its other name, {value!r}; keep one of them."
+            )
         if setting.default is MISSING and setting.name not in known:
             raise BadInput(f"{setting.name} is not given, but must be: the model's numbers depend on it.")
     settings = from_dict(cls, known)
@@ -249,17 +256,18 @@ def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
 
 def rope_of(values: Values) -> Document:
     """The rotary embedding's settings, wherever this version of Transformers wrote them."""
-    given = {"rope_theta": values["rope_theta"]} if values.get("rope_theta") is not None else {}
+    outside = ("rope_theta", "original_max_position_embeddings")
+    given = {name: values[name] for name in outside if values.get(name) is not None}
     for key in ("rope_scaling", "rope_parameters"):
         table = values.get(key) or {}
         if not isinstance(table, dict):
             raise BadInput(f"{key} is {table!r}, but must be a table of settings.")
-        for name, value in table.items():
-            if given.get(name, value) != value:  # versions of Transformers differ in which of them they read
+        for written, value in table.items():
+            name = "rope_type" if written == "type" else written  # its name before Transformers 4.43
+            if given.setdefault(name, value) != value:  # versions of Transformers differ in which of them they read
                 raise BadInput(f"{key} has {name} {value!r}, but another place has {given[name]!r}; keep one of them.")
-        given |= table
-    given.setdefault("rope_type", given.get("type", "default"))  # its name before Transformers 4.43
-    return given
+    defaults = {"rope_type": "default", "original_max_position_embeddings": values.get("max_position_embeddings")}
+    return defaults | given
 
 
 def rope_parameters(field: LlamaConfig) -> Document:

@@ -19,6 +19,8 @@ from diffeqformer.store.regular import read_small
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
+POINTER = b"version https://git-lfs"
+"""How a file begins that Git LFS has not fetched yet; it is shorter than 1,024 bytes."""
 NUMBERS = ("F64", "F32", "F16", "BF16")
 DTYPES: Document = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
 """What tensors can be written as."""
@@ -66,19 +68,22 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     if (folder / WHOLE).is_file():
         return tensors_in(folder / WHOLE)
     if not (folder / INDEX).is_file():
-        raise BadInput(_no_tensors(folder))
+        way = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of Transformers"
+        raise BadInput(no_tensors(folder, f"neither {WHOLE} nor {INDEX}", way))
     places = read_json(folder / INDEX).get("weight_map")
     is_name = lambda value: isinstance(value, str) and Path(value).name == value
     if not isinstance(places, dict) or not all(map(is_name, places.values())):
         raise BadInput(f"file {str(folder / INDEX)!r} has no 'weight_map' that gives each tensor a file of its folder.")
-    found: dict[str, Stored] = {}
-    for name in sorted(set(places.values())):
-        if not (folder / name).is_file():
-            raise BadInput(f"file {str(folder / name)!r} is missing, but {INDEX} names it.")
-        found |= tensors_in(folder / name)
+    tables, found = {}, {}
+    for file in sorted(set(places.values())):
+        if not (folder / file).is_file():
+            raise BadInput(f"file {str(folder / file)!r} is missing, but {INDEX} names it.")
+        tables[file] = tensors_in(folder / file)
+        found |= tables[file]
     for name, file in places.items():
-        if name not in found or found[name].file.name != file:
+        if name not in tables[file]:
             raise BadInput(f"file {str(folder / file)!r} has no tensor {name!r}, but {INDEX} says that it has.")
+        found[name] = tables[file][name]  # which may lie in another one, too
     return found
 
 
@@ -96,6 +101,10 @@ def tensors_in(path: Path) -> dict[str, Stored]:
     except FileNotFoundError:
         raise BadInput(f"file {str(path)!r} does not exist.") from None
     except (OSError, SafetensorError) as error:
+        if _is_pointer(path):
+            raise BadInput(
+                f"file {str(path)!r} is a Git LFS pointer, not the tensors; `git lfs pull` in its folder fetches them."
+            ) from None
         raise BadInput(f"file {str(path)!r} cannot be read as safetensors: {error}.") from None
     return found
 
@@ -162,12 +171,30 @@ def read_json(path: Path) -> Document:
     return values
 
 
-def _no_tensors(folder: Path) -> str:
+def _is_pointer(path: Path) -> bool:
+    try:
+        return read_small(path, 1024).startswith(POINTER)
+    except OSError:
+        return False
+
+
+def require_folder(folder: Path, what: str, advice: str) -> None:
+    """Check that a folder is there.
+
+    **Raises:** `BadInput` with `advice` if it is not, or if it is a file, as one of the folder's own often is.
+    """
+    if folder.is_file():
+        raise BadInput(f"{what} {str(folder)!r} is a file; name the folder that it is in, {str(folder.parent)!r}.")
+    if not folder.is_dir():
+        raise BadInput(f"{what} {str(folder)!r} does not exist; {advice}.")
+
+
+def no_tensors(folder: Path, missing: str, way: str) -> str:
+    """Why a folder has no safetensors file: `missing`, or it has a pickle, which `way` converts."""
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not pickles:
-        return f"folder {str(folder)!r} has neither {WHOLE} nor {INDEX}."
+        return f"folder {str(folder)!r} has {missing}."
     return (
         f"folder {str(folder)!r} has its weights in {pickles[0]!r}, a pickle, which could run any program and is never "
-        "read; AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of Transformers converts them "
-        "to safetensors."
+        f"read; {way} converts them to safetensors."
     )

@@ -13,7 +13,8 @@ from diffeqformer.report.page import from_template
 from diffeqformer.store.files import write_output
 from diffeqformer.store.regular import open_to_read
 
-_HEADLINE = re.compile(r'<p class="headline">(.*?)</p>', re.DOTALL)
+_HEADLINE = re.compile(r'<p class="headline"[^>]*>(.*?)</p>', re.DOTALL)
+_REFUSED = re.compile(r'<p class="note"><b>(\w+)</b> cannot be made of this run: (.*?)</p>', re.DOTALL)
 _TITLE = re.compile(r"<h1>(.*?)</h1>", re.DOTALL)
 _MAP = re.compile(r'<section class="map" id="map-0">\s*<script type="application/json">(.*?)</script>', re.DOTALL)
 _PICTURE = re.compile(r'<section id="([a-z0-9][a-z0-9_-]*)">\s*<figure>')
@@ -48,8 +49,8 @@ def write_contents(
     compare the run, in folders `compare-...`, and its report are linked if they are there.
 
     **Arguments:** `folder`, which holds them; `title` of the page; `known` analyses and what each does, in order;
-    `refused`, those that cannot be made of this run and why; `make`, a command that makes the others, `diffeqformer
-    analyze all RUN`, beside which the explorer's stands.
+    `refused`, those that cannot be made of this run and why, beside those that the page told before; `make`, a command
+    that makes the others, `diffeqformer analyze all RUN`, beside which the explorer's stands.
 
     **Raises:** `RunFailed` if it cannot be written.
     """
@@ -57,6 +58,8 @@ def write_contents(
     beside = sorted(page.parent.name for page in folder.glob("compare-*/index.html"))
     pages += [(name, "this run beside another", f"{name}/index.html") for name in beside]
     pages += [("report", "the report of training", f"{up}report.html") for up in ("../", "../../")]
+    told = {name: unescape(why) for name, why in _REFUSED.findall(_begin(folder / "index.html")) if name in known}
+    refused = told | dict(refused or {})
     # `..` of a folder that is not there yet leads nowhere, so it is taken out first.
     found = [(*page, seen) for page in pages if (seen := look(Path(os.path.abspath(folder / page[2])))) is not None]
     entries = [
@@ -78,8 +81,8 @@ def write_contents(
         "images": "'self'",
         "explore": f"diffeqformer explore {run}" if run != make else "",
         "texts": texts_of((name, seen) for name, _, _, seen in found),
-        "refused": {name: why for name, why in (refused or {}).items() if name not in there},
-        "absent": [name for name in known if name not in there and name not in (refused or {})],
+        "refused": {name: why for name, why in refused.items() if name not in there},
+        "absent": [name for name in known if name not in there and name not in refused],
     }  # fmt: skip
     text = from_template("contents.html", scripts=("contents.js",), **values)
     write_output(folder / "index.html", text.encode(), "analysis file")
@@ -88,10 +91,7 @@ def write_contents(
 
 def look(page: Path) -> Seen | None:
     """What a page shows; `None` if there is no page. Nothing of it is trusted."""
-    try:
-        with open_to_read(page) as file:
-            text = file.read(_START).decode(errors="replace")
-    except OSError:
+    if not (text := _begin(page)):
         return None
     headline, picture, drawn = (pattern.search(text) for pattern in (_HEADLINE, _PICTURE, _MAP))
     plain = lambda found: unescape(re.sub(r"<[^>]*>", "", found[1])) if found else ""
@@ -108,6 +108,15 @@ def look(page: Path) -> Seen | None:
         return seen
     follows = len(headlines) == len(outputs) and headlines[-1:] == (said,)
     return Seen(said, seen.picture, title, tokens, outputs, headlines if follows else ())
+
+
+def _begin(page: Path) -> str:
+    """The beginning of a page; empty if it cannot be read."""
+    try:
+        with open_to_read(page) as file:
+            return file.read(_START).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[Document]:

@@ -44,12 +44,19 @@ ENVIRONMENT = Environment(
 
 
 def code(text: str) -> Markup:
-    """Text whose parts between backticks are code, and whose options (`--to`) no end of a line tears apart."""
-    marked = re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(together(clean(text)))))
+    """Text whose parts between backticks are code, and whose options (`--to`) no end of a line tears apart.
+
+    A “token” in quotation marks stays as it is: its backticks are the user's own.
+    """
+    marked = re.sub(
+        "(“[^”]*”)|`([^`]+)`",
+        lambda found: found[1] or f"<code>{found[2]}</code>",
+        str(escape(together(clean(text)))),
+    )
     return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', marked))
 
 
-ENVIRONMENT.filters["code"] = code
+ENVIRONMENT.filters |= {"code": code, "together": together}
 # A name with dots ends a line after one of them.
 ENVIRONMENT.filters["dotted"] = lambda text: Markup(str(escape(clean(text))).replace(".", ".<wbr>"))
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

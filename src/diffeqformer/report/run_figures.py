@@ -23,7 +23,7 @@ from diffeqformer.report.figures import (
     style,
     thin,
 )  # fmt: skip
-from diffeqformer.report.run_text import Model, compute_at, depth_points, trained_depths
+from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
 from diffeqformer.report.text import finite
 
 Points = Sequence[tuple[float, float]]
@@ -95,7 +95,7 @@ def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], start: flo
 
 def uniform_loss(models: Sequence[Model], vocabulary: int | None) -> float | None:
     """`ln(vocabulary)`, the loss of guessing, if some run comes near enough for it to say something; else None."""
-    losses = [p["loss"] for m in models if m["depth"] for p in depth_points(m) if finite(p["loss"])]
+    losses = [p["loss"] for m in models if at_several(m) for p in depth_points(m) if finite(p["loss"])]
     guess = math.log(vocabulary) if vocabulary else math.inf
     return guess if losses and max(losses) > 0.85 * guess else None
 
@@ -103,9 +103,9 @@ def uniform_loss(models: Sequence[Model], vocabulary: int | None) -> float | Non
 def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width: float = WIDE) -> Figure:
     """Validation loss against the number of steps a model is run at, without fine-tuning.
 
-    Models without depth measurements are horizontal reference lines at their validation loss. Depths that a model was
-    trained at have a ring; the axis says so where it is one. The axis of the loss turns logarithmic if the largest is
-    more than four times the smallest.
+    Models that were run at their own depth alone are horizontal reference lines at their loss there. Depths that a
+    model was trained at have a ring; the axis says so where it is one. The axis of the loss turns logarithmic if the
+    largest is more than four times the smallest.
 
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
     """
@@ -113,8 +113,8 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
     with drawing(width, 3.7 if width >= 5 else 3.1 + 0.2 * len(models)) as (figure, axes):
         axis = axes[0, 0]
         for index, model in enumerate(models):
-            if not model["depth"]:
-                if finite(level := model["validation"]["loss"]):
+            if not at_several(model):
+                if finite(level := own_loss(model)):
                     losses.append(level)
                     handles.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
                     names.append(f"{model['name']} ({model['steps']} steps)")

@@ -46,7 +46,7 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
     """What a checkpoint that was trained at several depths reads at its shallowest and deepest, beside one of one
     depth; nothing if there is no such model. **Arguments:** `part` of the validation text that depths were read on."""
     at = lambda model: {p["steps"]: p["loss"] for p in depth_points(model) if finite(p["loss"])}
-    elastic = next((m for m in models if m["depth"] and len(trained_depths(m)) > 1), None)
+    elastic = next((m for m in models if at_several(m) and len(trained_depths(m)) > 1), None)
     if elastic is None:
         return ""
     losses = at(elastic)
@@ -156,8 +156,13 @@ def depth_points(model: Model) -> list[Document]:
     return [points[depth] for depth in sorted(points)]
 
 
+def at_several(model: Model) -> bool:
+    """Whether a model was run at other depths than that of its config, too."""
+    return len(depth_points(model)) > 1
+
+
 def own_loss(model: Model) -> float:
-    """The loss at the number of steps that the model's config names."""
+    """The loss at the number of steps that the model's config names, on the text that depths were read on if it was."""
     return next(point["loss"] for point in depth_points(model) if point["steps"] == model["steps"])
 
 

@@ -4,6 +4,7 @@ import math
 import numbers
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeGuard
 
 from diffeqformer.plain import Document
@@ -92,6 +93,14 @@ def size(bytes_: object) -> str:
 def join(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def ends_apart(folders: Sequence[Path]) -> list[str]:
+    """What folders are called beside each other: by their names or, where others are called so too, with as many of the
+    folders that they are in as tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    ends = ([one[-length:] for one in parts] for length in range(1, max(map(len, parts)) + 1))
+    return ["/".join(one) for one in next(some for some in ends if len({*some}) == len({*parts}))]
 
 
 def drawn_depths(model: Document) -> list[list[str]]:

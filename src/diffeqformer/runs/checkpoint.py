@@ -7,6 +7,7 @@ count, and a reader that verifies before it trusts:
                    /model/...         one Orbax folder for each item
                    /optimizer/...
     checkpoints/writing-400/...       not finished; never read, removed by the next writer
+               /replaced-300/...      whole: that of update 300 while another is renamed into its place
 """
 
 import errno
@@ -27,6 +28,7 @@ from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed
 
 MANIFEST = "manifest.json"
+REPLACED = "replaced-"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Checkpoints:
         """Updates at which a checkpoint lies here, oldest first, sound or not."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal())
+        names = {entry.name.removeprefix(REPLACED) for entry in self.folder.iterdir()}
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def last_good(self) -> str:
         """What is safe, as the end of a message."""
@@ -88,9 +91,13 @@ class Checkpoints:
                 "files": {name: _digest_of_new(aside / name) for name in files},
             }
             write_sealed(aside / MANIFEST, manifest)
-            self._remove(step)
-            os.rename(aside, self.folder / str(step))
+            place, replaced = self.folder / str(step), self.folder / f"{REPLACED}{step}"
+            if place.exists():  # removed only once the new one is in its place: it may be the only one
+                os.rename(place, replaced)
+            os.rename(aside, place)
             sync_folder(self.folder)
+            if replaced.exists():
+                shutil.rmtree(replaced)
             self._rotate()
 
         try:
@@ -103,7 +110,7 @@ class Checkpoints:
             if is_loss(error):
                 raise
             shutil.rmtree(aside, ignore_errors=True)
-            last = max((s for s in self.steps() if s != step), default=None)
+            last = max(self.steps(), default=None)
             safe = "there is no earlier one" if last is None else f"the last good one is at update {last}"
             raise RunFailed(
                 f"the checkpoint at update {step} could not be written in {str(self.folder)!r} "
@@ -141,17 +148,20 @@ class Checkpoints:
         return 0, {}
 
     def clean(self, after: int | None = None) -> None:
-        """Remove what killed writes and removals left, and checkpoints of updates later than `after`, if given.
+        """Remove what killed writes and removals left, put back what nothing replaced, and remove checkpoints of
+        updates later than `after`, if given.
 
         Only for the process that holds the run's lock.
         """
+        for entry in [*self.folder.iterdir()] if self.folder.is_dir() else ():
+            place = self.folder / entry.name.removeprefix(REPLACED)
+            if entry != place and not place.exists():
+                os.rename(entry, place)
+            elif entry.name.startswith(("writing-", "removing-", REPLACED)):
+                shutil.rmtree(entry)
         for step in self.steps():
             if after is not None and step > after:
                 self._remove(step)
-        if self.folder.is_dir():
-            for entry in self.folder.iterdir():
-                if entry.name.startswith(("writing-", "removing-")):
-                    shutil.rmtree(entry)
 
     def _first_sound(
         self, order: Callable[[], list[int]], like: Items, say: Callable[[str], None] | None
@@ -180,19 +190,24 @@ class Checkpoints:
         while found := by_main(first_sound):
             step, metadata, damage = found
             try:
-                return Restored(step, read_arrays(self.folder / str(step), like), metadata, damage)
+                return Restored(step, read_arrays(self._place(step), like), metadata, damage)
             except Exception:  # of Orbax and TensorStore, of several types
                 if self._lies(step):
                     raise
         return None
 
+    def _place(self, step: int) -> Path:
+        """Where a checkpoint lies: that which was to be replaced, if a kill came between the two renames."""
+        place, replaced = self.folder / str(step), self.folder / f"{REPLACED}{step}"
+        return replaced if replaced.exists() and not place.exists() else place
+
     def _lies(self, step: int) -> bool:
-        return (self.folder / str(step)).is_dir()
+        return self._place(step).is_dir()
 
     def _manifest(self, step: int) -> Document:
         """**Raises:** `Damaged`, starting with the file."""
         try:
-            manifest = read_sealed(self.folder / str(step) / MANIFEST)
+            manifest = read_sealed(self._place(step) / MANIFEST)
         except FileNotFoundError:
             raise Damaged(f"{MANIFEST} is missing") from None
         except Damaged:
@@ -203,7 +218,7 @@ class Checkpoints:
 
     def _verified(self, step: int, like: Items) -> dict[str, PyTree]:
         """The metadata of a checkpoint that is sound and has the arrays of `like`."""
-        folder, manifest = self.folder / str(step), self._manifest(step)
+        folder, manifest = self._place(step), self._manifest(step)
         for item, tree in like.items():
             self._require_same_arrays(step, item, manifest["arrays"].get(item), kinds(tree))
         for name, digest in manifest["files"].items():

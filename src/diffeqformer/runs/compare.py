@@ -30,6 +30,7 @@ from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import fitting, train
 from diffeqformer.sharding import placed
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
+from diffeqformer.store.folders import made
 from diffeqformer.store.lock import FolderLock
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
@@ -112,10 +113,9 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     batches = len(validation_batches(config, tokens))
     forward = EVALUATIONS * config.trainer.evaluate_batches + batches
     compiled = len(times) - len(each) + 1.0
-    if config.model.continuous:
-        depths = readings.of(own)
-        forward += readings.part * batches * sum(depths) / own
-        compiled += 0.25 * len({*depths} - {own})
+    depths = readings.of(config.model)
+    forward += readings.part * batches * sum(depths) / own
+    compiled += 0.25 * len({*depths} - {own})
     return Cost(compiled * compilation + 0.25 * each[-1] * forward, each[-1] + slope * (mean - own))
 
 
@@ -142,42 +142,47 @@ def compare(
 
     **Returns:** the document, as `results.document` describes it, with the `depth_part`.
 
-    **Raises:** `BadInput` if a folder holds something else; whatever `train` raises.
+    **Raises:** `BadInput` if a folder holds something else, or another process compares in it; whatever `train` raises.
     """
     same = {(c.data, c.trainer.batch_size, c.trainer.seed, c.model.context) for c in configs}
     assert len(same) == 1, "models that are compared see the same batches"
     if (folder / files.CONFIG).exists():
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
-    plan_file = folder / PLAN
-    updates, pace = read_sealed(plan_file)["updates"] if plan_file.exists() else {}, None
     names = [Path(config.run).name for config in configs]
+    updates = _kept_plan(folder)
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
-    if updates:
-        kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
-        progress.say(f"going on with the plan in {plan_file}: {kept}")
-    else:
-        pace = _Pace(configs, least, readings, ends, progress)
-    entries, metrics, corpus = [], [], {}
-    for config, name in zip(configs, names, strict=True):
-        if pace is not None and pace.changed(len(entries)):
-            updates = dict(zip(names, pace.updates, strict=False))
-            folder.mkdir(parents=True, exist_ok=True)
-            write_sealed(plan_file, {"updates": updates})
-        if name not in updates:
-            break
-        planned, own = _trained_for(config, updates[name]), files.RunFolder(config).path
-        progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
-        found = _finished(planned) or _train(planned, title, readings, progress)
-        _keep_weights_only(own)
-        corpus = found["corpus"]
-        entries += found["models"]
-        records = read_metrics(own / files.METRICS)
-        metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
-    results = {**document(title, corpus, entries), "depth_part": readings.part}
-    write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
-    write_results(folder / files.RESULTS, results)
-    return results
+    with made(folder), FolderLock(folder):
+        updates, pace = _kept_plan(folder), None
+        if updates:
+            kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
+            progress.say(f"going on with the plan in {folder / PLAN}: {kept}")
+        else:
+            pace = _Pace(configs, least, readings, ends, progress)
+        entries, metrics, corpus = [], [], {}
+        for config, name in zip(configs, names, strict=True):
+            if pace is not None and pace.changed(len(entries)):
+                updates = dict(zip(names, pace.updates, strict=False))
+                write_sealed(folder / PLAN, {"updates": updates})
+            if name not in updates:
+                break
+            planned, own = _trained_for(config, updates[name]), files.RunFolder(config).path
+            progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
+            found = _finished(planned) or _train(planned, title, readings, progress)
+            _keep_weights_only(own)
+            corpus = found["corpus"]
+            entries += found["models"]
+            records = read_metrics(own / files.METRICS)
+            metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
+        results = {**document(title, corpus, entries), "depth_part": readings.part}
+        write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
+        write_results(folder / files.RESULTS, results)
+        return results
+
+
+def _kept_plan(folder: Path) -> dict[str, int]:
+    """Updates by the name of the model's folder; none if nothing is planned yet."""
+    return read_sealed(folder / PLAN)["updates"] if (folder / PLAN).exists() else {}
 
 
 class _Pace:
@@ -274,9 +279,8 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     result = train(config, progress)
     (text,) = continue_text(result.model, result.tokens.tokenizer, readings.prompt, **SAMPLING)
     entry = {**result.entry, "sample": {"prompt": readings.prompt, "text": text, "settings": SAMPLING}}
+    entry["depth"] = at_depths_of(result, readings.of(config.model), progress, readings.part)
     if config.model.continuous and not config.model.tolerance:
-        depths = readings.of(config.model.steps)
-        entry["depth"] = at_depths_of(result, depths, progress, readings.part)
         entry["participation"] = participation_of(result, progress)
     found = document(title, result.tokens.statistics, [entry])
     write_results(result.folder / files.RESULTS, found)
@@ -296,8 +300,8 @@ def _finished(config: Config) -> Entry | None:
 def _keep_weights_only(folder: Path) -> None:
     """Write the last checkpoint again without the optimiser's state, which is two thirds of it."""
     checkpoints = Checkpoints(folder / files.CHECKPOINTS, keep_last=1, keep_best=0)
-    step, metadata = checkpoints.metadata()
-    if (checkpoints.folder / str(step) / "optimizer").exists():
-        model = load_run(folder).model
-        with FolderLock(folder):
-            checkpoints.save(step, {"model": model}, metadata)
+    with FolderLock(folder):
+        checkpoints.clean()
+        step, metadata = checkpoints.metadata()
+        if (checkpoints.folder / str(step) / "optimizer").exists():
+            checkpoints.save(step, {"model": load_run(folder).model}, metadata)

@@ -80,7 +80,8 @@ def finetune_config(
     `data`, the base's if not given; `optimizer` and `trainer`, `usual_settings` if not given. The tokenizer is the
     base's.
 
-    **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains.
+    **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains, or if `optimizer`
+    asks for other roles than the method's.
     """
     model = base.config.model
     steps = base.model.grid(steps).steps
@@ -89,13 +90,20 @@ def finetune_config(
     layers = method != "continuous"
     lora = lora or (LoRAConfig(RANK) if method == "lora" else None)
     usual_optimizer, usual_trainer = usual_settings(base.config, lora)
+    trained = ROLES["lora" if lora else method] + embeddings
+    asked = (optimizer or usual_optimizer).train_roles
+    if asked not in (trained, base.config.optimizer.train_roles, OptimizerConfig().train_roles):
+        raise BadInput(
+            f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but what a fine-tuned run trains is decided by "
+            f"--method and --train-embeddings: {', '.join(trained)}."
+        )
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
         model=adapted_config(model, steps, layers=layers, lora=lora),
         depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
-        optimizer=replace(optimizer or usual_optimizer, train_roles=ROLES["lora" if lora else method] + embeddings),
+        optimizer=replace(optimizer or usual_optimizer, train_roles=trained),
         trainer=trainer or usual_trainer,
     )
 

@@ -12,7 +12,7 @@ What a run is stands in the manifest of each checkpoint (`origin_of`), not in wh
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,8 +61,8 @@ class RunFolder:
     @property
     def data(self) -> DataConfig:
         """The text's settings, with the base's tokenizer until a fine-tuned run has its own copy of it."""
-        config, own = self.config, path_of(self.config.data.tokenizer)
-        if not config.base.run or own != self.path / TOKENIZER or own.exists():
+        config = self.config
+        if not config.base.run or not _owns_tokenizer(config) or (self.path / TOKENIZER).exists():
             return config.data
         return dataclasses.replace(config.data, tokenizer=str(path_of(config.base.run) / TOKENIZER))
 
@@ -87,7 +87,7 @@ class RunFolder:
         if (origin := remembered.get("origin")) in ("imported", "lifted"):
             model = "an imported" if origin == "imported" else "a lifted"
             raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with --run.")
-        if path_of(self.config.data.tokenizer) == self.path / TOKENIZER:  # else it is written again
+        if _owns_tokenizer(self.config):  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
         # A setting that is newer than the run had its default, which depends on the kinds of sections.
@@ -96,14 +96,14 @@ class RunFolder:
         sections = {name.rpartition(".")[0] for name in theirs}
         usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
         theirs = usual | theirs
-        for name, value in _numeric(self.config).items():
+        ours = _compared(self.config)
+        for name, value in ours.items():
             if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
                 continue
             raise BadInput(
                 f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
                 f"{value!r} here; choose another folder with --run."
             )
-        ours = _numeric(self.config)
         for name, value in kept.items():  # of a section that is none here
             above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
             if above and value is not None:
@@ -143,7 +143,10 @@ class RunFolder:
             yield
 
     def _require_space(self, checkpoint_bytes: int) -> None:
-        held = sum(path.stat().st_size for path in self.checkpoints.folder.rglob("*") if path.is_file())
+        held = 0
+        for here, _, names in os.walk(self.checkpoints.folder):
+            with suppress(FileNotFoundError):  # rotated away by another process, which is refused by its lock
+                held += sum(Path(here, name).stat().st_size for name in names)
         # The one being written lies beside those that are kept.
         needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
         if (free := free_bytes(self.path)) < needed:
@@ -172,7 +175,7 @@ def open_config(folder: Path) -> Config:
     except BadInput as error:
         raise Damaged(f"file {str(folder / CONFIG)!r} is damaged, or was edited: {error}") from None
     step, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
-    found, written = _numeric(config), remembered.get("config", {})
+    found, written = _compared(config), remembered.get("config", {})
     for name in found.keys() & written.keys():
         if found[name] != written[name]:
             raise Damaged(
@@ -180,10 +183,27 @@ def open_config(folder: Path) -> Config:
                 f"checkpoint at update {step} was written with {written[name]!r}; put that back."
             )
     _require_tokenizer(folder, config, remembered)
-    # The run may have been moved since, from where nothing can be looked up.
-    if config.data.tokenizer == str(Path(os.path.expanduser(config.run)) / TOKENIZER):
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(folder / TOKENIZER)))
+    return _with_tokenizer_of(config, folder) if _owns_tokenizer(config) else config
+
+
+def as_moved(config: Config) -> Config:
+    """The config with the run's own tokenizer where the run is now, if it names it where the run was moved from."""
+    folder = path_of(config.run)
+    with suppress(BadInput):
+        before = read_yaml(folder / CONFIG)
+        if _owns_tokenizer(before) and before.data.tokenizer == config.data.tokenizer:
+            return _with_tokenizer_of(config, folder)
     return config
+
+
+def _owns_tokenizer(config: Config) -> bool:
+    """Whether the run's tokenizer is its own file; the run may have been moved, from where nothing can be looked up."""
+    own, folder = (Path(os.path.expanduser(name)) for name in (config.data.tokenizer, config.run))
+    return own == folder / TOKENIZER
+
+
+def _with_tokenizer_of(config: Config, folder: Path) -> Config:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(folder / TOKENIZER)))
 
 
 def remember(config: Config, folder: Path) -> Document:
@@ -283,12 +303,18 @@ def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> No
             advice = f"copy that of its base, {config.base.run!r}"
         elif remembered.get("origin") == "imported":
             advice = "import the model again"
-        raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest; {advice}.")
+        what = "damaged, or was edited: it does not match its digest" if path.is_file() else "missing"
+        raise Damaged(f"file {str(path)!r} is {what}; {advice}.")
 
 
 def _numeric(config: Config) -> Document:
     """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
     return {name: value for name, value in _flat(to_dict(config)).items() if name not in MAY_CHANGE}
+
+
+def _compared(config: Config) -> Document:
+    """The same without the place of the run's own tokenizer, whose content is compared: the run may be moved."""
+    return {k: v for k, v in _numeric(config).items() if k != "data.tokenizer" or not _owns_tokenizer(config)}
 
 
 def _flat(values: Document, prefix: str = "") -> Document:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffeqformer.analysis.participation import participation
+from diffeqformer.config import ModelConfig
 from diffeqformer.data.loader import Windows
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.plain import Document
@@ -25,13 +26,16 @@ class Readings:
     prompt: str
     """Text that each model continues."""
     depths: tuple[int, ...]
-    """Numbers of steps that models with time-dependent weights are evaluated at, without any fine-tuning."""
+    """Numbers of steps that models that run at any are evaluated at, without any fine-tuning."""
     part: float = 1.0
     """Of the validation batches, evenly spread, that those evaluations take."""
 
-    def of(self, own: int) -> tuple[int, ...]:
-        """With a model's own number of steps: what others are compared with is read on the same batches."""
-        return tuple(sorted({*self.depths, own}))
+    def of(self, model: ModelConfig) -> tuple[int, ...]:
+        """With a model's own number of steps, which a table of layers has alone: what is compared is read on the same
+        batches. None of a model whose steps a tolerance chooses."""
+        if model.tolerance:
+            return ()
+        return tuple(sorted({*(self.depths if model.continuous else ()), model.steps}))
 
 
 def at_depths_of(
@@ -57,9 +61,14 @@ def at_depths_of(
     return [{"steps": steps, **losses[steps]} for steps in depths]
 
 
-def participation_of(result: TrainResult, progress: Progress) -> Document:
-    """What each step of the trained depth does, on a few windows of the validation split."""
-    windows = Windows(result.tokens.validation, result.config.model.context)
-    count = min(PARTICIPATION, len(windows))
-    texts = np.stack([windows[k * len(windows) // count] for k in range(count)])
-    return participation(result.model, texts, progress=progress).document()
+def participation_of(result: TrainResult, progress: Progress) -> Document | None:
+    """What each step of the trained depth does, on a few windows of the validation split; nothing without a target."""
+    tokens, mask = result.tokens.validation, result.tokens.validation_mask
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        windows = Windows(values, result.config.model.context)
+        count = min(PARTICIPATION, len(windows))
+        return np.stack([windows[k * len(windows) // count] for k in range(count)])
+
+    counted = spread(np.ones(len(tokens), np.int8) if mask is None else mask.astype(np.int8))[:, 1:].astype(bool)
+    return participation(result.model, spread(tokens), counted, progress=progress).document() if counted.any() else None

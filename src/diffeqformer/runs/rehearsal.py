@@ -12,7 +12,7 @@ from diffeqformer.data.loader import Loader
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs.finetune import open_base
-from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.footprint import Footprint, update_footprint
 from diffeqformer.runs.trainer import batches_of, fitting
 from diffeqformer.sharding import laid_out, mesh_of, placed, sizes_of
@@ -47,6 +47,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
 
     **Raises:** `BadInput` as `train` before its first update.
     """
+    config = as_moved(config)
     folder = RunFolder(config)
     folder.require_own()
     base = open_base(config.base, progress) if config.base.run else None

@@ -12,16 +12,15 @@ import jax
 from jaxtyping import PyTree
 
 from diffeqformer.config import Config
-from diffeqformer.errors import BadInput
 from diffeqformer.model.build import Build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
-from diffeqformer.progress import Progress
+from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_recipe
 from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
-from diffeqformer.training.optimizer import roles, split_trained
+from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.recipe import Callback, Recipe, name_of
 from diffeqformer.training.update import State, initial_state
 
@@ -85,7 +84,7 @@ class Beginning:
     **Arguments:** `folder`, of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes,
     if any; `build` and `recipe`, as for `train`.
 
-    **Raises:** `BadInput` if the optimiser would train nothing, or `build` or `recipe` has other parts than the run.
+    **Raises:** `BadInput` if `build` or `recipe` has other parts than the run.
     """
 
     def __init__(self, folder: RunFolder, base: Transformer | None, build: Build, recipe: Recipe):
@@ -95,12 +94,6 @@ class Beginning:
         require_same_recipe(folder.path, recipe.own)
         self.like: State = with_shardings(jax.eval_shape(self.fresh))
         require_own_parts(folder.path, self.like.model)
-        if not jax.tree.leaves(split_trained(self.like.model, config.optimizer)[0]):
-            asked, there = config.optimizer.train_roles, sorted(set(jax.tree.leaves(roles(self.like.model))))
-            raise BadInput(
-                f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but this model's parameters have the roles "
-                f"{', '.join(there)}."
-            )
 
     @property
     def bytes(self) -> int:
@@ -108,13 +101,16 @@ class Beginning:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
 
     def state(self, progress: Progress) -> tuple[State, ResumeState]:
-        """The newest sound checkpoint's state, or a fresh one, on its devices.
+        """The newest sound checkpoint's state, or a fresh one, on its devices; of a finished run the model alone.
 
         **Raises:** `RunFailed` if no checkpoint is sound; `Damaged` if the metrics are not those of the checkpoint.
         """
-        checkpoints = self.folder.checkpoints
-        like = items_of(self.like, self.folder.config)
-        restored = checkpoints.latest(like, progress.say)
+        checkpoints, updates = self.folder.checkpoints, self.folder.config.trainer.updates
+        like, restored = items_of(self.like, self.folder.config), None
+        if checkpoints.metadata()[0] == updates:  # nothing is trained any more, and a comparison keeps the model alone
+            restored = checkpoints.latest({"model": like["model"]}, Silent().say)
+        if restored is None or restored.step < updates:
+            restored = checkpoints.latest(like, progress.say)
         if restored is None:
             return placed(self.fresh()), ResumeState(Clock())
         by_main(lambda: checkpoints.clean(after=restored.step))
@@ -124,7 +120,8 @@ class Beginning:
         if "trained" in restored.items:
             average, frozen = split_trained(model, self.folder.config.optimizer)
             model = eqx.combine(restored.items["trained"], frozen)
-        return placed(State(model, restored.items["optimizer"], jax.numpy.int32(restored.step), average)), resumed
+        moments = restored.items.get("optimizer")
+        return placed(State(model, moments, jax.numpy.int32(restored.step), average)), resumed
 
 
 def items_of(state: State, config: Config) -> dict[str, PyTree]:

@@ -29,7 +29,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
 from diffeqformer.runs.finetune import open_base, require_same_tokenizer
-from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.meter import tokens_per_update
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import Run
@@ -39,7 +39,9 @@ from diffeqformer.runs.sampling import Samples
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
+from diffeqformer.training.optimizer import require_trained
 from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Recipe
+from diffeqformer.training.update import initial_state
 
 
 @dataclass(frozen=True)
@@ -90,16 +92,17 @@ def train(
 
 
 def _train(config: Config, progress: Progress, base: Run | None, build: Build, recipe: Recipe) -> TrainResult:
+    config = as_moved(config)
     folder = RunFolder(config)
     by_main(folder.require_own)
     by_main(lambda: require_trackers(config))
     teaches = config.depth.teacher == "base"
     if config.base.run and base is None and (teaches or not folder.checkpoints.steps()):
         base = open_base(config.base, progress, build)
-    accept = lambda tokens: fitting(config, tokens, base, recipe)
+    accept = lambda tokens: fitting(config, tokens, base, recipe, build)
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)
-    folder.config, batches = fitting(config, tokens, base, recipe)
+    folder.config, batches = accept(tokens)
     beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
     if isinstance(batches, Stream):
         recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
@@ -131,9 +134,9 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
 
 
 def fitting(
-    config: Config, tokens: TokenCache, base: Run | None, recipe: Recipe = NO_RECIPE
+    config: Config, tokens: TokenCache, base: Run | None, recipe: Recipe = NO_RECIPE, build: Build = usual_build
 ) -> tuple[Config, Loader | Batches]:
-    """The config with the vocabulary's size, and the batches, if text, model and base fit together.
+    """The config with the vocabulary's size, and the batches, if text, model, base and prompts fit together.
 
     **Raises:** `BadInput` if they do not.
     """
@@ -143,7 +146,10 @@ def fitting(
         raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
     context, t = config.model.context, config.trainer
     validation_batches(config, tokens)
+    Samples(t.samples, tokens.tokenizer, context)
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
+    like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
+    require_trained(like.model, config.optimizer)
     if recipe.batches is not None:
         return config, recipe.batches(config, tokens)
     apart = config.data.documents == "apart"

@@ -7,7 +7,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -50,6 +50,23 @@ def require_space(folder: Path, needed: int, what: str) -> None:
             f"{what} needs {needed / 1e6:,.0f} MB, but the disk that holds {str(folder.parent)!r} has "
             f"{free / 1e6:,.0f} MB left; free some, or choose another disk with --to."
         )
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """`folder` and its parents, made where they are missing; those are removed again if the `with` block fails and
+    leaves nothing in them but a lock's file."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if folder in new and [entry.name for entry in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+            for path in new:
+                path.rmdir()
+        raise
 
 
 @contextmanager

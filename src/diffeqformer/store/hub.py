@@ -9,7 +9,10 @@ from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.plain import shown
 from diffeqformer.store.paths import path_of
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "added_tokens.json")
+TOKENIZER_FILES = (
+    "tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "added_tokens.json",
+    "tokenizer_config.json",
+)  # fmt: skip
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
 _NAME = re.compile(rf"(?:hf://)?((?:{_PART}/)?{_PART})(?:@([\w./-]{{1,200}}))?", re.ASCII)
 WHY = {

@@ -1,5 +1,6 @@
 """`diffeqformer analyze all`: every analysis of a run, those of a text on the same one, and a page that links them."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Progress
 from diffeqformer.studies import ANALYSES, inputs
 from diffeqformer.studies.study import Result
@@ -80,7 +81,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         module = import_module(f"diffeqformer.studies.{name}")
         try:
             made[name] = module.study(_arguments_of(name, arguments, text, folder / name), progress)
-        except BadInput as error:
+        except (BadInput, RunFailed) as error:
             refused[name] = str(error)
             progress.say(f"{name} cannot be made of this run: {error}")
         else:
@@ -114,7 +115,7 @@ def write_index(folder: Path, run: str, refused: Mapping[str, str] | None = None
     """Write the page that links all pages of a run's analyses, or of simulations where there is no run."""
     from diffeqformer.report.contents import write_contents
 
-    make = f"diffeqformer analyze all {run}" if run else ""
+    make = f"diffeqformer analyze all {shlex.quote(run)}" if run else ""
     return write_contents(folder, f"{run or 'Simulated particles'}: all pages", OTHERS, refused, make)
 
 

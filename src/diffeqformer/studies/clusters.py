@@ -236,7 +236,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         if texts.shape[1] < 2:
             raise BadInput(f"--text is {arguments.text!r}, a single token; distances need at least two.")
     else:
-        texts = validation_windows(opened, arguments.texts, opened.config.model.context, progress, USUAL)
+        texts, _ = validation_windows(opened, arguments.texts, opened.config.model.context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
     shares = tuple(sorted({arguments.share, 0.25, 0.5, 0.75}))
     rows = means_of(found, shares)

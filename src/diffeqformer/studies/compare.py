@@ -2,6 +2,7 @@
 paper."""
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ class Arguments:
     second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_B")]
     """Folder of the run to compare it with."""
     to: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given."""
+    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given, or compare-FOLDERS-NAME-OF-B of a run that is
+    not beside A."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,16 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.interop.comparing import compare_runs
 
     found = compare_runs(arguments.first, arguments.second)
-    other = re.sub(r"[^\w.-]+", "-", found.sides[1].folder.resolve().name)
-    folder = path_of(arguments.to) if arguments.to else found.sides[0].folder / ANALYSES_FOLDER / f"compare-{other}"
-    return result(found, folder)
+    one, other = (side.folder for side in found.sides)
+    usual = one / ANALYSES_FOLDER / f"compare-{_way(one, other)}"
+    return result(found, path_of(arguments.to) if arguments.to else usual)
+
+
+def _way(one: Path, other: Path) -> str:
+    """The way to a run from the folder that another is in, as a name: that of its folder where both are in one."""
+    from_, to = one.resolve().parent, other.resolve()
+    parts = [part for part in Path(os.path.relpath(to, from_)).parts if part != ".."] or [to.name]
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts))
 
 
 def result(comparison: "Comparison", folder: Path) -> Result:
@@ -121,8 +130,8 @@ def findings(comparison: "Comparison") -> list[str]:
     tested = [row for row in comparison.rows if row.holm is not None]
     if tested:
         sure = [row for row in tested if row.holm is not None and row.holm < SIGNIFICANT]
-        wins = {side.name: [label(row) for row in sure if _ahead(row) == i] for i, side in enumerate((first, second))}
-        parts = [f"{name} is significantly better on {join(tasks)}" for name, tasks in wins.items() if tasks]
+        wins = [(side.name, [label(row) for row in sure if _ahead(row) == i]) for i, side in enumerate((first, second))]
+        parts = [f"{name} is significantly better on {join(tasks)}" for name, tasks in wins if tasks]
         rest = f"of {len(tested)} measurements that can be compared item by item"
         said.append(
             f"{join(parts)}; {rest}, {len(sure)} differ significantly after Holm's correction."
@@ -189,7 +198,7 @@ def tasks_table(comparison: "Comparison") -> Table:
         (
             f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task, row.metric,
             *(_plus_minus(value, error) for value, error in zip(row.values, row.stderrs, strict=True)),
-            _difference(row), number(row.items) if row.items else MISSING,
+            _shown_difference(row), number(row.items) if row.items else MISSING,
             p_value(row.difference and row.difference.p), p_value(row.holm), stars(row.holm),
         )
         for row in comparison.rows
@@ -204,8 +213,8 @@ def compare_arrays(comparison: "Comparison") -> "dict[str, np.ndarray]":
     rows = comparison.rows
     found = {
         **{name: [getattr(row, name) for row in rows] for name in ("values", "stderrs", "items")},
-        "differences": [row.difference and row.difference.value for row in rows],
-        "difference_stderrs": [row.difference and row.difference.stderr for row in rows],
+        "differences": [_difference(row)[0] for row in rows],
+        "difference_stderrs": [_difference(row)[1] for row in rows],
         "p": [row.difference and row.difference.p for row in rows],
         "holm_p": [row.holm for row in rows],
     }
@@ -226,7 +235,8 @@ def compare_document(comparison: "Comparison") -> dict[str, object]:
         }
         for side, missing in zip(comparison.sides, comparison.missing, strict=True)
     ]
-    rows = [{**row._asdict(), "difference": row.difference and row.difference._asdict()} for row in comparison.rows]
+    between = lambda row: dict(zip(("value", "stderr"), _difference(row), strict=True)) | {"p": row.difference.p}
+    rows = [{**row._asdict(), "difference": row.difference and between(row)} for row in comparison.rows]
     return {"runs": runs, "same_text": comparison.same_text, "tasks": rows, "unlike": list(comparison.unlike)}
 
 
@@ -246,11 +256,17 @@ def _plus_minus(value: float | None, error: float | None) -> str:
     return shown if error is None else f"{shown} ± {number(error, 4)}"
 
 
-def _difference(row: "Row") -> str:
-    """Difference of the values; its standard error where the value is the items' mean."""
-    if None in row.values:
-        return MISSING
-    one, other = (value or 0.0 for value in row.values)
-    shown = signed(one - other, 4)
+def _difference(row: "Row") -> tuple[float | None, float | None]:
+    """Difference of the values; its standard error where the value is the items' mean, as no perplexity is."""
+    one, other = row.values
+    if one is None or other is None:
+        return None, None
     found = row.difference
-    return f"{shown} ± {number(found.stderr, 4)}" if found and math.isclose(found.value, one - other) else shown
+    return one - other, found.stderr if found and math.isclose(found.value, one - other) else None
+
+
+def _shown_difference(row: "Row") -> str:
+    value, stderr = _difference(row)
+    if value is None:
+        return MISSING
+    return signed(value, 4) if stderr is None else f"{signed(value, 4)} ± {number(stderr, 4)}"

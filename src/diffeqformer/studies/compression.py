@@ -56,11 +56,12 @@ class Arguments(inputs.OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Make the run's table smaller in every way, and evaluate each at its own depth.
 
-    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two windows.
+    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two windows; `RunFailed`
+    for weights that are not finite.
     """
     require_bounds(arguments, "--")
     from diffeqformer.analysis import compression as make
-    from diffeqformer.data.loader import spread_windows
+    from diffeqformer.analysis.finite import require_finite
     from diffeqformer.evaluation.perplexity import evaluate
     from diffeqformer.model.count import count
     from diffeqformer.model.lift import aligned, table_of
@@ -68,17 +69,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     opened, folder = arguments.open("compression", progress)
     original = opened.model.merge().populate(arguments.steps)
     as_is, layers = table_of(original).layers, original.config.steps
+    require_finite(as_is, "weights")
     if layers < 2:
         raise BadInput("the model has 1 layer, but needs at least 2 to be made smaller over depth.")
-    tokens, _, _ = inputs.evaluation_text(opened, arguments.data, progress)
+    tokens, _, mask = inputs.evaluation_text(opened, arguments.data, progress)
     model = aligned(original)
-    texts = spread_windows(tokens, arguments.texts, model.config.context + 1)
+    length = model.config.context + 1
+    texts, counted = inputs.spread_texts(tokens, mask, arguments.texts, length)
     if len(texts) < 2:
-        raise BadInput(f"the text has {len(tokens)} tokens, but needs two times {model.config.context + 1}.")
-    read, judged = texts[::2, :-1], texts[1::2]
+        raise BadInput(f"the text has {len(tokens)} tokens, but needs two times {length}.")
+    read, judged, counted = texts[::2, :-1], texts[1::2], counted[1::2, 1:]
     moments = make.second_moments(model, read, batch=arguments.batch_size, progress=progress)
-    pieces = [judged[at : at + arguments.batch_size] for at in range(0, len(judged), arguments.batch_size)]
-    batches = [(ids, np.ones(ids[:, 1:].shape, bool)) for ids in pieces]
+    pieces = [slice(at, at + arguments.batch_size) for at in range(0, len(judged), arguments.batch_size)]
+    batches = [(judged[some], counted[some]) for some in pieces]
     weights = table_of(model)
     rows = weights.layers
     sizes = sorted({*np.linspace(1, layers - 1, min(MOST, layers - 1)).round().astype(int).tolist()})

@@ -13,14 +13,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity, signed
-from diffeqformer.studies.inputs import (
-    evaluation_text,
-    folder_for,
-    owner_of_text,
-    positive_numbers,
-    require_comparable,
-    whole_numbers,
-)
+from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -49,7 +42,8 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
-    """Numbers of depth steps, besides the run's own; if not given, from half to twice those, and those of --against."""
+    """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own, and of --against,
+    that it can run at."""
     early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
     """Also on the deepest of these grids with each token stopped at the step that moves its prediction by less than
     this (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
@@ -67,11 +61,11 @@ class Arguments:
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Evaluate the run at every depth and the others at their own, in turns."""
-    given = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
-    thresholds = positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
+    given = inputs.whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    thresholds = inputs.positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     require_bounds(arguments, "--")
     from diffeqformer.data.loader import EvaluationBatches
-    from diffeqformer.evaluation.depth import DepthCurve, Mark, require_depths, usual_depths
+    from diffeqformer.evaluation.depth import DepthCurve, Mark, possible_depths, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
     from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.runs.opening import load_run
@@ -79,14 +73,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     others = [load_run(folder, arguments.checkpoint, progress) for folder in arguments.against]
-    folder = folder_for("depth", arguments.to, opened)
+    folder = inputs.folder_for("depth", arguments.to, opened)
     for other in others:
-        require_comparable(opened, other)
+        inputs.require_comparable(opened, other)
     own, trained = opened.config.model.steps, opened.config.trained_at
-    depths = sorted({own, *(given or (*usual_depths(own, trained), *(other.config.model.steps for other in others)))})
+    usual = (*usual_depths(own, trained), *(other.config.model.steps for other in others))
+    depths = sorted({own, *(given or possible_depths(opened.model, usual))})
     require_depths(opened.model, depths)
-    source = opened if arguments.data else owner_of_text(opened, others)
-    tokens, text_bytes, mask = evaluation_text(source, arguments.data, progress)
+    source = opened if arguments.data else inputs.owner_of_text(opened, others)
+    tokens, text_bytes, mask = inputs.evaluation_text(source, arguments.data, progress)
     context = min(one.config.model.context for one in (opened, *others))
     exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
     turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)] + [
@@ -219,6 +214,8 @@ def lowest(curve: "DepthCurve") -> str:
     if not known:
         return "No depth has a finite perplexity"
     best = min(known, key=known.__getitem__)
+    if len(curve.points) == 1:
+        return f"Perplexity {perplexity(known[best])} at {_steps(best)}, the one depth that was read"
     own = " (its own)" if best == curve.own and curve.trained_at == (best,) else ""
     return f"Of {len(curve.points)} depths {_steps(best)}{own} have the lowest perplexity, {perplexity(known[best])}"
 

@@ -1,18 +1,19 @@
 """`diffeqformer analyze induction`: which heads match prefixes and copy, and whether their spectra tell it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diffeqformer.config.bounds import SIZES, UINT32, setting
+from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.studies.inputs import OfRun
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    from diffeqformer.analysis.inference import Induction
+    from diffeqformer.analysis.inference import Correlation, Induction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +75,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "chance": found.chance,
             "behaviours": {name: values.tolist() for name, values in found.behaviours.items()},
             "spectra": {name: values.tolist() for name, values in found.summaries.items()},
-            "correlations": [asdict(one) for one in found.correlations],
+            "correlations": [known(one) for one in found.correlations],
         },
         notes=notes(found.chance),
         folder=folder,
     )
+
+
+def known(one: "Correlation") -> Document:
+    """A correlation as JSON takes it: nothing for a number or an interval that is none."""
+    return {
+        name: value if isinstance(value, str) or np.isfinite(value).all() else None for name, value in vars(one).items()
+    }
 
 
 def about(name: str, found: "Induction") -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ANALYSES_FOLDER = "analysis"
 """Folder of a run's analyses, in the run's own."""
+NAME_A_TEXT = "give a text with --text"
+"""What else can be done where a run has no text of its own."""
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
 
@@ -161,12 +163,12 @@ def evaluation_text(
     **Raises:** `BadInput` for files that cannot be used, an imported model without files, or a run whose text has
     changed since.
     """
-    from diffeqformer.data.cache import cached_by_content, prepare, tokens_of
+    from diffeqformer.data.cache import cached_by_content, masked_tokens_of, prepare
     from diffeqformer.data.tokenizer import load_tokenizer
     from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_of
 
     if data:
-        return *tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress), None
+        return masked_tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)
     if run.origin == "imported":
         holds = "holds an imported model, which has no text of its own"
         raise BadInput(f"run folder {str(run.folder)!r} {holds}; {advice}.")
@@ -218,25 +220,39 @@ def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
 
     **Raises:** `BadInput` if the run is an imported model, or if its text has changed since.
     """
-    return evaluation_text(run, (), progress, advice="give a text with --text")[0]
+    return evaluation_text(run, (), progress, NAME_A_TEXT)[0]
 
 
-def validation_windows(run: "Run", count: int | None, length: int, progress: Progress, usual: int = 0) -> np.ndarray:
-    """`count` windows of the validation split, evenly spread over it, shape (count, length).
+def validation_windows(
+    run: "Run", count: int | None, length: int, progress: Progress, usual: int = 0, *, sets: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """`count` windows of the validation split, evenly spread over it, and which of their tokens count as targets.
 
-    **Arguments:** `usual`, their number if `count` is `None`; as many as there are of a split that has fewer.
+    **Arguments:** `usual`, their number if `count` is `None`; as many as there are of a split that has fewer; `sets`,
+    how many times as many there are to be.
+
+    **Returns:** tokens and booleans, both (sets * count, length).
 
     **Raises:** `BadInput` if the split has not that many tokens, and as `validation_tokens`.
     """
-    tokens = validation_tokens(run, progress)
-    most = len(tokens) // length
-    count = max(min(usual, most), 1) if count is None else count
+    tokens, _, mask = evaluation_text(run, (), progress, NAME_A_TEXT)
+    most = len(tokens) // (length * sets)
+    if not most:
+        needed = f"{sets} texts take {sets * length}" if sets > 1 else f"one text takes {length}"
+        raise BadInput(f"the run's validation split has {len(tokens)} tokens, but {needed}.")
+    count = min(usual, most) if count is None else count
     if not 1 <= count <= most:
-        are = f"as many texts of {length} tokens as there are"
+        are = f"as many texts of {length} tokens as there are{f', {sets} times' if sets > 1 else ''}"
         raise BadInput(f"--texts is {count}, but must be from 1 to {most}: {are}.")
+    return spread_texts(tokens, mask, sets * count, length)
+
+
+def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` windows, evenly spread over a text, and which of their tokens count as targets: all without a `mask`."""
     from diffeqformer.data.loader import spread_windows
 
-    return spread_windows(tokens, count, length)
+    counts = np.ones(len(tokens), np.int8) if mask is None else mask.astype(np.int8)
+    return spread_windows(tokens, count, length), spread_windows(counts, count, length).astype(bool)
 
 
 def whole_split(run: "Run", steps: int) -> str:

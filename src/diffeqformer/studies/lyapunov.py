@@ -68,11 +68,15 @@ class Part:
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Exponents by one method or both, as a token map, a figure and a table of the last output."""
+    """Exponents by one method or both, as a token map, a figure and a table of the last output.
+
+    **Raises:** `RunFailed` for a model whose weights or states are not finite.
+    """
     import equinox as eqx
     import jax.numpy as jnp
 
     from diffeqformer.analysis.end_to_end import end_to_end
+    from diffeqformer.analysis.finite import require_finite
     from diffeqformer.analysis.lyapunov import pairwise
     from diffeqformer.analysis.tables import scores_table
     from diffeqformer.report.page import Figure, TokenMap, both_widths
@@ -88,6 +92,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
     settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
     grid = f"{arguments.steps or model.config.steps} steps of scheme {model.config.scheme}"
+    states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
+    require_finite(states)
     parts: dict[str, Part] = {}
     drawn: tuple[Figure, ...] = ()
     if arguments.method != "end-to-end":
@@ -111,7 +117,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     captions = tuple(f"Exponents of every input of the output at token {at}, “{tokens[at]}”" for at in outputs)
     columns = {name: rows[-1] for name, rows in scores.items()}
     whiskers = f"{captions[-1]}; bars: a bound of the error of pairwise ones, the standard error of end-to-end ones."
-    states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
     first, *_, end = np.sqrt(np.square(np.asarray(states, np.float64)).mean((1, 2, 3)))
     panels = {name: part.panel for name, part in parts.items()}
     name = [*parts][-1]

@@ -54,9 +54,12 @@ def write_linked_report(results: Document, path: Path) -> None:
 
     **Raises:** `RunFailed` if a page cannot be written.
     """
+    from diffeqformer.runs.folder import CONFIG
     from diffeqformer.studies.all import write_index
 
     runs = [str(model["config"]["run"]) for model in results["models"]]
+    if (path.parent / CONFIG).is_file():  # a run's own report, wherever the run has been moved to
+        runs = [str(path.parent)]
     folders = [path_of(run) / ANALYSES_FOLDER for run in runs]
     addresses = [quote(Path(os.path.relpath(folder, path.parent)).as_posix()) for folder in folders]
     inside = [(shlex.quote(run), f"{address}/index.html") for run, address in zip(runs, addresses, strict=True)]
@@ -184,7 +187,7 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
 
 
 def _depth(models: Sequence[Model], results: Document) -> Figure | None:
-    run, vocabulary = [m for m in models if m["depth"]], results["corpus"].get("vocabulary")
+    run, vocabulary = [m for m in models if run_text.at_several(m)], results["corpus"].get("vocabulary")
     if not run:
         return None
     if len(run) == 1:
@@ -192,13 +195,16 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
     else:
         said = list(filter(None, [_best_depth(run)]))
     if (part := results.get("depth_part", 1.0)) < 1:
-        said.append(f"All of this was read on {text.number(100 * part)} % of the validation text, evenly spread.")
+        whole = [m["name"] for m in models if not m["depth"]]
+        besides = f"; {text.join(whole)} on all of it" if whole else ""
+        amount = f"{text.number(100 * part)} % of the validation text, evenly spread"
+        said.append(f"All of this was read on {amount}{besides}.")
     if any(m["weights"].startswith("time") and run_text.poor_elsewhere(m) for m in run):
         said.append(
             "A DiffEqFormer can be run at any number of steps, but its training only ever asked for the weights at "
             "the times of its own steps: at a depth it was not trained at, it is poor until it is fine-tuned there."
         )
-    if references := [m["name"] for m in models if not m["depth"]]:
+    if references := [m["name"] for m in models if not run_text.at_several(m)]:
         said.append(f"Dashed: {', '.join(references)}, at the trained depth.")
     if (guess := run_figures.uniform_loss(models, vocabulary)) is not None:
         said.append(f"Dotted: guessing every token uniformly, {text.nats(guess)} nats.")
@@ -244,7 +250,11 @@ def _by_step(model: Model) -> tuple[str, Table]:
 
 def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tuple[int, int]]]]:
     """One row per depth and one column per model that was run at several; their places; cells that were trained at."""
-    run = [(i, {p["steps"]: p["loss"] for p in run_text.depth_points(m)}) for i, m in enumerate(models) if m["depth"]]
+    run = [
+        (i, {p["steps"]: p["loss"] for p in run_text.depth_points(m)})
+        for i, m in enumerate(models)
+        if run_text.at_several(m)
+    ]
     if not run:
         return []
     depths = sorted({depth for _, losses in run for depth in losses})

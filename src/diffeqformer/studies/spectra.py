@@ -63,7 +63,10 @@ class Arguments(OfRun):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """The spectra of one run, or of two side by side."""
+    """The spectra of one run, or of two side by side.
+
+    **Raises:** `RunFailed` for a run whose weights are not finite.
+    """
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
     from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run

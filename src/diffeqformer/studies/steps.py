@@ -10,7 +10,6 @@ import numpy as np
 import tyro
 
 from diffeqformer.config.bounds import SIZES, require_bounds, setting
-from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import percent
@@ -49,7 +48,8 @@ class Arguments(inputs.OfRun):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Read the run's model after every step.
 
-    **Raises:** `BadInput` for fewer than one text, or more than there are.
+    **Raises:** `BadInput` for fewer than one text, or more than there are; `RunFailed` for a model whose states or
+    losses are not finite.
     """
     require_bounds(arguments, "--")
     from diffeqformer.analysis.participation import participation
@@ -59,19 +59,17 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     ids = inputs.ids_of(opened, arguments.text) if arguments.text else None
     length = opened.config.model.context + 1
     sets = 2 if arguments.tuned else 1
-    number = None if arguments.texts is None else arguments.texts * sets
-    texts = inputs.validation_windows(opened, number, length, progress, usual=USUAL * sets)
+    texts, counted = inputs.validation_windows(opened, arguments.texts, length, progress, USUAL, sets=sets)
+    texts, others, counted = texts[::sets], texts[1::sets], counted[::sets, 1:]
+    found = participation(opened.model, texts, counted, steps=grid, progress=progress)
     probes = None
     if arguments.tuned:
         from diffeqformer.analysis.tuned_lens import tuned_lens
 
-        if len(texts) < sets:
-            raise BadInput(f"the validation split has one text of {length} tokens, but a tuned lens needs two.")
-        texts, others = texts[::2], texts[1::2]
         lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
-        probes = lens_of.read(opened.model, texts, steps=grid)
-    found = participation(opened.model, texts, steps=grid, progress=progress)
+        probes = lens_of.read(opened.model, texts, counted, steps=grid)
     about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {len(texts)} texts of {length - 1} tokens"
+    about += "" if counted.all() else f", of which {counted.sum()} count as targets"
     made = result(found, f"{about}.{inputs.whole_split(opened, grid.steps)}", opened.which, folder, probes)
     if ids is None:
         return made

@@ -142,7 +142,10 @@ def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
         if not all(type(end) in (int, float) and 0 < end < math.inf for end in ends) or ends[0] >= ends[1]:
             raise BadInput(f"--over {name} is {shown(values)}, but a range must be two positive numbers that rise.")
         return name, (ends[0], ends[1])
-    return name, [parse_value(value) for value in values.split(",")]
+    parsed = [parse_value(value) for value in values.split(",")]
+    if twice := [value for value in parsed if parsed.count(value) > 1]:
+        raise BadInput(f"--over {name} has {twice[0]} more than once; each is a trial, so name it once.")
+    return name, parsed
 
 
 def _drawn(values: Any, random: Any) -> Any:

@@ -32,6 +32,11 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
 
 
+def deepest_drawn(config: Config) -> int | None:
+    """The largest number of steps that an update is drawn at; `None` if none is."""
+    return None if not config.depth.depths or config.depth.together == "rows" else max(config.depth.depths)
+
+
 def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
 

@@ -14,6 +14,7 @@ from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
 from diffeqformer.config import OptimizerConfig, Role, TrapezoidalConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
 from diffeqformer.ode.weights.time import is_of_time
@@ -82,6 +83,25 @@ def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTre
     return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
 
 
+def require_trained(model: PyTree, config: OptimizerConfig) -> None:
+    """Check that some parameter of a model, of which shapes are enough, is trained, and some by the config's rule.
+
+    **Raises:** `BadInput` if none has a role of `config.train_roles`, or none of these follows `config.rule`.
+    """
+    if not jax.tree.leaves(split_trained(model, config)[0]):
+        asked, there = config.train_roles, sorted(set(jax.tree.leaves(roles(model))))
+        raise BadInput(
+            f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but this model's parameters have the roles "
+            f"{', '.join(there)}."
+        )
+    trained, _ = split_trained(model, config)
+    if config.rule != "adamw" and not any(jax.tree.leaves(_followers(config)(trained))):
+        raise BadInput(
+            f"optimizer.rule is {config.rule!r}, but none of the trained parameters of optimizer.rule_roles, "
+            f"{', '.join(config.rule_roles) or 'which are none'}, follows it; AdamW would move all."
+        )
+
+
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """Scale the gradient by `min(1, limit / norm)`, and form what of it is factored: here the rule's formulas begin.
 
@@ -121,18 +141,25 @@ def _at_one_rate(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradien
     clip = clip_by_global_norm(config.clip_norm)
     if config.rule == "adamw":
         return optax.chain(clip, _adamw(config, rate, _of_roles(config.decay_roles)))
-    chosen, decays = _of_roles(config.rule_roles), _of_roles(config.decay_roles)
+    follows, decays = _followers(config), _of_roles(config.decay_roles)
 
     def labels(tree: PyTree) -> PyTree:
-        taken = chosen(tree) if config.rule != "muon" else jax.tree.map(and_, chosen(tree), _matrices(tree))
         label = lambda taken, decays: f"{config.rule if taken else 'adamw'}{'' if decays else ', no decay'}"
-        return jax.tree.map(label, taken, decays(tree))
+        return jax.tree.map(label, follows(tree), decays(tree))
 
     plain = replace(config, weight_decay=0.0)  # roles are not seen in the parts that a rule is given
     rules = {name: RULES[name] for name in ("adamw", config.rule)}
     parts: dict[Hashable, optax.GradientTransformation] = {name: rule(config, rate) for name, rule in rules.items()}
     parts |= {f"{name}, no decay": rule(plain, rate) for name, rule in rules.items()}
     return optax.chain(clip, optax.partition(parts, labels))
+
+
+def _followers(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
+    """Which parameters the rule moves, not AdamW."""
+    chosen = _of_roles(config.rule_roles)
+    if config.rule != "muon":
+        return chosen
+    return lambda tree: jax.tree.map(and_, chosen(tree), _matrices(tree))
 
 
 def _of_roles(chosen: tuple[Role, ...]) -> Callable[[PyTree], PyTree]:
@@ -212,7 +239,7 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
 
     def init(params: PyTree) -> Guard:
         zero = jax.numpy.zeros((), jax.numpy.int32)
-        return Guard(inner.init(params), jax.numpy.zeros(()), zero, zero > 0)
+        return Guard(inner.init(params), jax.numpy.zeros((), jax.numpy.float32), zero, zero > 0)
 
     def update(gradients: PyTree, state: Guard, params: PyTree = None) -> tuple[PyTree, Guard]:
         length, limit = norm(gradients), factor * state.usual

@@ -91,7 +91,9 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
         model = build(config, key) if base is None else adapt(base, config, key)
         trained, _ = split_trained(model, settings)
         average = None if settings.average is None else jax.tree.map(jnp.copy, trained)  # a buffer is donated once
-        moments = optimizer(settings, 1, rule=rule).init(trained)
+        # Optax makes some numbers of its own in JAX's default type, which jax_enable_x64 changes.
+        narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
+        moments = jax.tree.map(narrow, optimizer(settings, 1, rule=rule).init(trained))
         return constrain_weights(State(model, moments, jnp.zeros((), jnp.int32), average))
 
     return initial

@@ -78,7 +78,7 @@ def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Time
     scale = change.gain.scale
     knots, shortest = scale.shape[:2]
     over_depth = cardinal_basis(times, knots, dtype=scale.dtype)
-    over_length = _length_basis(lengths, shortest, scale.dtype)
+    over_length = length_basis(lengths, shortest, scale.dtype)
     mixed = lambda part: jnp.einsum("tm,tj,mjw->tw", over_depth, over_length, part)
     g, last = mixed(change.gain.scale), getattr(rows, out)
     norm = _changed_norm(rows.norm, jax.tree.map(mixed, change.norm))
@@ -86,7 +86,7 @@ def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Time
     return dataclasses.replace(rows, norm=norm, **{out: last})
 
 
-def _length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
+def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
     """`C_j(log2 1/h)` of all knots at all lengths h."""
     halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
     return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
@@ -104,7 +104,7 @@ def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
 
     **Arguments:** `changes`, arrays of shape (length, width); `length`, a fraction of depth.
     """
-    (basis,) = _length_basis(np.array([length]), changes.scale.shape[0], changes.scale.dtype)
+    (basis,) = length_basis(np.array([length]), changes.scale.shape[0], changes.scale.dtype)
     return _changed_norm(norm, jax.tree.map(lambda part: basis @ part, changes))
 
 

@@ -61,12 +61,14 @@
   const labels = (reading) => reading.times.map((time, i) => (i ? `step ${i} of ${reading.times.length - 1}, t = ${+time.toFixed(3)}` : "depth 0"));
 
   const outcome = (...found) => { $("headline").textContent = sentence(...found); };
-  const headline = ({ tokens, top, p, kl, loss, times }) => {
+  // Predictions are compared as ids: several pieces of bytes read alike.
+  const headline = ({ tokens, top, top_ids, p, kl, loss, times }) => {
     const [end, last] = [times.length - 1, tokens.length - 1];
+    const first = top_ids.map((row) => row[last] === top_ids[end][last]);
     let since = end;
-    while (since && top[since - 1][last] === top[end][last]) since -= 1;
+    while (since && first[since - 1]) since -= 1;
     outcome(tokens, top[end][last], p[end][last], end);
-    const before = top.some((row, step) => step < since && row[last] === top[end][last]);
+    const before = first.indexOf(true) < since;
     const lately = before ? "It was the first choice before, and is again after the last step" : "Only the last step makes it the first choice";
     const when = since === end ? lately : `It is the first choice from ${since ? `step ${since}` : "depth 0"} on`;
     const near = end ? `; one step before the end the prediction is ${written(kl[end - 1][last])} nats away` : "";
@@ -75,13 +77,13 @@
 
   const drawGrid = () => {
     const { reading, other } = shown;
-    const { tokens, top, p, kl, next } = reading;
+    const { tokens, ids, top, top_ids, p, kl, next } = reading;
     const [end, { most, paint }, names] = [top.length - 1, scale(reading), labels(reading)];
     const rows = top.map((row, step) => {
       const cells = row.map((piece, position) => {
         const value = valueAt(reading, step, position);
         const shade = value === null ? null : paint(value);
-        const cell = make("td", { tabIndex: -1, className: piece === top[end][position] ? "settled" : "", dataset: { step, position } },
+        const cell = make("td", { tabIndex: -1, className: top_ids[step][position] === top_ids[end][position] ? "settled" : "", dataset: { step, position } },
           piece, make("small", { textContent: `${written(p[step][position], 2)} · ${written(kl[step][position], 2)}` }));
         cell.setAttribute("role", "gridcell");
         cell.setAttribute("aria-label", `token ${position} ${tokens[position]}, ${names[step]}: ${piece}, probability ${written(p[step][position])}, KL to the end ${written(kl[step][position])}`);
@@ -97,7 +99,8 @@
     if (other) {
       same = other.tokens.length === tokens.length && other.tokens.every((token, i) => token === tokens[i]);
       const last = other.top[other.top.length - 1];
-      const changed = (i) => last[i] !== top[end][i];
+      const by = other.ids.every((id, i) => id === ids[i]) ? "top_ids" : "top"; // ids of another tokenizer mean others
+      const changed = (i) => other[by].at(-1)[i] !== reading[by][end][i];
       if (same) rows.push(plain(`${state.other === state.run ? "" : `${about.runs[state.other].name}, `}${other.top.length - 1} steps`, last, changed));
       const count = last.filter((_, i) => changed(i)).length;
       $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${other.top.length - 1} steps (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";

@@ -256,12 +256,13 @@ const backend = (() => {
 
     const read = async (question) => {
       const { ids, edges, states, moved } = await walk(question);
-      const found = { tokens: ids.map((id) => pieces[id]), times: edges, top: [], p: [], kl: [], next: [], moved };
+      const found = { tokens: ids.map((id) => pieces[id]), ids, times: edges, top: [], top_ids: [], p: [], kl: [], next: [], moved };
       const end = ids.map((_, r) => predictions(states.at(-1), r));
       for (const state of states) {
         const here = state === states.at(-1) ? end : ids.map((_, r) => predictions(state, r));
         const top = here.map((log) => log.indexOf(log.reduce((a, b) => Math.max(a, b))));
         found.top.push(top.map((id) => pieces[id]));
+        found.top_ids.push(top);
         found.p.push(top.map((id, r) => Math.exp(here[r][id])));
         found.kl.push(here.map((log, r) => Math.max(0, end[r].reduce((s, e, v) => s + Math.exp(e) * (e - log[v]), 0))));
         found.next.push(ids.slice(1).map((id, r) => Math.exp(here[r][id])));

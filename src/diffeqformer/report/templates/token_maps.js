@@ -12,7 +12,7 @@
     const find = (name) => section.querySelector(name);
     const { tokens, outputs, methods, headlines, captions } = JSON.parse(find("script").textContent);
     let [method, row, pointed] = [0, outputs.length - 1, -1];
-    const headline = [...document.querySelectorAll("header p")].find((p) => p.textContent === headlines[row]);
+    const headline = [...document.querySelectorAll("header p")].find((p) => p.dataset.said === headlines[row]);
     const caption = [...document.querySelectorAll("h2.caption")].find((h) => h.dataset.caption === captions[row]);
     const columns = [...(caption?.parentElement.querySelectorAll("thead th") ?? [])].slice(1).map((th) => th.textContent);
     const chooser = find(".method");

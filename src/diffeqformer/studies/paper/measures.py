@@ -160,7 +160,7 @@ def induction(found: Trained, name: str) -> float | None:
     """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
     seen = heads_of(found.models[name], found.seed)
     there = seen.behaviours["prefix matching"].max() >= MATCHING
-    return seen.inference.rho if there else None
+    return seen.inference.rho if there and math.isfinite(seen.inference.rho) else None
 
 
 @measured
