@@ -267,11 +267,6 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
             "equal."
         )
-    if m.scheme.kind == "residual" and not isinstance(m.horizon, str):
-        raise BadInput(
-            f"model.horizon is {m.horizon}, but the steps of model.scheme 'residual' have no length; 'steps' and "
-            "'unit' decide how outputs begin."
-        )
     # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
     scheme = m.scheme.build()
     if m.modulation and (isinstance(m.weights, LayerConfig | LayerDropConfig) or m.tolerance):
