@@ -148,11 +148,6 @@ def test_refused(settings, sentence):
         (LAYERS | {"steps": 5}, {}, "model.weights has 4 layers, .* updates or readings are at 5 steps; raise"),
         (LAYERS, {"depth": {"sample": "2-6"}}, "has 4 layers, .* are at 6 steps"),
         (LAYERS, {"depth": {"sample": [2, 3], "always": [6]}}, "has 4 layers, .* are at 6 steps"),
-        (
-            LAYERS | {"horizon": 2.0},
-            {},
-            "model.horizon is 2.0, but the steps of model.scheme 'residual' have no length",
-        ),
         (NESTED | {"first_step": 0.5}, {}, "model.first_step is 0.5, but model.weights.nested keeps layers by"),
         (
             NESTED | {"steps": 2, "edges": [0, 0.1, 1]},
