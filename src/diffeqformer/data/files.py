@@ -135,7 +135,7 @@ class Reader:
         """The articles of a WikiText file: each begins with a line ` = Title = `."""
         article: list[str] = []
         for block in self._plain(file):
-            for line in block.splitlines(keepends=True):
+            for line in io.StringIO(block):  # at "\n" alone, as WikiText has it
                 if _TITLE.fullmatch(line) and "".join(article).strip():
                     yield "".join(article)
                     article = []
