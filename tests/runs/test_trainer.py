@@ -19,7 +19,7 @@ import pytest
 from diffeqformer import config as configuration
 from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
-from diffeqformer.errors import BadInput, Interrupted, RunFailed
+from diffeqformer.errors import BadInput, Diverged, Interrupted, RunFailed
 from diffeqformer.progress import Silent
 from diffeqformer.runs import compare, recorder, trainer
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -231,6 +231,17 @@ def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(config, 
     with pytest.raises(RunFailed, match="the model's weights are no longer finite at update 4; there is no checkpoint"):
         train(config, Silent())
     assert not Checkpoints(Path(config.run) / "checkpoints").steps()
+
+
+def test_a_loss_that_is_not_finite_at_the_end_alone_is_a_divergence(config, monkeypatch):
+    evaluate = trainer.evaluate
+    spoilt = lambda *given, **named: dataclasses.replace(evaluate(*given, **named), loss=math.nan)
+    monkeypatch.setattr(trainer, "evaluate", spoilt)
+    said = "the validation loss is nan after the last update; the last good checkpoint is at update 12."
+    for _ in range(2):  # once more when it is started again
+        with pytest.raises(Diverged, match=said):
+            train(config, Silent())
+    assert Diverged.exit_code == RunFailed.exit_code == 1
 
 
 def test_a_learning_rate_far_too_high_ends_in_a_sentence(config):

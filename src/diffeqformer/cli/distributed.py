@@ -24,7 +24,7 @@ class Distributed:
 def join(given: Distributed) -> None:
     """Join the other processes, if a coordinator is given; before anything is computed.
 
-    **Raises:** `BadInput` as `training.distributed.join`, and for settings that nothing reads.
+    **Raises:** `BadInput` as `runs.distributed.join`, and for settings that nothing reads.
     """
     if given.coordinator:
         from diffeqformer.runs import distributed

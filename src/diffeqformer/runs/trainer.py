@@ -20,7 +20,7 @@ from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
-from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
@@ -219,7 +219,7 @@ def _evaluated(
         name="Evaluating",
     )
     if not math.isfinite(found.loss):
-        raise RunFailed(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
+        raise Diverged(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
 
     def write(found: Evaluation) -> results.Entry:
         speed = clock.updates * tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0

@@ -18,6 +18,7 @@ from diffeqformer.studies.bench.bench_plan import (
     on_paper,
     speed,
     study,
+    tables,
     traffic,
 )
 
@@ -81,6 +82,19 @@ def test_a_document_says_what_fits(monkeypatch):
     result = study(Arguments(models="tiny", devices="8"), Silent())
     assert result.tables[0].rows[0][3] == "does not fit"
     assert result.findings[0] == "Nothing here fits with both kinds of weights."
+
+
+@pytest.mark.parametrize(
+    "compute, memory, links, word, seconds",
+    [(1.0, 2.0, 0.0, "compute", 2.5), (1.0, 3.0, 2.0, "memory", 3.0), (1.0, 2.0, 4.0, "links", 4.0)],
+)
+def test_the_bound_is_what_takes_the_time(compute, memory, links, word, seconds):
+    row = {
+        "model": "tiny", "weights": "time", "devices": 1, "data": 1, "fsdp": 1, "tokens": 1000, "bytes": 100,
+        "compute": compute, "memory": memory, "links": links, "parameters": {"effective": 10},
+    }  # fmt: skip
+    (table,) = tables({"card": "h100", "price": 2.5, "rows": [row]})
+    assert table.rows[0][7:9] == (word, f"{1000 / seconds:,.0f}")
 
 
 @pytest.mark.parametrize(

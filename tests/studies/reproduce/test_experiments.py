@@ -19,3 +19,9 @@ def test_a_rate_at_which_training_diverges_is_not_the_best(monkeypatch):
     at = lambda rate: Config(optimizer=OptimizerConfig(learning_rate=rate))
     best, tried = search(lambda rate: trained_loss(at(rate), Silent()), 0.004)
     assert best == 0.004 and tried == {0.002: 500.0, 0.004: 250.0, 0.008: math.inf}
+
+
+def test_a_loss_of_zero_is_the_best(monkeypatch):
+    entry = {"validation": {"loss": 0.0}}
+    monkeypatch.setattr("diffeqformer.runs.trainer.train", lambda config, progress: SimpleNamespace(entry=entry))
+    assert trained_loss(Config(), Silent()) == 0.0

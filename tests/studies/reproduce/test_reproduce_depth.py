@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import to_dict, validate
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies.reproduce import reproduce_depth
 from diffeqformer.studies.reproduce.reproduce_depth import SAME_COMPUTE, Arguments, runs_of
@@ -80,6 +81,15 @@ def test_a_gain_within_the_spread_of_seeds_does_not_hold():
     noisy = [record("elastic", n, loss, seed) for seed, pair in enumerate(((3.0, 2.7), (3.0, 3.0))) for n, loss in
              zip((4, 16), pair, strict=True)]  # fmt: skip
     assert verdicts(noisy)[DEEPER] == "fails"
+
+
+def test_depths_are_compared_within_each_seed_where_a_reading_is_not_finite():
+    seeds = ((3.0, math.nan), (2.0, 1.9), (2.1, 2.0))
+    found = [record("elastic", n, loss, seed) for seed, pair in enumerate(seeds) for n, loss in
+             zip((4, 16), pair, strict=True)]  # fmt: skip
+    (row,) = [row for row in judgement(found).rows if row[0] == DEEPER]
+    assert row[1:] == ("−9.5 % ± 0.0", "holds")
+    assert DEEPER not in verdicts(found[:2])  # no seed has both
 
 
 def test_models_are_the_shipped_configs_on_the_same_batches(tmp_path):
@@ -194,3 +204,8 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
     trained.clear()
     reproduce_depth.study(replace(asked, search=False, seeds=(0,)), Silent())
     assert trained == [("hops/seed-0/gpt-2", 0), ("hops/seed-0/gpt-4", 0)]
+
+
+def test_a_folder_that_cannot_be_is_refused():
+    with pytest.raises(BadInput, match="path '~nobody-at-all/runs' cannot be used"):
+        reproduce_depth.study(Arguments(to="~nobody-at-all/runs"), Silent())

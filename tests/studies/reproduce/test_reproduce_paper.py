@@ -365,3 +365,15 @@ def test_a_search_that_is_not_at_its_end_gives_no_rate(tmp_path, monkeypatch):
     assert runs.rate("gpt") == shipped
     assert runs.rates["gpt"][1] == {shipped / 2: 4.5, shipped: 4.2, 2 * shipped: math.inf}
     assert rates_table(runs.rates).rows[0][2] == "yes"  # the best is inside, whatever diverged above it
+
+
+def test_a_rate_at_which_the_loss_is_zero_is_the_best(tmp_path, monkeypatch):
+    runs = Runs(Arguments(to=str(tmp_path)), MODELS, Silent())
+    shipped = runs.config("gpt", 0, 1e-3).optimizer.learning_rate
+
+    def trained(config, model):
+        entry = {"validation": {"loss": abs(config.optimizer.learning_rate - shipped)}}
+        return Finished(config, entry, lambda: pytest.fail("opened"))
+
+    monkeypatch.setattr(runs, "_train", trained)
+    assert runs.rate("gpt") == shipped and runs.rates["gpt"][1][shipped] == 0.0

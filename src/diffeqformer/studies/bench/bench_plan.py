@@ -15,6 +15,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, percent, size
 from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.bench.bench_train import PASSES
 from diffeqformer.studies.inputs import whole_numbers
 from diffeqformer.studies.study import Result
 
@@ -42,8 +43,6 @@ TOKENS = 20
 """Per parameter of the populated model. Source: Hoffmann et al. 2022, arXiv:2203.15556."""
 FULL = 0.6
 """Share of memory that weights, moments and gradients may take; the rest is for activations."""
-PASSES = 8
-"""Over parameters in an update: read forwards and backwards; by AdamW they and two moments read and written."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +184,6 @@ def traffic(config: Config, tokens: int) -> int:
     return 3 * tokens * numbers * jax.numpy.dtype(config.model.compute_dtype).itemsize
 
 
-def bound(row: b.Row) -> str:
-    """Which of the three is the largest."""
-    return max(("compute", "memory", "links"), key=lambda name: row[name])
-
-
 def tables(document: b.Document) -> tuple[Table, ...]:
     """One row for each model, kind of weights and number of devices."""
     rows, usable = [], USABLE * DEVICES[document["card"]].memory
@@ -199,11 +193,13 @@ def tables(document: b.Document) -> tuple[Table, ...]:
             rows.append((*named, "does not fit", *[MISSING] * 8))
             continue
         times = [b.seconds(row[name]) for name in ("compute", "memory", "links")]
-        seconds = seconds_of(row)
+        bounds = bounds_of(row)
+        bound = max(bounds, key=bounds.__getitem__)
+        seconds = bounds[bound]
         spent = TOKENS * row["parameters"]["effective"] / row["tokens"] * seconds
         fits = size(row["bytes"]) + ("" if row["bytes"] <= usable else " (too much)")
         rows.append((
-            *named, f"{row['data']} x {row['fsdp']}", *times, bound(row), f"{row['tokens'] / seconds:,.0f}", fits,
+            *named, f"{row['data']} x {row['fsdp']}", *times, bound, f"{row['tokens'] / seconds:,.0f}", fits,
             duration(spent), f"{spent / 3600 * row['devices'] * document['price']:,.0f}",
         ))  # fmt: skip
     columns = (
@@ -212,15 +208,15 @@ def tables(document: b.Document) -> tuple[Table, ...]:
     )  # fmt: skip
     said = (
         f"An update on {document['card']}s: seconds of compute at the peak, of memory and of links at their bandwidth; "
-        f"tokens a second if products reach {percent(REACHED)} of the peak and the rest goes on beside them; time and "
-        f"price of {TOKENS} tokens per parameter"
+        f"tokens a second, and what bounds them, if products reach {percent(REACHED)} of the peak and the rest goes on "
+        f"beside them; time and price of {TOKENS} tokens per parameter"
     )
     return (Table(said, columns, rows),)
 
 
-def seconds_of(row: b.Row) -> float:
-    """Of an update: the longest of the three, products at the share of the peak that is reached."""
-    return max(row["compute"] / REACHED, row["memory"], row["links"])
+def bounds_of(row: b.Row) -> dict[str, float]:
+    """Seconds of an update by what bounds it, products at the share of the peak that is reached."""
+    return {"compute": row["compute"] / REACHED, "memory": row["memory"], "links": row["links"]}
 
 
 def _headline(document: b.Document) -> str:
@@ -229,7 +225,7 @@ def _headline(document: b.Document) -> str:
              if kind == "time" and (model, devices, "knots") in known]  # fmt: skip
     if not pairs:
         return "Nothing here fits with both kinds of weights."
-    longest = max(seconds_of(row) / seconds_of(other) for row, other in pairs)
+    longest = max(max(bounds_of(row).values()) / max(bounds_of(other).values()) for row, other in pairs)
     cut, less = (max(pair[which]["fsdp"] for pair in pairs) for which in (0, 1))
     return (
         f"On paper time-dependent weights take at most {longest:.2f} times as long as knots, but their state has to be "

@@ -149,7 +149,7 @@ class Runs:
 
     def _loss(self, name: str, rate: float) -> float:
         found = self._run(name, SEARCHED_WITH, rate)
-        return math.inf if found is None else found.entry["validation"]["loss"] or math.inf
+        return math.inf if found is None else found.entry["validation"]["loss"]
 
     def _run(self, name: str, seed: int, rate: float) -> Finished | None:
         config = self.config(name, seed, rate)

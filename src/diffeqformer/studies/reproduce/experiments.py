@@ -83,7 +83,7 @@ def trained_loss(config: Config, progress: Progress) -> float:
     from diffeqformer.runs.trainer import train
 
     try:
-        return train(config, progress).entry["validation"]["loss"] or math.inf
+        return train(config, progress).entry["validation"]["loss"]
     except Diverged as error:
         progress.say(str(error))
         return math.inf

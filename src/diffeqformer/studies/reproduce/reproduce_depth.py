@@ -25,6 +25,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
+from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.reproduce.experiments import (
     losses_document,
@@ -96,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
     from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of
 
-    folder = Path(arguments.to).expanduser() / arguments.task
+    folder = path_of(arguments.to) / arguments.task
     found: list[Document] = []
     for seed in arguments.seeds:
         rates = rates_of(found[0]) if found else {}

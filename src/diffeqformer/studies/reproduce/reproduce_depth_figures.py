@@ -164,10 +164,11 @@ def _reaches(records: Sequence[Record]) -> list[tuple[str, str, str]]:
 
 
 def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
-    found = values(records, "elastic")
-    if DEEP not in found or SHALLOW not in found:
+    elastic = [r for r in records if r["kind"] == "elastic" and finite(r["loss"])]
+    deep, shallow = ({r["seed"]: r["loss"] for r in elastic if r["steps"] == steps} for steps in (DEEP, SHALLOW))
+    gains = [deep[seed] - shallow[seed] for seed in deep if seed in shallow]
+    if not gains:
         return None
-    gains = [deep - shallow for deep, shallow in zip(found[DEEP], found[SHALLOW], strict=False)]
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
     holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
     mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
@@ -175,12 +176,8 @@ def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
 
 
 def _near(records: Sequence[Record]) -> tuple[str, str, str] | None:
-    elastic = means(records, "elastic")
-    best = {
-        steps: min(means(records, kind).get(steps, math.inf) for kind in ALONE)
-        for steps in elastic
-        if any(steps in means(records, kind) for kind in ALONE)
-    }
+    elastic, alone = means(records, "elastic"), [means(records, kind) for kind in ALONE]
+    best = {n: min(of[n] for of in alone if n in of) for n in elastic if any(n in of for of in alone)}
     if not best:
         return None
     gaps = {steps: elastic[steps] - best[steps] for steps in best}
