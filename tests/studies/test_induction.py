@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from diffeqformer.analysis.inference import INFERENCE, TESTS, Correlation, Induction
-from diffeqformer.studies.induction import about, notes, strongest
+from diffeqformer.errors import BadInput
+from diffeqformer.progress import Silent
+from diffeqformer.studies.induction import Arguments, about, notes, strongest, study
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from tests.studies.pictures import WIDTHS, blue_is_high, dark_is_high, green_is_early, points, title
 
@@ -66,3 +68,8 @@ def test_the_strongest_heads_come_first_and_the_verdict_is_the_headline(found):
     assert rows[0][0] == f"step {step + 1}, head {head}" and len(rows) == 4
     assert about("runs/x", found).startswith("runs/x: 32 sequences of 25 random tokens, each 4 times")
     assert "0.040 for a head that looks everywhere alike" in notes(found.chance)[0]
+
+
+def test_arguments_out_of_bounds_are_refused_before_the_run_is_opened():
+    with pytest.raises(BadInput, match=r"--steps is 0, but must be at least 1\."):
+        study(Arguments(run="not-there", steps=0), Silent())

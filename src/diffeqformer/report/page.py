@@ -49,9 +49,7 @@ def code(text: str) -> Markup:
     A “token” in quotation marks stays as it is: its backticks are the user's own.
     """
     marked = re.sub(
-        "(“[^”]*”)|`([^`]+)`",
-        lambda found: found[1] or f"<code>{found[2]}</code>",
-        str(escape(together(clean(text)))),
+        "(“[^”]*”)|`([^`]+)`", lambda found: found[1] or f"<code>{found[2]}</code>", str(escape(together(clean(text))))
     )
     return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', marked))
 
@@ -207,7 +205,7 @@ def render(
 
 
 def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
-    """A template of this package as text: `page.html`, or one that extends it. Where it includes `terms.html`, the
+    """A template of this package as text: `page.html`, or one that extends it. Where it has `{{ glossary }}`, the
     words that it uses are explained.
 
     **Arguments:** `scripts`, files of this package that become the page's one script.

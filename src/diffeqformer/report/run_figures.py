@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +19,6 @@ from diffeqformer.report.figures import (
     log_axis,
     look,
     steps_axis,
-    style,
     thin,
 )  # fmt: skip
 from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
@@ -61,11 +59,10 @@ def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute
     late = (2 / 3) * max((x for both in curves for points in both for x, _ in points), default=0)
     detail = max((sum(x >= late for x, _ in train) for train, _ in curves), default=0) >= 5
     stacked = width < 5
-    with style():
-        height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        shape: dict[str, Any] = {"nrows": 2} if stacked else {"ncols": 2, "width_ratios": (3, 2)}
-        axes: list[Any] = list(figure.subplots(**shape)) if detail else [figure.subplots()]
+    height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
+    shape = {} if not detail else {"rows": 2} if stacked else {"columns": 2, "width_ratios": (3, 2)}
+    with drawing(width, height, **shape) as (figure, grid):
+        axes = list(grid.flat)
         for axis, start in zip(axes, (-math.inf, late), strict=False):
             _draw_losses(axis, curves, start)
             axis.set_xlabel("compute (steps of depth, summed over updates)" if against_compute else "updates")

@@ -76,7 +76,7 @@ def steps(number_of: int) -> str:
 def comparison(models: Sequence[Model]) -> str:
     """On what terms the models were compared: tokens seen, parameters stored, number of runs."""
     one = len(models) == 1
-    if not unequal(models):
+    if len({(m["tokens"], m["updates"]) for m in models}) == 1:
         amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
         trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}{_unlike(models)}."
     else:
@@ -119,11 +119,6 @@ def _unlike(models: Sequence[Model]) -> str:
         return ""
     said = join([f"{number(compute)} in {join(by[compute])}" for compute in sorted(by)])
     return f", but not with the same compute (steps of depth, summed over updates): {said}"
-
-
-def unequal(models: Sequence[Model]) -> bool:
-    """Whether some made more updates than others, or saw more tokens."""
-    return len({(m["tokens"], m["updates"]) for m in models}) > 1
 
 
 def compute_at(model: Model, update: float) -> float:

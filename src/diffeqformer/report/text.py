@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
 
+from rich import filesize
+
 from diffeqformer.plain import Document
 
 MISSING = "–"
@@ -82,12 +84,7 @@ def duration(seconds: object) -> str:
 
 def size(bytes_: object) -> str:
     """`12.3 MB`, in decimal units."""
-    if not finite(bytes_):
-        return number(bytes_)
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if bytes_ >= scale:
-            return f"{bytes_ / scale:,.1f}\u00a0{unit}"
-    return f"{bytes_:,}\u00a0bytes"
+    return filesize.decimal(int(bytes_), separator="\u00a0") if finite(bytes_) else number(bytes_)
 
 
 def join(parts: Sequence[str]) -> str:

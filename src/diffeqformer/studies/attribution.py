@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, require_bounds, setting
+from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
@@ -167,7 +167,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def _check(arguments: Arguments) -> None:
     if not arguments.text and not arguments.faithfulness:
         raise BadInput("there is nothing to do: give a --text, or a number of contexts with --faithfulness, or both.")
-    require_bounds(arguments, "--")
     if arguments.faithfulness == 1:
         raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
     if not arguments.faithfulness:

@@ -4,6 +4,7 @@ paper."""
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -198,7 +199,7 @@ def tasks_table(comparison: "Comparison") -> Table:
         (
             f"{row.task}, {row.fewshot}-shot" if row.fewshot else row.task, row.metric,
             *(_plus_minus(value, error) for value, error in zip(row.values, row.stderrs, strict=True)),
-            _shown_difference(row), number(row.items) if row.items else MISSING,
+            _plus_minus(*_difference(row), signed), number(row.items) if row.items else MISSING,
             p_value(row.difference and row.difference.p), p_value(row.holm), stars(row.holm),
         )
         for row in comparison.rows
@@ -251,9 +252,8 @@ def _ahead(row: "Row") -> int:
     return int((one > other) == (row.higher_is_better is False))
 
 
-def _plus_minus(value: float | None, error: float | None) -> str:
-    shown = number(value, 4)
-    return shown if error is None else f"{shown} ± {number(error, 4)}"
+def _plus_minus(value: float | None, error: float | None, write: Callable[[object, int], str] = number) -> str:
+    return write(value, 4) if error is None else f"{write(value, 4)} ± {number(error, 4)}"
 
 
 def _difference(row: "Row") -> tuple[float | None, float | None]:
@@ -263,10 +263,3 @@ def _difference(row: "Row") -> tuple[float | None, float | None]:
         return None, None
     found = row.difference
     return one - other, found.stderr if found and math.isclose(found.value, one - other) else None
-
-
-def _shown_difference(row: "Row") -> str:
-    value, stderr = _difference(row)
-    if value is None:
-        return MISSING
-    return signed(value, 4) if stderr is None else f"{signed(value, 4)} ± {number(stderr, 4)}"

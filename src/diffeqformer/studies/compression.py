@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
@@ -59,7 +59,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two windows; `RunFailed`
     for weights that are not finite.
     """
-    require_bounds(arguments, "--")
     from diffeqformer.analysis import compression as make
     from diffeqformer.analysis.finite import require_finite
     from diffeqformer.evaluation.perplexity import evaluate

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffeqformer.config import Which
-from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
+from diffeqformer.report.run_text import steps as _steps
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity, signed
 from diffeqformer.studies import inputs
@@ -32,15 +32,13 @@ NEAR = 0.02
 """A rise of perplexity that is called near: the two per cent that one checkpoint for all depths has to keep."""
 
 
-@dataclass(frozen=True)
-class Arguments:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(inputs.OfRun):
     """Quality against depth and compute: perplexity and speed at several depths without fine-tuning, beside others.
 
     Example: diffeqformer analyze depth runs/quickstart/diffeqformer --against runs/quickstart/gpt
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
     """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own, and of --against,
     that it can run at."""
@@ -51,19 +49,14 @@ class Arguments:
     """Other runs, drawn at their own depth: fine-tuned from this one, or trained by themselves."""
     data: tuple[str, ...] = ()
     """Text files or globs; if not given, the validation text of the runs of --against, or else the run's own."""
-    checkpoint: Which = "latest"
-    """Newest checkpoint of every run, the one of lowest validation loss, or the newest that is not damaged."""
     batch_size: int = setting(16, least=1, most=SIZES)
     """Sequences at one time."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
-    """Where the files go; RUN/analysis/depth if not given."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Evaluate the run at every depth and the others at their own, in turns."""
     given = inputs.whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = inputs.positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
-    require_bounds(arguments, "--")
     from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.depth import DepthCurve, Mark, possible_depths, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
@@ -71,9 +64,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.results import name_of_run
 
-    opened = load_run(arguments.run, arguments.checkpoint, progress)
-    others = [load_run(folder, arguments.checkpoint, progress) for folder in arguments.against]
-    folder = inputs.folder_for("depth", arguments.to, opened)
+    opened, folder = arguments.open("depth", progress)
+    others = [load_run(other, arguments.checkpoint, progress) for other in arguments.against]
     for other in others:
         inputs.require_comparable(opened, other)
     own, trained = opened.config.model.steps, opened.config.trained_at
@@ -307,10 +299,6 @@ def marks_table(curve: "DepthCurve") -> Table:
 def _numbers(found: "Evaluation") -> tuple[str, ...]:
     halves = {"attention": found.attention_evaluations, "feed_forward": found.feed_forward_evaluations}
     return nats(found.loss), nats(found.bits_per_byte), evaluations(halves), number(found.tokens_per_second)
-
-
-def _steps(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
 
 
 def _list(steps: list[int]) -> str:

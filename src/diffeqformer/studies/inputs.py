@@ -9,7 +9,7 @@ import numpy as np
 import tyro
 
 from diffeqformer.config import Which
-from diffeqformer.config.bounds import INT32, MOST_STEPS, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds, setting
 from diffeqformer.errors import BadInput, Missing
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
@@ -60,7 +60,11 @@ class OfRun:
     """Folder of the page and its files; RUN/analysis/NAME if not given."""
 
     def open(self, name: str, progress: Progress) -> "tuple[Run, Path]":
-        """The run, and the folder of the analysis `name`."""
+        """The run, and the folder of the analysis `name`.
+
+        **Raises:** `BadInput` for arguments out of their bounds, and as `load_run` and `folder_for`.
+        """
+        require_bounds(self, "--")
         from diffeqformer.runs.opening import load_run
 
         opened = load_run(self.run, self.checkpoint, progress)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from diffeqformer.config.bounds import SIZES, UINT32, require_bounds, setting
+from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import join
@@ -82,7 +82,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.report.page import Figure, TokenMap, both_widths
     from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 
-    require_bounds(arguments, "--")
     unread = {"pairwise": ("probes",), "end-to-end": ("tangents", "iterations"), "both": ()}[arguments.method]
     inputs.require_usual(arguments, unread, f"--method {arguments.method} does not read it")
     opened, folder = arguments.open("lyapunov", progress)

@@ -129,7 +129,7 @@ def why_steps_alone(run: "Run") -> str:
             f"its weights are functions of depth, of which {only} are shown; `--times {BETWEEN}` shows those between "
             "them, too"
         )
-    if run.config.model.continuous:
+    if run.model.continuous:
         return "its weights are functions of depth, and each step computes with their mean over it, which is shown"
     return "each step has weights of its own, so there is nothing between them"
 
@@ -274,9 +274,9 @@ def by_head(found: "Spectra") -> str:
 
     said = []
     for pair in ("QK", "OV"):
-        growth = _growth(ends_of(found, pair, RADIUS))
-        if growth.size > 1:
-            said.append(f"{pair} in {int((growth > 0).sum())} of {growth.size} heads")
+        first, last = ends_of(found, pair, RADIUS)
+        if last.size > 1:
+            said.append(f"{pair} in {int((last > first).sum())} of {last.size} heads")
     return f" From the first step to the last it grows in {join(said)}." if said else ""
 
 
@@ -290,20 +290,8 @@ def _where(found: "Spectra", pair: str, place: int) -> str:
     return f"step {place + 1}" if len(times) == len(found.edges) - 1 else f"t = {times[place]:.2f}"
 
 
-def _growth(ends: "np.ndarray") -> "np.ndarray":
-    """Natural logarithm of the last step's size over the first's."""
-    import numpy as np
-
-    return np.log(np.maximum(ends[1], 1e-30) / np.maximum(ends[0], 1e-30))
-
-
 def notes(
-    models: Models,
-    lengths: "Sequence[np.ndarray]",
-    steps_alone: Mapping[str, str],
-    *,
-    fold_norm: bool,
-    seed: int,
+    models: Models, lengths: "Sequence[np.ndarray]", steps_alone: Mapping[str, str], *, fold_norm: bool, seed: int
 ) -> tuple[str, ...]:
     """What the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far the
     curves can be trusted; `steps_alone`, by model, why only its steps are shown, if they are."""

@@ -38,7 +38,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
         parts: Any = figure.subfigures(**beside, squeeze=False)
         for part, (name, found, values), across, down in zip(parts.flat, spectra, columns, rows, strict=True):
             _title(part, f"{pair}: eigenvalues over depth ({shown[name]})")
-            real = np.sort(np.real(_shown(found, pair, values)), axis=-1)[..., ::-1]
+            real = np.sort(np.real(values if found.continuous else values[found.steps(pair)]), axis=-1)[..., ::-1]
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
             axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
             image: Any = None
@@ -199,11 +199,6 @@ def frame_of_plane(*values: np.ndarray) -> tuple[tuple[float, float], tuple[floa
         more = max(0.08 * (high - low), (least - (high - low)) / 2)
         limits.append((low - more, high + more))
     return limits[0], limits[1]
-
-
-def _shown(found: Spectra, pair: str, values: np.ndarray) -> np.ndarray:
-    """Values at the times that a figure shows: all, or a table of layers' own."""
-    return values if found.continuous else values[found.steps(pair)]
 
 
 def _edges(found: Spectra, pair: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import tyro
 
-from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import percent
@@ -51,7 +51,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for fewer than one text, or more than there are; `RunFailed` for a model whose states or
     losses are not finite.
     """
-    require_bounds(arguments, "--")
     from diffeqformer.analysis.participation import participation
 
     opened, folder = arguments.open("steps", progress)

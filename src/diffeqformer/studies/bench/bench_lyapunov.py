@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,15 +53,15 @@ def compare_lyapunov(progress: Progress) -> b.Document:
     import jax.numpy as jnp
 
     from diffeqformer.analysis.exponents import first_tangents
-    from diffeqformer.analysis.lyapunov import populated
+    from diffeqformer.analysis.lyapunov import pairwise_growth, populated
     from diffeqformer.model.build import build
 
     config = dataclasses.replace(GPT_SMALL, weights="layer")
     model = populated(build(config, jax.random.key(0)))
     ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary or 0, TOKENS), jnp.int32)
     first = first_tangents(config.width, 1, jax.random.key(0), jnp.float32)
-    fast = _compiled(model, ids, first)
     arguments = model, ids, jnp.asarray(TOKENS - 1), jnp.arange(TOKENS), first
+    fast = pairwise_growth.lower(*arguments).compile()
     with progress.stage("Pairwise exponents, both ways", REPEATS + 2) as stage:
         times, found = [], None
         for _ in range(REPEATS + 1):  # the first is a warm-up
@@ -76,14 +76,6 @@ def compare_lyapunov(progress: Progress) -> b.Document:
         **b.beside_dense(times[1:], dense_seconds),
         "largest_difference": float(np.abs(np.asarray(found).sum(0) - np.asarray(wanted)).max()),
     }  # fmt: skip
-
-
-def _compiled(model: "Transformer", ids: "Array", first: "Array") -> Any:
-    import jax.numpy as jnp
-
-    from diffeqformer.analysis.lyapunov import pairwise_growth
-
-    return pairwise_growth.lower(model, ids, jnp.asarray(ids.size - 1), jnp.arange(ids.size), first).compile()
 
 
 def _dense(model: "Transformer", ids: "Array", first: "Array") -> "Array":

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from diffeqformer.plain import Values
@@ -123,7 +123,7 @@ def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
     """The items' tables of `tables`, those of these runs before those of the record."""
     kinds = [kind for name in measured for kind in ITEMS[name].tables if runs.arguments.scale == "laptop"]
     found = {kind: table for kind in kinds if (table := paper_tables.measured(kind, runs)) is not None}
-    return {**record.tables, **{kind: paper_tables.document_of(table) for kind, table in found.items()}}
+    return {**record.tables, **{kind: asdict(table) for kind, table in found.items()}}
 
 
 def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values]) -> tuple[Table, ...]:
@@ -143,7 +143,7 @@ def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Val
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     claims = Table("\n".join((_title(name), *said)), columns, cells)
-    ours = [paper_tables.of_document(tables[kind]) for kind in item.tables if kind in tables]
+    ours = [Table(**tables[kind]) for kind in item.tables if kind in tables]
     return claims, *(reported.numbers if reported else ()), *ours
 
 

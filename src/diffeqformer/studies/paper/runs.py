@@ -99,11 +99,7 @@ class Runs:
     """
 
     def __init__(
-        self,
-        arguments: Arguments,
-        models: Mapping[str, Model],
-        progress: Progress,
-        rates: Rates | None = None,
+        self, arguments: Arguments, models: Mapping[str, Model], progress: Progress, rates: Rates | None = None
     ):
         self.arguments, self.models, self.progress = arguments, models, progress
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
@@ -214,7 +210,7 @@ class Runs:
     def pace(self) -> tuple[float, str]:
         """Operations per second that updates get, and by what that is known: finished runs; else 30 % of an
         accelerator's peak, or half of what this machine's matrix products get."""
-        ran = [(self.operations(name) / self._tokens(name) * one["tokens"], one["tokens"] / one["tokens_per_second"])
+        ran = [(self.operations(name) * one["updates"], one["tokens"] / one["tokens_per_second"])
                for (name, _, _), one in self.ended.items() if one["tokens_per_second"]]  # fmt: skip
         if ran:
             operations, seconds = map(sum, zip(*ran, strict=True))
@@ -226,17 +222,11 @@ class Runs:
 
     def operations(self, name: str) -> float:
         """Of one update of a model."""
-        from diffeqformer.model.count import flops
+        from diffeqformer.model.count import update_operations
 
         config = self.config(name, 0, 1e-3)
         model = replace(config.model, vocabulary=config.model.vocabulary or config.data.tokenizer_vocabulary)
-        counted = flops(model)
-        return self._tokens(name) * counted.training_per_token + counted.generating_weights
-
-    def _tokens(self, name: str) -> int:
-        """Of one update of a model."""
-        config = self.config(name, 0, 1e-3)
-        return config.trainer.batch_size * config.model.context
+        return update_operations(model, config.trainer.batch_size)
 
     def seconds(self, name: str) -> float:
         """That one run of a model takes, evaluations left out."""

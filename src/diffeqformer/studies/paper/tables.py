@@ -1,12 +1,11 @@
 """Tables of the paper's items that no claim is made of: measured once, kept beside the runs and in the record."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median
 
 from diffeqformer.config import Config
 from diffeqformer.model.count import parameters
-from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
@@ -62,20 +61,10 @@ def measured(kind: str, runs: Runs) -> Table | None:
     """A table as it was measured beside these runs; measured and kept if it was not, `None` if nothing is to run."""
     path = runs.folder / "tables" / f"{kind}.json"
     if path.is_file():
-        return of_document(read_sealed(path))
+        return Table(**read_sealed(path))
     if runs.arguments.finished:
         return None
     table = TABLES[kind](runs.progress)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, document_of(table))
+    write_sealed(path, asdict(table))
     return table
-
-
-def document_of(table: Table) -> Document:
-    """A table as JSON has it."""
-    return {"caption": table.caption, "columns": list(table.columns), "rows": [list(row) for row in table.rows]}
-
-
-def of_document(document: Values) -> Table:
-    """What `document_of` was made of."""
-    return Table(document["caption"], tuple(document["columns"]), [tuple(row) for row in document["rows"]])

@@ -89,6 +89,17 @@ def trained_loss(config: Config, progress: Progress) -> float:
         return math.inf
 
 
+def rate_for(
+    name: str, start: float, config_at: Callable[[float], Config], rates: Mapping[str, float], progress: Progress
+) -> tuple[float, Document]:
+    """The learning rate of `rates`, or else the best of a search; and what a role says of that search."""
+    if name in rates:
+        return rates[name], {}
+    progress.say(f"learning rate of {name}")
+    best, tried = search(lambda rate: trained_loss(config_at(rate), progress), start)
+    return best, {"tried": losses_document(tried)}
+
+
 def losses_document(tried: Mapping[float, float]) -> Document:
     """Losses by learning rate as JSON has them: `null` where training diverged."""
     return {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in tried.items()}

@@ -24,15 +24,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
-from diffeqformer.studies.reproduce.experiments import (
-    losses_document,
-    rates_of,
-    search,
-    searches,
-    train_all,
-    trained_loss,
-    with_length,
-)
+from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -150,16 +142,10 @@ def _runs(
                 length = with_length(base.config, arguments.finetuning, seed).trainer
                 settings = {"method": method, "data": texts[text], "trainer": length}
                 config = partial(_tuned, base, folder / tuned, settings)
-                tried: dict[float, float] = {}
-                if tuned not in rates:
-                    progress.say(f"learning rate of {tuned}, at {trained} steps")
-                    of = partial(config, trained)
-                    rate, tried = search(lambda rate, of=of: trained_loss(of(rate), progress), start)
-                else:
-                    rate = rates[tuned]
+                rate, tried = rate_for(tuned, start, partial(config, trained), rates, progress)
                 for steps in depths:
                     role = {"text": text, "system": system, "source": source, "searched": tuned}
-                    yield config(steps, rate), role | ({"tried": losses_document(tried)} if steps == trained else {})
+                    yield config(steps, rate), role | (tried if steps == trained else {})
 
 
 def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, rate: float) -> Config:

@@ -92,24 +92,14 @@ def system_name(system: str, scratch: bool) -> str:
     return f"{system}, from scratch" if scratch else system
 
 
-def mean_and_spread(values: Sequence[Any]) -> tuple[float, float | None] | None:
-    """Mean and standard deviation over seeds of the numbers that are finite; the latter of two or more only."""
-    known = [float(value) for value in values if finite(value)]
-    if not known:
-        return None
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-
-
 def with_spread(values: Sequence[Any]) -> str:
     """Perplexities over seeds as `21.40 ± 0.12`; a dash for none."""
-    found = mean_and_spread(values)
-    if found is None:
-        return MISSING
-    mean, spread = found
-    if spread is None:
-        return perplexity(mean)
+    known = [float(value) for value in values if finite(value)]
+    if len(known) < 2:
+        return perplexity(known[0]) if known else MISSING
+    mean = statistics.fmean(known)
     decimals = len(perplexity(mean).partition(".")[2]) if mean < 1e6 else 2
-    return f"{perplexity(mean)} ± {number(spread, decimals)}"
+    return f"{perplexity(mean)} ± {number(statistics.stdev(known), decimals)}"
 
 
 def of_seeds(record: Record, key: str, name: str) -> Any:
@@ -228,9 +218,9 @@ def _ranked(records: Sequence[Record], direction: str, method: str) -> list[tupl
     own = [record for record in records if (record["direction"], record["method"]) == (direction, method)]
     found = []
     for system in dict.fromkeys(record["system"] for record in own):
-        ends = mean_and_spread([of_seeds(r, "final", "perplexity") for r in own if r["system"] == system])
-        if ends is not None:
-            found.append((system, ends[0]))
+        ends = [of_seeds(r, "final", "perplexity") for r in own if r["system"] == system]
+        if known := [end for end in ends if finite(end)]:
+            found.append((system, statistics.fmean(known)))
     return sorted(found, key=lambda one: one[1])
 
 

@@ -27,15 +27,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
-from diffeqformer.studies.reproduce.experiments import (
-    losses_document,
-    rates_of,
-    search,
-    searches,
-    train_all,
-    trained_loss,
-    with_length,
-)
+from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -133,11 +125,10 @@ def _at_best_rate(
         optimizer = replace(config.optimizer, learning_rate=rate)
         return config if rate == start else replace(config, run=f"{config.run}-rate-{rate:g}", optimizer=optimizer)
 
-    if name in rates or not arguments.search:
+    if not arguments.search:
         return at(rates.get(name, start)), role
-    progress.say(f"learning rate of {name}")
-    best, tried = search(lambda rate: trained_loss(at(rate), progress), start)
-    return at(best), role | {"tried": losses_document(tried)}
+    rate, tried = rate_for(name, start, at, rates, progress)
+    return at(rate), role | tried
 
 
 def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:
