@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from diffeqformer.cli import STORY, module_of
-from diffeqformer.cli.parse import ABOUT, EXAMPLES
+from diffeqformer.cli.study import Verb
 from diffeqformer.config import Config
 from tests.blocks import ROOT
 
@@ -30,14 +30,13 @@ def page() -> str:
         parts.append(f"## {title}\n")
         for verb in verbs:
             module = module_of(verb)
-            choice = getattr(module, "CHOICE", None)
-            if choice is None:
+            if not isinstance(module, Verb):
                 parts.append(_command(verb, _arguments(verb, module)))
                 continue
-            listed = "".join(f"- `{name}`: {what}\n" for name, what in choice.known.items())
-            parts.append(f"### {verb}\n\n{choice.about}\n\n{listed}")
-            for name in choice.known:
-                parts.append(_command(f"{verb} {name}", choice.module(name).Arguments))
+            listed = "".join(f"- `{name}`: {what}\n" for name, what in module.known.items())
+            parts.append(f"### {verb}\n\n{module.about}\n\n{listed}")
+            for name in module.known:
+                parts.append(_command(f"{verb} {name}", module.module(name).Arguments))
     return "\n".join(parts)
 
 
@@ -47,11 +46,8 @@ def _arguments(verb: str, module: Any) -> type:
 
 def _command(command: str, cls: type) -> str:
     """A section: what the command does, an example, its options."""
-    about = inspect.cleandoc(cls.__doc__ or "") if command not in ABOUT else ABOUT[command]
-    about = getattr(inspect.getmodule(cls), "ABOUT", about)
-    example = f"diffeqformer {command} {EXAMPLES[command]}" if command in EXAMPLES else ""
-    lines = []
-    for line in about.splitlines():
+    example, lines = "", []
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         start, _, shown = line.partition("Example: ")
         if shown and not start:
             example += ("\n" if example else "") + shown

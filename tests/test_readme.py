@@ -9,6 +9,7 @@ import pytest
 
 from diffeqformer.cli import VERBS, module_of
 from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
+from diffeqformer.cli.study import Verb
 from diffeqformer.config import Config, read_yaml, validate
 from tests import cli_page
 from tests.blocks import ROOT, blocks_of
@@ -56,10 +57,10 @@ def test_the_reference_of_commands_is_fresh():
 def test_command_parses(words):
     verb, *rest = words
     module = module_of(verb)
-    if choice := getattr(module, "CHOICE", None):
+    if isinstance(module, Verb):
         if not rest:
             return  # lists what there is
-        module, rest = choice.module(rest[0]), rest[1:]
+        module, rest = module.module(rest[0]), rest[1:]
     if hasattr(module, "Arguments"):
         parse(module.Arguments, rest, verb)
     elif verb == "info" and rest[0].startswith("runs/"):

@@ -1,4 +1,7 @@
-"""The command line: one file per verb; each parses its arguments, calls one library function and prints."""
+"""The command line: each verb parses its arguments, calls one library function and prints.
+
+One file per verb, and `study.py` for those whose second word names a study.
+"""
 
 import difflib
 import importlib
@@ -12,10 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, reason
 from diffeqformer.plain import brief, clean, is_utf8, shown
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
+
+if TYPE_CHECKING:
+    from diffeqformer.cli.study import Verb
 
 STORY = {
     "Train": {
@@ -93,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
     if own_process:
-        signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C; training answers both in its own way
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; training answers both in its own way
     if not debug:  # what JAX would print of an error that comes back as an exception, too
         logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     try:
@@ -140,10 +147,6 @@ def _require_streams() -> None:
 def _discard_output() -> None:
     """Let what standard output still holds go nowhere, so that Python can end without complaint."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _sentence(error: Exception) -> str:
@@ -195,8 +198,12 @@ def _require_verb(verb: str) -> None:
         raise BadInput(f"unknown verb {verb!r}: {advice}")
 
 
-def module_of(verb: str) -> ModuleType:
-    """The module of a verb, with its `Arguments` and `run`."""
+def module_of(verb: str) -> "ModuleType | Verb":
+    """What runs a verb: a module with its `Arguments` and `run`, or a `Verb` with studies."""
+    if verb in ("analyze", "bench", "report", "reproduce"):
+        from diffeqformer.cli.study import STUDIES
+
+        return STUDIES[verb]
     return importlib.import_module(f"diffeqformer.cli.{MODULES.get(verb, verb)}")
 
 

@@ -8,6 +8,7 @@ import tyro
 
 from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
+from diffeqformer.cli.study import STUDIES, Verb
 from diffeqformer.config import shipped_configs
 
 ALWAYS = ("--help", "--json", "--debug")
@@ -38,10 +39,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 def known_words() -> dict[str, tuple[str, ...]]:
     """What may follow `""` (a verb), a verb, a verb and its subcommand, or one of these and an option with choices."""
-    from diffeqformer.cli import VERBS, module_of
+    from diffeqformer.cli import VERBS
 
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
-    known |= {verb: (*choice.known, *ALWAYS) for verb in VERBS if (choice := getattr(module_of(verb), "CHOICE", None))}
+    known |= {verb: (*one.known, *ALWAYS) for verb, one in STUDIES.items()}
     for command, cls in commands():
         known |= _words(command, cls, tuple(shipped_configs()) if command in ("train", "info") else ())
     return known
@@ -53,8 +54,8 @@ def commands() -> Iterator[tuple[str, type]]:
 
     for verb in VERBS:
         module = module_of(verb)
-        if choice := getattr(module, "CHOICE", None):
-            yield from ((f"{verb} {name}", choice.module(name).Arguments) for name in choice.known)
+        if isinstance(module, Verb):
+            yield from ((f"{verb} {name}", module.module(name).Arguments) for name in module.known)
         else:
             yield verb, getattr(module, f"{verb.title()}Arguments", None) or module.Arguments
 

@@ -8,7 +8,7 @@ import tyro
 
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import parse
-from diffeqformer.config.bounds import SIZES, require_bounds, setting
+from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Terminal
 
 
@@ -38,7 +38,6 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.interop.importing import import_huggingface
     from diffeqformer.model.count import parameters
 
-    require_bounds(given, "--")
     made = import_huggingface(given.folder, given.to, Terminal(), given.adapter, given.context)
     m = made.config.model
     stored = parameters(m).stored

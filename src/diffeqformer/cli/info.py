@@ -19,7 +19,12 @@ D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 
 @dataclass(frozen=True)
 class InfoArguments(ConfigArguments):
-    """A config and its settings; --mesh.data, .fsdp and .tensor give the devices that it would be trained on."""
+    """Parameters, operations per token and memory of a config or a run, beside its vanilla twin.
+
+    --mesh.data, .fsdp and .tensor give the devices that it would be trained on.
+
+    Example: diffeqformer info diffeqformer-gpt-small --model.weights.d-emb 96
+    """
 
     memory: bool = False
     """Compile the update, which takes a minute for large models, to tell what activations take."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import re
 from collections.abc import Sequence
@@ -33,18 +34,10 @@ from diffeqformer.plain import clean, shown
 from diffeqformer.store.paths import path_of, require_writable
 
 T = TypeVar("T")
-ABOUT = {
-    "train": "Train the model of a config; the same command again continues a run that was stopped.",
-    "info": "Parameters, operations per token and memory of a config or a run, beside its vanilla twin.",
-}
 NOT_A_NUMBER = (
     r"Error parsing (\S+): (?:.* does not match choices \((.*?),?\))?"
     r".*?(?:invalid literal for |could not convert string to )(int|float).*: '(.*)'"
 )
-EXAMPLES = {
-    "train": "quickstart-gpt --run runs/mine --data.source files --data.train 'texts/*.txt'",
-    "info": "diffeqformer-gpt-small --model.weights.d-emb 96",
-}
 KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -311,7 +304,7 @@ def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     """
     prog = f"diffeqformer {verb}"
     about = (
-        f"{ABOUT[verb]}\n\nExample: {prog} {EXAMPLES[verb]}\n\n"
+        f"{inspect.cleandoc(cls.__doc__ or '')}\n\n"
         f"Shipped configs: {', '.join(shipped_configs())}. Options replace a config's own settings."
     )
     words = ["--data.strict" if word == "--strict" else word for word in words]

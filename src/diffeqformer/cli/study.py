@@ -1,4 +1,4 @@
-"""`diffeqformer analyze | bench | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
+"""`diffeqformer analyze | bench | report | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
 
 import difflib
 import json
@@ -121,30 +121,41 @@ def write_document(result: Result, arguments: Any) -> dict[str, str]:
 
 
 STUDIES = {
-    "analyze": Verb(
-        "analyze",
-        "Look inside a model: numbers, figures, and a page to read, in RUN/analysis/NAME unless --to names a folder.",
-        ("analysis", "analyses"),
-        ANALYSES,
-        "analyze clusters runs/quickstart/diffeqformer",
-    ),
-    "bench": Verb(
-        "bench",
-        "Measure on this machine.",
-        ("benchmark", "benchmarks"),
-        BENCHMARKS,
-        "bench train --rounds 15 --to benchmarks/train.json",
-        prefix="bench.bench_",
-    ),
-    "reproduce": Verb(
-        "reproduce",
-        "Experiments at small scale, from training to a page; runs that are finished are kept when one is started "
-        "again.",
-        ("experiment", "experiments"),
-        EXPERIMENTS,
-        "reproduce depth --task hops",
-        prefix="reproduce.reproduce_",
-    ),
+    verb.name: verb
+    for verb in (
+        Verb(
+            "analyze",
+            "Look inside a model: numbers, figures, and a page to read, in RUN/analysis/NAME unless --to names a "
+            "folder.",
+            ("analysis", "analyses"),
+            ANALYSES,
+            "analyze clusters runs/quickstart/diffeqformer",
+        ),
+        Verb(
+            "report",
+            "Put runs side by side: numbers, figures, and a page to read.",
+            ("report", "reports"),
+            {"compare": "two runs side by side, task by task, with p-values"},
+            "report compare runs/quickstart/diffeqformer runs/quickstart/gpt",
+        ),
+        Verb(
+            "reproduce",
+            "Experiments at small scale, from training to a page; runs that are finished are kept when one is started "
+            "again.",
+            ("experiment", "experiments"),
+            EXPERIMENTS,
+            "reproduce depth --task hops",
+            prefix="reproduce.reproduce_",
+        ),
+        Verb(
+            "bench",
+            "Measure on this machine.",
+            ("benchmark", "benchmarks"),
+            BENCHMARKS,
+            "bench train --rounds 15 --to benchmarks/train.json",
+            prefix="bench.bench_",
+        ),
+    )
 }
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments(ConfigArguments):
-    """A config, its settings, and the other processes."""
+    """Train the model of a config; the same command again continues a run that was stopped.
+
+    Example: diffeqformer train quickstart-gpt --run runs/mine --data.source files --data.train 'texts/*.txt'
+    """
 
     dry_run: bool = False
     """Report the text, memory, time and first loss of the run, and do not begin it."""

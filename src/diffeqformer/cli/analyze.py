@@ -1,6 +1,0 @@
-"""`diffeqformer analyze [NAME ...]`."""
-
-from diffeqformer.cli.study import STUDIES
-
-CHOICE = STUDIES["analyze"]
-run = CHOICE.run

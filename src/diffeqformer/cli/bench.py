@@ -1,6 +1,0 @@
-"""`diffeqformer bench [NAME ...]`."""
-
-from diffeqformer.cli.study import STUDIES
-
-CHOICE = STUDIES["bench"]
-run = CHOICE.run
