@@ -215,12 +215,9 @@ class Session:
             raise BadInput(f"rtol is {shown(rtol)}, but must be between 0 and 1.")
         steps = None if rtol is not None else _whole(asked, "steps", 1, MOST_STEPS)
         run = self.runs[number]
-        ids, context, vocabulary = (
-            inputs.ids_of(run, text, "the text"),
-            run.config.model.context,
-            run.model.embedding.tokens.shape[0],
-        )
+        ids = inputs.ids_of(run, text, "the text")
         if added is not None:
+            context, vocabulary = run.config.model.context, run.model.embedding.tokens.shape[0]
             if not isinstance(added, list) or not all(type(one) is int and 0 <= one < vocabulary for one in added):
                 raise BadInput(f"added must be a list of tokens, whole numbers from 0 to {vocabulary - 1}.")
             if len(ids) + len(added) > context:
@@ -284,18 +281,12 @@ def about_run(run: Run) -> Document:
         "most": MOST_STEPS if any_depth else run.model.grid().steps,
         "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
         "scheme": own,
-        "stops": [] if trained_between(run) else stops_of(run),
+        "stops": [] if trained_between(run) else np.round(np.union1d(*evaluation_times(run.model)), 9).tolist(),
         "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],
         "tolerances": [rtol for rtol in TOLERANCES if _adapts(run.model, rtol)],
         "context": config.context,
         "heads": config.heads,
     }
-
-
-def stops_of(run: Run) -> list[float]:
-    """The times at which the steps that a run was trained with take weights."""
-    attention, feed_forward = evaluation_times(run.model)
-    return np.round(np.union1d(attention, feed_forward), 9).tolist()
 
 
 def settings_of(run: Run) -> str:
