@@ -19,6 +19,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
 SIGNED = ("gradient x input", "integrated gradients", "occlusion")
@@ -66,7 +67,7 @@ def attribute(
     outputs: Sequence[int],
     *,
     points: int = 32,
-    steps: int | None = None,
+    steps: Steps | None = None,
     tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Attributions:

@@ -18,13 +18,14 @@ Everything is NumPy in float64: these systems are small, and chaotic enough that
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.linalg import expm
 
 from diffeqformer.analysis.gathering import Measures, directions, measure, together
-from diffeqformer.errors import RunFailed
+from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.plain import shown, whole
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -154,8 +155,18 @@ def simulate(
     that is the setting of the theory; `level`, whether `f` is multiplied by order + 1, so that its integral over
     the whole duration, and with it how far points can go, is the same for all orders; `seed`, of the draws.
 
-    **Raises:** `RunFailed` if points leave the range of numbers.
+    **Raises:** `BadInput` for a variant or a number that cannot be; `RunFailed` if points leave the range of numbers.
     """
+    if variant not in get_args(Variant):
+        raise BadInput(f"variant is {shown(variant)}, but must be one of {', '.join(map(repr, get_args(Variant)))}.")
+    least = {"order": 0, "systems": 1, "points": 2, "dimension": 1, "steps": 1, "seed": 0}
+    numbers = (order, systems, points, dimension, steps, seed)
+    for (name, fewest), number in zip(least.items(), numbers, strict=True):
+        if whole(name, number) < fewest:
+            raise BadInput(f"{name} is {number}, but must be at least {fewest}.")
+    for name, number in (("dt", dt), ("unit", steps * dt if unit is None else unit)):
+        if not 0 < number < np.inf:
+            raise BadInput(f"{name} is {number}, but must be a positive number.")
     x, a, v = draw(systems, points, dimension, seed=seed)
     if identity if identity is not None else variant != "particles":
         a = v = np.broadcast_to(np.eye(dimension), a.shape)

@@ -20,6 +20,7 @@ from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
 
@@ -58,7 +59,7 @@ def end_to_end(
     outputs: Sequence[int],
     *,
     probes: int = 16,
-    steps: int | None = None,
+    steps: Steps | None = None,
     seed: int = 0,
     tokens: Sequence[str] = (),
     progress: Progress | None = None,

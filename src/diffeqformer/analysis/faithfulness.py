@@ -20,6 +20,7 @@ from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.lyapunov import pairwise, populated
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -149,7 +150,7 @@ def explain(
     tangents: int = 4,
     probes: int = 16,
     points: int = 32,
-    steps: int | None = None,
+    steps: Steps | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Attributions:
@@ -176,7 +177,7 @@ def faithfulness(
     tangents: int = 4,
     probes: int = 16,
     points: int = 16,
-    steps: int | None = None,
+    steps: Steps | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Faithfulness:

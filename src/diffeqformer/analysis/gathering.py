@@ -10,6 +10,7 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -68,7 +69,7 @@ class HiddenStates:
 
 
 def watch_states(
-    model: Transformer, texts: np.ndarray, *, steps: int | None = None, progress: Progress | None = None
+    model: Transformer, texts: np.ndarray, *, steps: Steps | None = None, progress: Progress | None = None
 ) -> HiddenStates:
     """The measures of a model's hidden states, before the final norm, at depth 0 and after every step.
 
@@ -77,8 +78,8 @@ def watch_states(
 
     **Raises:** `RunFailed` if a state is not finite.
     """
-    steps = model.grid(steps).steps
-    run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=steps))
+    grid = model.grid(steps)
+    run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=grid))
     measures, norms, projection, explained = [], [], np.empty(0), np.empty(0)
     with (progress or Silent()).stage("Watching hidden states", len(texts)) as stage:
         for number, text in enumerate(texts):
@@ -89,7 +90,7 @@ def watch_states(
             if number == 0:
                 projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
             stage.advance()
-    times = np.asarray(model.grid(steps).edges)
+    times = np.asarray(grid.edges)
     return HiddenStates(times, together(measures, 1), np.concatenate(norms, 1), projection, explained)
 
 

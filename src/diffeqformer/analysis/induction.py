@@ -25,6 +25,8 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
+from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.plain import whole
 from diffeqformer.progress import Progress, Silent
 
 _BATCH_BYTES = 256_000_000
@@ -64,7 +66,7 @@ def measure_induction(
     sequences: int = 32,
     length: int = 25,
     repeats: int = 4,
-    steps: int | None = None,
+    steps: Steps | None = None,
     seed: int = 0,
     samples: int = 1000,
     progress: Progress | None = None,
@@ -88,8 +90,11 @@ def measure_induction(
 
     **Raises:** `BadInput` if the sequences do not fit the context or the vocabulary.
     """
-    config, steps = model.config, model.grid(steps).steps
-    model = model.with_norm_of(steps)
+    config, grid = model.config, model.grid(steps)
+    model = model.with_norm_of(grid)
+    for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):
+        if whole(name, number) < 1:
+            raise BadInput(f"{name} is {number}, but must be at least 1.")
     if length * repeats > config.context:
         raise BadInput(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "
@@ -105,17 +110,17 @@ def measure_induction(
     with (progress or Silent()).stage("Repeated sequences", sequences) as stage:
         for start in range(0, sequences, batch):
             part = ids[start : start + batch]
-            found = jax.tree.map(np.asarray, _observe(model, jnp.asarray(part), length, steps))
+            found = jax.tree.map(np.asarray, _observe(model, jnp.asarray(part), length, grid))
             weighted = jax.tree.map(lambda value, n=len(part): np.float64(value) * n, found)
             sums = weighted if sums is None else jax.tree.map(np.add, sums, weighted)
             stage.advance(len(part))
     means, (first, later) = jax.tree.map(lambda total: total / sequences, sums)
-    summaries = _spectral_summaries(model, ids[:1], steps)
+    summaries = _spectral_summaries(model, ids[:1], grid)
     behaviours = {name: value.mean(1) for name, value in means.items()}
-    continuous = config.continuous
+    continuous = model.continuous
     values = behaviours | summaries
     return Induction(
-        times=np.asarray(model.grid(steps).edges[1:]),
+        times=np.asarray(grid.edges[1:]),
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(
@@ -130,7 +135,7 @@ def measure_induction(
 
 
 @eqx.filter_jit
-def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int, steps: int) -> PyTree:
+def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int, steps: Grid) -> PyTree:
     """Behaviours of all heads, each (step, evaluation, head), and the losses of the first and the later copies."""
     repeats = ids.shape[1] // length
     targets = jnp.asarray(prefix_targets(length, repeats), jnp.float32)
@@ -180,7 +185,7 @@ def lead(
     return jnp.sign(logits - mine).sum(-1) / -(logits.shape[-1] - 1)
 
 
-def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: int) -> dict[str, np.ndarray]:
+def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
     """Summaries of the QK and OV spectra of the weights at every attention evaluation, means over a step's."""
 
     def small(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Array]:

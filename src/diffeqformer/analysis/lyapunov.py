@@ -23,6 +23,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
 from diffeqformer.nn.linear import as_bits, wide
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
@@ -105,7 +106,7 @@ def pairwise(
     *,
     tangents: int | None = 1,
     iterations: int = 30,
-    steps: int | None = None,
+    steps: Steps | None = None,
     seed: int = 0,
     tokens: Sequence[str] = (),
     progress: Progress | None = None,
@@ -189,10 +190,14 @@ def flow_and_transpose(
     return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)
 
 
-@eqx.filter_jit
-def populated(model: Transformer, steps: int | None = None) -> Transformer:
+def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
     """The model with its weights written out for the fixed grid on which it is analysed; compiled."""
-    return model.populate(steps)
+    return _populated(model, model.grid(steps))
+
+
+@eqx.filter_jit
+def _populated(model: Transformer, grid: Grid) -> Transformer:
+    return model.populate(grid)
 
 
 @jax.jit

@@ -32,8 +32,6 @@ from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import (
     KnotWeights,
-    LayerDropWeights,
-    LayerWeights,
     ModulatedWeights,
     SharedWeights,
     TimeWeights,
@@ -83,11 +81,6 @@ class Walk:
         if self.table is None:
             return _row(self.model.table(_part(self.grid, step - 1, step)), jnp.asarray(0, jnp.int32))
         return _row(self.table, jnp.asarray(step - 1, jnp.int32))
-
-
-def runs_at_any_depth(model: Transformer) -> bool:
-    """Whether weights are a function of time, and not a table of layers."""
-    return not isinstance(model.weights, LayerWeights | LayerDropWeights)
 
 
 def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps | None = None) -> Walk:

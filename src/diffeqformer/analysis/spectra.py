@@ -238,7 +238,7 @@ def _nodes(model: Transformer, grid: Grid) -> Nodes:
 
 def between_steps(model: Transformer) -> bool:
     """Whether there are weights between those of the steps: not in a table, nor in means over steps."""
-    return model.config.continuous and not _averages(model.weights)
+    return model.continuous and not _averages(model.weights)
 
 
 def _averages(weights: WeightSource) -> bool:

@@ -21,7 +21,7 @@ from diffeqformer.config.sections import (
     TimeConfig,
     choices_of,
 )
-from diffeqformer.config.strict import kinds_of
+from diffeqformer.config.strict import checked, kinds_of
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
 
@@ -31,6 +31,7 @@ def validate(config: Config) -> Config:
 
     **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
     """
+    config = checked(config)
     d, o, t = config.data, config.optimizer, config.trainer
     require_bounds(config)
     if not 0 <= o.final_fraction <= 1:
@@ -187,10 +188,11 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
 
 
 def validate_model(m: ModelConfig) -> ModelConfig:
-    """Return a model config unchanged if its settings agree with each other.
+    """Return a model config if its settings agree with each other.
 
     **Raises:** `BadInput` as `validate`.
     """
+    m = checked(m, "model")
     require_bounds(m, "model.")
     if not 0 < m.interval < float("inf"):
         raise BadInput(f"model.horizon is {m.interval}, but must be a positive number.")

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import types
 from collections.abc import Hashable, Iterable
@@ -26,6 +27,10 @@ def to_dict(config: Any) -> Document:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # NumPy's and JAX's numbers and arrays
+        return value.tolist()
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
@@ -53,6 +58,14 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
             raise BadInput(f"unknown key {shown(path)}: {advice}")
         kwargs[key] = _convert(hints[key], value, path)
     return cls(**kwargs)
+
+
+def checked(config: Any, where: str = "") -> Any:
+    """The config as its file would give it back: with Python's own numbers, and texts for paths.
+
+    **Raises:** `BadInput` as `from_dict`.
+    """
+    return from_dict(type(config), to_dict(config), where)
 
 
 def parse_value(text: str) -> Any:

@@ -119,7 +119,7 @@ def at_depths(
 
     **Raises:** `BadInput` if the model cannot run at one of them, before any is evaluated; `RunFailed` as `evaluate`.
     """
-    require_depths(model, (steps for steps in depths if isinstance(steps, int)))
+    require_depths(model, (steps for steps in depths if steps is not None and not isinstance(steps, EarlyExit)))
     names = ", ".join(
         "adaptive" if steps is None else str(steps) for steps in depths if not isinstance(steps, EarlyExit)
     )

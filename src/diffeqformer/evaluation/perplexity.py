@@ -13,6 +13,7 @@ from diffeqformer.config import ToleranceConfig
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.loss import loss_sum
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import require_tokens
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.sharding import shared_batch
@@ -83,6 +84,7 @@ def evaluate_in_turns(
     with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
             for tally in tallies:
+                require_tokens(np.asarray(ids), tally.model.embedding.tokens.shape[0])
                 tally.add(shared_batch(ids), shared_batch(np.asarray(mask, bool)), number > 0 or len(batches) == 1)
                 stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 and tally.count else "")
     return [tally.evaluation(len(batches), bytes_) for tally in tallies]
@@ -92,7 +94,8 @@ class _Tally:
     """What one model's batches add up to."""
 
     def __init__(self, model: Transformer, steps: int | EarlyExit | None, block: int):
-        self.model, self.steps, self.block = model, steps, block
+        self.model, self.block = model, block
+        self.steps = steps if steps is None or isinstance(steps, EarlyExit) else model.grid(steps)
         self.nats = self.count = self.timed = self.seconds = self.attention = self.feed_forward = 0.0
 
     def add(self, ids: jax.Array, mask: jax.Array, timed: bool) -> None:

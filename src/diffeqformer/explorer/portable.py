@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffeqformer.analysis.reading import runs_at_any_depth
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
 from diffeqformer.model.transformer import Transformer
@@ -76,7 +75,7 @@ def portable(run: Run) -> tuple[Document, str]:
     partial = field.rotary_width not in (0, field.head_width)
     if field.head_norms or field.rope_scaling is not None or partial or field.exact_gelu:
         raise _refusal(run, "has head norms, exact GELU, or a scaled or partial rotary embedding, which a page has not")
-    names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if runs_at_any_depth(model) else ())]
+    names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if model.continuous else ())]
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
         raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {', '.join(SCHEMES_OFFERED)}")

@@ -9,7 +9,7 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import ModelConfig, OwnConfig
+from diffeqformer.config import ModelConfig, OwnConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
@@ -19,6 +19,7 @@ from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.modulated import init_norm_changes
+from diffeqformer.plain import shown
 
 Build = Callable[[ModelConfig, Array], Transformer]
 """What makes a new model of a config and a key."""
@@ -37,15 +38,21 @@ def build(
     **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects in
     place of those that the config's sections build. The config then says `own` there, with the name of their class.
 
-    **Raises:** `BadInput` if the config has no vocabulary size, or names a user's own part that is not given.
+    **Raises:** `BadInput` for a setting that cannot be, if the config has no vocabulary size, or if it names a user's
+    own part that is not given.
     """
+    own = {"weights": weights, "field": field, "scheme": scheme}
+    for (name, part), kind in zip(own.items(), (WeightSource, Field, Scheme), strict=True):
+        if part is not None and (isinstance(part, type) or not isinstance(part, kind)):
+            raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}.")
+    if not any(isinstance(getattr(config, name), OwnConfig) for name in own):
+        config = validate_model(config)
     if config.vocabulary is None:
         raise BadInput("model.vocabulary is not set; give the number of entries of the tokenizer.")
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)
     gpt, width = config.like_gpt, config.width
     tied = gpt if config.tied is None else config.tied
     vectors = lambda key, number: config.init_std * normal(key, (number, width))
-    own = {"weights": weights, "field": field, "scheme": scheme}
     own_field: Field = field or config.field.build(config)
     own_scheme: Scheme = scheme or config.scheme.build()
     grid = Grid.of_config(config)

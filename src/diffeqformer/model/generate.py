@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Key
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import require_tokens
+from diffeqformer.plain import whole
 
 COLDEST = 1e-6
 """Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""
@@ -38,14 +39,16 @@ def generate(
 
     **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
     """
-    require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    return _generate(model.populate(steps).merge(), prompt, key, new_tokens, temperature, top_k, top_p)
+    asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    return _generate(model.populate(steps).merge(), prompt, key, *asked)
 
 
 def require_sampling(
     model: Transformer, prompt: Array, new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
-) -> None:
+) -> tuple[int, float, int | None, float | None]:
     """Check what text is asked for; computes nothing.
+
+    **Returns:** the last four as Python's own numbers.
 
     **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
@@ -53,6 +56,7 @@ def require_sampling(
     require_tokens(prompt, vocabulary)
     if prompt.shape[1] < 1:
         raise BadInput("the prompt is empty, but must have at least one token.")
+    new_tokens = whole("the number of new tokens", new_tokens)
     if new_tokens < 1:
         raise BadInput(f"the number of new tokens is {new_tokens}, but must be at least 1.")
     if prompt.shape[1] + new_tokens > context:
@@ -60,20 +64,26 @@ def require_sampling(
             f"the prompt has {prompt.shape[1]} tokens and {new_tokens} new ones are asked for, "
             f"but together they must not exceed the model's context of {context}."
         )
-    require_choice(vocabulary, temperature, top_k, top_p)
+    return new_tokens, *require_choice(vocabulary, temperature, top_k, top_p)
 
 
-def require_choice(vocabulary: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def require_choice(
+    vocabulary: int, temperature: float, top_k: int | None, top_p: float | None
+) -> tuple[float, int | None, float | None]:
     """Check how a token is to be chosen.
+
+    **Returns:** the last three as Python's own numbers.
 
     **Raises:** `BadInput` for settings out of range.
     """
+    top_k = None if top_k is None else whole("top-k", top_k)
     if not 0 <= temperature < float("inf"):
         raise BadInput(f"temperature is {temperature}, but must be 0 or a positive number.")
     if top_k is not None and not 1 <= top_k <= vocabulary:
         raise BadInput(f"top-k is {top_k}, but must be between 1 and the vocabulary's size, {vocabulary}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}, but must be above 0 and at most 1.")
+    return float(temperature), top_k, None if top_p is None else float(top_p)
 
 
 @eqx.filter_jit

@@ -21,6 +21,7 @@ from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
 from diffeqformer.ode.weights.lifting import fit_knots, fit_time
+from diffeqformer.plain import shown, whole
 
 EXACT = 1e-4
 """What logits may differ by, of the largest (at least of 1)."""
@@ -65,6 +66,13 @@ def lift(
 
     **Raises:** `BadInput` for a model that is no such table, or whose lifted model would not be the same.
     """
+    if kind not in ("knots", "time"):
+        raise BadInput(f"kind is {shown(kind)}, but must be 'knots' or 'time'.")
+    for name, value, read_by in (("knots", knots, "knots"), ("d_emb", d_emb, "time")):
+        if value is not None and kind != read_by:
+            raise BadInput(f"{name} is {shown(value)}, but only the weights {read_by!r} read it.")
+        if value is not None and whole(name, value) < 1:
+            raise BadInput(f"{name} is {shown(value)}, but must be at least 1.")
     weights = table_of(model)
     config, node = model.config, _node_of(model)
     grid, layers = model.grid(), weights.layers

@@ -125,7 +125,7 @@ def next_token_loss(
     key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> Float[Array, ""]:
-    """Mean of `loss_sum` over the positions counted, in nats."""
+    """Mean of `loss_sum` over the positions counted, in nats; with early exit it has no gradient."""
     return loss_of_depths(model, ids, mask, depths=(steps,), key=key, block=block)
 
 

@@ -12,6 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import COLDEST, probabilities, require_sampling
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.plain import whole
 
 
 class Speculation(NamedTuple):
@@ -60,11 +61,13 @@ def speculate(
     Source: Leviathan et al. 2023, arXiv:2211.17192; drafts by layers of the model itself: Zhang et al. 2024,
     arXiv:2309.08168.
     """
-    require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    new_tokens, temperature, top_k, top_p = asked
     for name in ("vocabulary", "context"):
         own, its = getattr(model.config, name), getattr(draft.config, name)
         if own != its:
             raise BadInput(f"the draft has model.{name} {its}, but the model that checks it has {own}.")
+    draft_length = whole("the draft's length", draft_length)
     if draft_length < 1:
         raise BadInput(f"the draft's length is {draft_length}, but must be at least 1.")
     draft_length = min(draft_length, new_tokens)

@@ -27,7 +27,7 @@ from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
-from diffeqformer.ode.weights import KnotWeights, LayerWeights, WeightSource, populated
+from diffeqformer.ode.weights import KnotWeights, LayerDropWeights, LayerWeights, WeightSource, populated
 from diffeqformer.ode.weights.modulated import norm_of_length
 from diffeqformer.ode.weights.source import serves_all
 from diffeqformer.sharding import BATCH, constrain
@@ -113,6 +113,11 @@ class Transformer(eqx.Module):
         )
         return self.with_norm_of(grid).replace(weights=weights, config=config)
 
+    @property
+    def continuous(self) -> bool:
+        """Whether weights are a function of depth, so that the model runs on any grid, and not a table of layers."""
+        return not isinstance(self.weights, LayerWeights | LayerDropWeights)
+
     def replace(self, **changes: Any) -> "Transformer":
         """The same model with other parts, by name."""
         return dataclasses.replace(self, **changes)
@@ -142,6 +147,8 @@ class Transformer(eqx.Module):
 
         **Raises:** `BadInput` if it is no grid.
         """
+        if isinstance(steps, EarlyExit):
+            raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
         if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
             return Grid.of_config(self.config)
         return Grid.of(steps, self.config.first_step)
@@ -270,7 +277,10 @@ class Transformer(eqx.Module):
         if not one_for_all or cache is not None or early_exit is not None:
             table = self._cast(table)
         if early_exit is not None:
-            assert cache is None and observer is None
+            if cache is not None or observer is not None:
+                raise BadInput(
+                    f"steps is {steps}, but early exit is for a forward pass: it keeps neither states nor a cache."
+                )
             return solve_until_settled(
                 field,
                 self.scheme,

@@ -1,6 +1,7 @@
 """Tokens and positions as vectors."""
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
@@ -10,11 +11,13 @@ from diffeqformer.errors import BadInput
 from diffeqformer.sharding import constrain
 
 
-def require_tokens(ids: Int[Array, "*batch position"], vocabulary: int) -> None:
+def require_tokens(ids: Array | np.ndarray, vocabulary: int) -> None:
     """Check ids that are known, which indexing would take for others: JAX clips them. Traced ones are not checked.
 
-    **Raises:** `BadInput` for an id that is not in the vocabulary.
+    **Raises:** `BadInput` for ids that are no whole numbers, or one that is not in the vocabulary.
     """
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise BadInput(f"token ids are {ids.dtype}, but must be whole numbers.")
     if isinstance(ids, Tracer) or not ids.size:
         return
     known = np.asarray(ids)  # of JAX, the minimum would be traced where a program closes over known ids

@@ -106,11 +106,13 @@ def solve_until_settled(
     **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took; its `carry.taken`
     has each token's steps.
 
-    **Raises:** `BadInput` for a scheme that carries more than the state.
+    **Raises:** `BadInput` for a scheme that carries more than the state, or a negative threshold.
 
     Source: the criterion is this project's; states that are copied to later layers are Schuster et al. 2022,
     arXiv:2207.07061.
     """
+    if isinstance(threshold, int | float) and not threshold >= 0:
+        raise BadInput(f"the threshold of early exit is {threshold}, but must not be negative.")
     if not isinstance(scheme, OneStep):
         name = type(scheme).__name__
         raise BadInput(

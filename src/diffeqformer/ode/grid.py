@@ -8,6 +8,7 @@ running, populating, analysing and drawing all take their times from a `Grid`.
 Times that are known are float64 constants: in float32, `sin(1000 t)` is already off by 1e-4.
 """
 
+import operator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
@@ -23,6 +24,7 @@ from jaxtyping import Float, Key
 from diffeqformer.config import MOST_STEPS, ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
+from diffeqformer.plain import shown
 
 Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
 """What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
@@ -74,6 +76,13 @@ class Grid:
     given: tuple[float, ...] | Array | None = None
     """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.given, np.ndarray):  # a tuple is hashable, and so a constant of a compiled program
+            object.__setattr__(self, "given", tuple(self.given.tolist()))
+        if self.steps < 1 or (self.given is not None and len(self.given) != self.steps + 1):
+            edges = "no" if self.given is None else len(self.given)
+            raise BadInput(f"a grid has {self.steps} steps and {edges} edges, but must have a step, and an edge more.")
+
     @staticmethod
     def of(asked: Steps, first_step: float | None = None) -> "Grid":
         """The grid that a number of steps, an array of edges or a grid stands for.
@@ -87,13 +96,22 @@ class Grid:
             return asked
         if np.ndim(asked) == 1:
             return Grid._between(asked)
-        if isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1:
-            raise BadInput(f"steps is {asked!r}, but must be a whole number of at least 1.")
-        if asked > MOST_STEPS:
-            raise BadInput(f"steps is {asked}, but must be at most {MOST_STEPS}.")
-        if first_step is None or asked == 1:
-            return Grid(int(asked))
-        return Grid(int(asked), (0.0, *np.linspace(first_step, 1.0, asked).tolist()))
+        if isinstance(asked, Tracer):
+            raise BadInput(
+                "steps is traced, but decides which program is compiled: close over it, or give an int, which "
+                "`eqx.filter_jit` takes as a constant."
+            )
+        try:
+            steps = 0 if isinstance(asked, bool) else operator.index(asked)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            steps = 0
+        if steps < 1:
+            raise BadInput(f"steps is {shown(asked)}, but must be a whole number of at least 1.")
+        if steps > MOST_STEPS:
+            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
+        if first_step is None or steps == 1:
+            return Grid(steps)
+        return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))
 
     @staticmethod
     def of_config(config: ModelConfig) -> "Grid":

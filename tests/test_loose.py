@@ -1,0 +1,174 @@
+"""What Python lets through and this project's type checks, which all other tests have, do not: NumPy's numbers where
+whole numbers and floats are asked for, paths for texts, misspelt words. A process of its own meets them as users do.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REFUSED = {
+    "compute_dtype": "model.compute_dtype is 'bf16', but must be one of 'float32', 'bfloat16'.",
+    "basis": "model.weights.basis is 'cubik', but must be one of 'hat', 'cubic'.",
+    "steps": "model.steps is '3', but must be a whole number.",
+    "tolerance": "model.tolerance is 0.01, but must be a table of settings.",
+    "together": "depth.together is 'row', but must be one of 'one', 'rows'.",
+    "train": "data.train is 'bottles.txt', but must be a list.",
+    "rule": "optimizer.rule is 'sgd', but must be one of 'adamw', 'muon', 'adafactor', 'lion'.",
+    "train_roles": "optimizer.train_roles[0] is 'mat', but must be one of 'embedding', 'matrix',",
+    "updates": "trainer.updates is 2.0, but must be a whole number.",
+    "weights": "weights is 'heun', but must be an object with the methods of WeightSource.",
+    "class": "but must be an object with the methods of Scheme.",
+    "new_tokens": "the number of new tokens is 2.5, but must be a whole number.",
+    "top_k": "top-k is 2.5, but must be a whole number.",
+    "variant": "variant is 'spheres', but must be one of 'particles',",
+    "order": "order is -1, but must be at least 0.",
+    "points": "points is 1, but must be at least 2.",
+    "dt": "dt is 0.0, but must be a positive number.",
+    "kind": "kind is 'spline', but must be 'knots' or 'time'.",
+    "knots": "knots is 1.5, but must be a whole number.",
+    "unread": "knots is 2, but only the weights 'knots' read it.",
+    "samples": "samples is 0, but must be at least 1.",
+    "float ids": "token ids are float32, but must be whole numbers.",
+    "ids": "token id 41 does not exist: the model's vocabulary has 40 entries, 0 to 39.",
+    "traced": "steps is traced, but decides which program is compiled:",
+    "no steps": "but must be a whole number of at least 1.",
+    "edges": "a grid has 2 steps and 2 edges, but must have a step, and an edge more.",
+    "threshold": "the threshold of early exit is nan, but must not be negative.",
+    "trajectory": "it keeps neither states nor a cache.",
+    "populate": "what is asked for here takes all steps of a grid.",
+}
+"""What its message holds, by the thing that is wrong."""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What this file, run as a program, says of each."""
+    done = subprocess.run([sys.executable, "-m", "tests.test_loose"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("thing", REFUSED)
+def test_it_is_refused_by_name(said, thing):
+    assert REFUSED[thing] in said[thing]
+
+
+@pytest.mark.parametrize("thing", ["config", "generate", "speculate", "grid", "evaluate", "pairwise"])
+def test_numbers_of_numpy_and_paths_are_taken_as_what_they_stand_for(said, thing):
+    assert said[thing] == "the same"
+
+
+def _say() -> dict[str, str]:
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from diffeqformer import (
+        BadInput,
+        Config,
+        DataConfig,
+        DepthConfig,
+        EarlyExit,
+        Grid,
+        KnotsConfig,
+        OptimizerConfig,
+        TrainerConfig,
+        at_depths,
+        build,
+        generate,
+        lift,
+        measure_induction,
+        pairwise,
+        simulate,
+        speculate,
+        validate,
+    )  # fmt: skip
+    from diffeqformer.config import dump_yaml
+    from diffeqformer.config.files import read_yaml
+    from tests.models import KINDS, TINY, model_of, tokens
+
+    found, key, model, ids = {}, jax.random.key(0), model_of(TINY), tokens(positions=4)
+    batch = np.asarray(tokens(2, 13)), np.ones((2, 12), bool)
+
+    def refused(thing, call):
+        try:
+            call()
+        except BadInput as error:
+            found[thing] = str(error)
+        else:
+            found[thing] = "not refused"
+
+    def same(thing, *each):
+        equal = all(np.array_equal(np.asarray(one), np.asarray(each[0])) for one in each)
+        found[thing] = "the same" if equal else f"not the same: {each}"
+
+    wrong = {
+        "compute_dtype": {"compute_dtype": "bf16"}, "basis": {"weights": KnotsConfig(basis="cubik")},
+        "steps": {"steps": "3"}, "tolerance": {"tolerance": 1e-2},
+    }  # fmt: skip
+    for thing, settings in wrong.items():
+        config = dataclasses.replace(TINY, **settings)
+        refused(thing, lambda config=config: validate(Config(model=config)))
+        message = found[thing]
+        refused(thing, lambda config=config: build(config, key))
+        found[thing] = message if message == found[thing] else f"{message} / {found[thing]}"
+    refused("together", lambda: validate(Config(depth=DepthConfig(sample=(1, 2), together="row"))))
+    refused("train", lambda: validate(Config(data=DataConfig(source="files", train="bottles.txt"))))
+    refused("rule", lambda: validate(Config(optimizer=OptimizerConfig(rule="sgd"))))
+    refused("train_roles", lambda: validate(Config(optimizer=OptimizerConfig(train_roles=("mat",)))))
+    refused("updates", lambda: validate(Config(trainer=TrainerConfig(updates=2.0))))
+    refused("weights", lambda: build(TINY, key, weights="heun"))
+    refused("class", lambda: build(TINY, key, scheme=type(model.scheme)))
+    refused("new_tokens", lambda: generate(model, ids, 2.5, key=key))
+    refused("top_k", lambda: generate(model, ids, 2, key=key, top_k=2.5))
+    for thing, value in {"variant": "spheres", "order": -1, "points": 1, "dt": 0.0}.items():
+        refused(thing, lambda own={thing: value}: simulate(**({"variant": "sphere", "order": 1} | own)))
+    table = model_of(KINDS["vanilla"])
+    refused("kind", lambda: lift(table, "spline", key=key))
+    refused("knots", lambda: lift(table, knots=1.5, key=key))
+    refused("unread", lambda: lift(table, "time", knots=2, key=key))
+    refused("samples", lambda: measure_induction(model, length=2, repeats=2, samples=0))
+    refused("float ids", lambda: model(ids.astype(jnp.float32)))
+    refused("ids", lambda: at_depths(model, [(np.full_like(batch[0], 41), batch[1])], [2]))
+    refused("traced", lambda: eqx.filter_jit(model)(ids, steps=np.int64(2)))
+    refused("no steps", lambda: at_depths(model, [batch], np.array([0])))
+    refused("edges", lambda: Grid(2, (0.0, 1.0)))
+    refused("threshold", lambda: model(ids, steps=EarlyExit(4, float("nan"))))
+    refused("trajectory", lambda: model.trajectory(ids, steps=EarlyExit(4, 0.1)))
+    refused("populate", lambda: model.populate(EarlyExit(4, 0.1)))
+
+    own = dataclasses.replace(TINY, width=np.int64(16), edges=np.array([0, 0.25, 0.5, 1.0]))
+    settings = {"learning_rate": np.geomspace(1e-4, 1e-2, 3)[1], "b2": jnp.float32(0.5)}
+    data = DataConfig(source="files", train=(Path("text.txt"),))
+    given = validate(Config(run=Path("runs/a"), model=own, data=data, optimizer=OptimizerConfig(**settings)))
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(dump_yaml(given))
+        found["config"] = "the same" if read_yaml(path) == given and given.run == "runs/a" else repr(given)
+
+    usual, choice = {"temperature": 0.5, "top_k": 4, "top_p": 0.75}, {"top_k": np.int64(4), "top_p": jnp.float32(0.75)}
+    choice["temperature"] = np.float64(0.5)
+    one, other = generate(model, ids, 3, key=key, **usual), generate(model, ids, np.int64(3), key=key, **choice)
+    same("generate", one, other)
+    draft = lambda number, length: speculate(model, model, ids, number, key=key, draft_length=length, **usual).tokens
+    same("speculate", draft(3, 2), draft(np.int32(3), np.int64(2)))
+    same("grid", *(Grid.of(three).edges for three in (3, np.int64(3), np.array(3), jnp.int32(3))))
+    same("evaluate", *(at_depths(model, [batch], depths)[0].loss for depths in ([2], np.array([2]))))
+    unequal = (0.0, 0.25, 1.0)
+    edges = [pairwise(model, ids[0], [3], steps=one, iterations=0).exponents for one in (unequal, np.array(unequal))]
+    number = [pairwise(model, ids[0], [3], steps=one, iterations=0).exponents for one in (2, np.int64(2))]
+    same("pairwise", *edges)
+    if found["pairwise"] == "the same":
+        same("pairwise", *number)
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(_say(), sys.stdout)
