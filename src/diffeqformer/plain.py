@@ -1,12 +1,9 @@
 """Text and values from elsewhere, so that any terminal, page or message may show them."""
 
-import operator
 import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
-
-from diffeqformer.errors import BadInput
 
 Document = dict[str, Any]
 """What a file of JSON or YAML holds, and what becomes one: values by name, each a number, a text, a list or another."""
@@ -52,14 +49,3 @@ def shown(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to print whole numbers of thousands of digits
         return "a number of thousands of digits"
-
-
-def whole(name: str, value: Any) -> int:
-    """A whole number, such as NumPy's, as Python's own, which compiled functions take as a constant.
-
-    **Raises:** `BadInput` if it is none.
-    """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise BadInput(f"{name} is {shown(value)}, but must be a whole number.") from None

@@ -2,16 +2,21 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import pytest
 
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
-from diffeqformer.ode.schemes import LieTrotter
+from diffeqformer.ode.grid import END_OF_STEP
+from diffeqformer.ode.schemes import SCHEMES, LieTrotter
+from diffeqformer.ode.weights import WeightSource
 from diffeqformer.progress import Silent
+from diffeqformer.runs.finetune import finetune_config
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
+from tests.models import TINY, model_of
 from tests.runs.test_trainer import lasting, same_model, stop_after
 from tests.runs.tiny_run import changed
 
@@ -55,3 +60,36 @@ def test_an_own_part_whose_build_is_not_given_is_refused(config, tmp_path):
     train(plain, Silent())
     with pytest.raises(BadInput, match="was trained without the parts that `build` makes: scheme .*LieTrotter"):
         load_run(plain.run, build=split)
+
+
+class Own(eqx.Module):
+    """Weights of one's own that are those of another source."""
+
+    inner: WeightSource
+
+    def at(self, times):
+        return self.inner.at(times)
+
+    def table(self, grid, nodes=END_OF_STEP):
+        return self.inner.table(grid, nodes)
+
+
+def test_weights_of_ones_own_cannot_be_fine_tuned(config):
+    def mine(config, key):
+        return build(config, key, weights=Own(build(config, key).weights))
+
+    own = changed(config, trainer__updates=2)
+    train(own, Silent(), build=mine)
+    with pytest.raises(BadInput, match=r"makes weights of a config, but those of this model are .*Own\.$"):
+        finetune_config(load_run(own.run, build=mine), f"{own.run}-tuned", method="full")
+
+
+def test_the_librarys_own_scheme_is_no_part_of_ones_own():
+    model = build(TINY, jax.random.key(0), scheme=SCHEMES["heun"])
+    assert model.config == dataclasses.replace(TINY, scheme="heun")
+
+
+def test_a_populated_model_and_one_of_its_config_are_trees_of_one_kind():
+    populated = model_of(dataclasses.replace(TINY, horizon="steps")).populate(5)
+    other = build(populated.config, jax.random.key(0))
+    assert jax.tree.structure(populated) == jax.tree.structure(other)

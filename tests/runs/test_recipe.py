@@ -303,3 +303,23 @@ def test_streams_resume_to_the_bit_from_where_they_were(config, tmp_path, monkey
     whole_and_resumed(config, tmp_path)
     (memory,) = found  # of the run that was stopped
     assert memory["batch"] == 6 and max(memory["places"]) > [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (lambda ids: ids[:, 1:], r"its ids is an array of shape \(\d+, \d+\), but must be one of shape"),
+        (lambda ids: ids[:1], "its ids is an array of shape"),
+        (lambda ids: (ids, np.ones(ids.shape, bool)), "its mask is an array of shape"),
+        (lambda ids: ids.tolist(), r"its ids is \[\["),
+        (lambda ids: ids + 100_000, "token id 100... does not exist"),
+        (lambda ids: ids.astype(np.float32), "token ids are float32"),
+    ],
+)
+def test_batches_of_ones_own_have_the_shapes_and_tokens_that_are_trained(config, shape, message):
+    class Own:
+        def __getitem__(self, k):
+            return shape(np.zeros((config.trainer.batch_size, config.model.context + 1), np.int32))
+
+    with pytest.raises(BadInput, match=message):
+        train(config, Silent(), recipe=Recipe(batches=lambda config, tokens: Own()))

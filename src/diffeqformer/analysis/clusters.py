@@ -24,8 +24,9 @@ import numpy as np
 from scipy.linalg import expm
 
 from diffeqformer.analysis.gathering import Measures, directions, measure, together
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput, RunFailed
-from diffeqformer.plain import shown, whole
+from diffeqformer.plain import shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 

@@ -22,11 +22,11 @@ from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.inference import TESTS, Induction, correlate
 from diffeqformer.analysis.spectra import Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
-from diffeqformer.plain import whole
 from diffeqformer.progress import Progress, Silent
 
 _BATCH_BYTES = 256_000_000

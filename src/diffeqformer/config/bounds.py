@@ -1,6 +1,7 @@
 """Bounds of settings and of options, declared beside each field and checked in one place."""
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
@@ -77,3 +78,14 @@ def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
             several = isinstance(value, tuple)
             for one in value if several else (value,):
                 yield f"{name} {'has' if several else 'is'}", one, field.metadata["bounds"]
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, such as NumPy's, as Python's own, which compiled functions take as a constant.
+
+    **Raises:** `BadInput` if it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BadInput(f"{name} is {shown(value)}, but must be a whole number.") from None

@@ -9,14 +9,14 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import ModelConfig, OwnConfig, validate_model
+from diffeqformer.config import ModelConfig, OwnConfig, SchemeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import Scheme
+from diffeqformer.ode.schemes import SCHEMES, Scheme
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.modulated import init_norm_changes
 from diffeqformer.plain import shown
@@ -76,8 +76,12 @@ def build(
     )
 
 
-def own_section(part: Any, before: Any) -> OwnConfig:
-    """How a config names a user's own object that stands in place of what the section `before` describes."""
+def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:
+    """How a config names an object that stands in place of what the section `before` describes: the library's own
+    schemes by their kind."""
+    for kind, known in SCHEMES.items():
+        if part is known:
+            return SchemeConfig(kind)  # pyright: ignore[reportArgumentType]
     like = before.like if isinstance(before, OwnConfig) else before.kind
     return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like)
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import require_tokens
-from diffeqformer.plain import whole
 
 COLDEST = 1e-6
 """Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""

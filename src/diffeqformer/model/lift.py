@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from diffeqformer.config import KnotsConfig, LayerConfig, OwnConfig, TimeConfig, validate_model
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import TransformerField
@@ -21,7 +22,7 @@ from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
 from diffeqformer.ode.weights.lifting import fit_knots, fit_time
-from diffeqformer.plain import shown, whole
+from diffeqformer.plain import shown
 
 EXACT = 1e-4
 """What logits may differ by, of the largest (at least of 1)."""

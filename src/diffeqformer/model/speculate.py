@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import COLDEST, probabilities, require_sampling
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
-from diffeqformer.plain import whole
 
 
 class Speculation(NamedTuple):

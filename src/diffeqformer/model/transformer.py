@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key
 
-from diffeqformer.config import LayerConfig, ModelConfig, with_steps
+from diffeqformer.config import LayerConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
@@ -111,7 +111,9 @@ class Transformer(eqx.Module):
             first_step=config.first_step if grid == own else None,
             edges=() if grid in (own, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
-        return self.with_norm_of(grid).replace(weights=weights, config=config)
+        own = isinstance(self.config.field, OwnConfig)
+        field = self.field if own else config.field.build(config)  # how matrices would start depends on the horizon
+        return self.with_norm_of(grid).replace(weights=weights, field=field, config=config)
 
     @property
     def continuous(self) -> bool:

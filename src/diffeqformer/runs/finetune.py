@@ -17,7 +17,7 @@ from diffeqformer.config import (
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapted_config
-from diffeqformer.model.build import Build
+from diffeqformer.model.build import Build, own_parts
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import TOKENIZER
 from diffeqformer.runs.opening import Run, load_run
@@ -84,6 +84,10 @@ def finetune_config(
     asks for other roles than the method's.
     """
     model = base.config.model
+    if name := own_parts(base.model).get("weights"):
+        raise BadInput(
+            f"fine-tuning makes weights of a config, but those of this model are an object of your own, {name}."
+        )
     steps = base.model.grid(steps).steps
     system = f"{name_of_run(replace(base.config, model=base.model.config))[1]} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()

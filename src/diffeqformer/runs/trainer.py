@@ -40,7 +40,7 @@ from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.training.loop import train_loop
 from diffeqformer.training.optimizer import require_trained
-from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Recipe
+from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Checked, Recipe
 from diffeqformer.training.update import initial_state
 
 
@@ -151,7 +151,8 @@ def fitting(
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
     require_trained(like.model, config.optimizer)
     if recipe.batches is not None:
-        return config, recipe.batches(config, tokens)
+        own = recipe.batches(config, tokens)
+        return config, own if isinstance(own, Loader | Stream) else Checked(own, config)
     apart = config.data.documents == "apart"
     if tokens.stream:
         masked = tokens.train_mask is not None

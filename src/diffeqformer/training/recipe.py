@@ -4,13 +4,16 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
+
+import numpy as np
 
 from diffeqformer.config import Config
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.corpus import Corpus
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document
+from diffeqformer.nn.embedding import require_tokens
+from diffeqformer.plain import Document, shown
 from diffeqformer.training.optimizer import Rule, Schedule
 from diffeqformer.training.update import Batch, Measured, State
 
@@ -23,6 +26,31 @@ class Batches(Protocol):
         """Ids, int32 (trainer.batch_size, context + 1); or the pair of these and of which targets count, booleans
         (trainer.batch_size, context). Of several processes each asks for the whole batch."""
         ...
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A user's own batches, which JAX would train on whatever their shapes and tokens."""
+
+    batches: Batches
+    config: Config
+
+    def __getitem__(self, k: int) -> Batch:
+        """Batch k.
+
+        **Raises:** `BadInput` for one of another shape than `Batches` says, or with tokens that do not exist.
+        """
+        batch = self.batches[k]
+        ids, *masks = batch if isinstance(batch, tuple) else (batch,)
+        rows, context = self.config.trainer.batch_size, self.config.model.context
+        for name, array, shape in zip(
+            ("ids", "mask"), (ids, *masks), ((rows, context + 1), (rows, context)), strict=False
+        ):
+            if getattr(array, "shape", None) != shape:
+                found = f"is an array of shape {array.shape}" if hasattr(array, "shape") else f"is {shown(array)}"
+                raise BadInput(f"batch {k} of your own: its {name} {found}, but must be one of shape {shape}.")
+        require_tokens(ids, self.config.model.vocabulary or 0)
+        return batch
 
 
 @dataclass
@@ -43,7 +71,7 @@ class Now:
         **Raises:** `BadInput` for one that is not finite, which JSON does not have.
         """
         for name, number in numbers.items():
-            if not math.isfinite(number):
+            if not (isinstance(number, SupportsFloat) and np.ndim(number) == 0 and math.isfinite(number)):  # pyright: ignore
                 raise BadInput(f"a callback logs {name} {number} at update {self.step}, but numbers must be finite.")
         record = {name: float(number) for name, number in numbers.items()}
         self.logged.append({"kind": "own", "step": self.step, **record})
@@ -98,6 +126,18 @@ class Recipe:
     corpus: Corpus | None = None
     """Text from elsewhere than `data.source` knows."""
     callbacks: tuple[Callback, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("rule", "schedule", "batches"):
+            if (part := getattr(self, name)) is not None and not callable(part):
+                raise BadInput(
+                    f"{name} is {shown(part)}, but must be a function; the docstring of Recipe has its arguments."
+                )
+        if not isinstance(self.callbacks, tuple | list):
+            raise BadInput(f"callbacks is {shown(self.callbacks)}, but must be a tuple of callbacks.")
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise BadInput(f"a callback is {shown(callback)}, but must be an object of a subclass of Callback.")
 
     @property
     def own(self) -> dict[str, str]:
