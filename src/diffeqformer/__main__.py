@@ -1,7 +1,5 @@
 """`python -m diffeqformer`"""
 
-import sys
+from diffeqformer.cli.program import program
 
-from diffeqformer.cli import main
-
-sys.exit(main())
+program()

@@ -93,8 +93,27 @@ NO_MEMORY = (
 )
 
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        return command(words)
+    except KeyboardInterrupt:
+        say_interrupted()
+        return INTERRUPTED
+
+
+def say_interrupted() -> None:
+    """Report that Ctrl-C or SIGTERM has ended the command."""
+    with suppress(OSError):
+        print("diffeqformer: interrupted.", file=sys.stderr)
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """As `main`, but an interruption goes on as `KeyboardInterrupt`."""
     own_process = words is None
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
@@ -117,9 +136,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `diffeqformer ... | head`: nobody reads on
         _discard_output()
         return 141
-    except KeyboardInterrupt:
-        print("diffeqformer: interrupted.", file=sys.stderr)
-        return 130
     except Exception as error:
         if debug:
             traceback.print_exc()
