@@ -384,4 +384,21 @@ def test_what_each_step_does_is_told_of_the_models_that_have_it():
 def test_trained_depths_are_those_drawn_or_else_those_of_the_config(sample, depths):
     model = {"steps": 6, "config": {"depth": {"sample": sample}}}
     assert run_text.trained_depths(model) == depths
+    more = {"steps": 6, "config": {"depth": {"sample": sample, "always": [12, 4]}}}
+    assert run_text.trained_depths(more) == sorted({4, 12} | ({*depths} if sample else set()))
     assert run_text.trained_depths(model | {"drawn": [{"steps": 5, "updates": 2}, {"steps": 7, "updates": 0}]}) == [5]
+
+
+@pytest.mark.parametrize(
+    ("depth", "cell"),
+    [
+        ({"sample": [3], "always": [1, 2, 4]}, "6 (trained at 1 to 4)"),
+        ({"sample": [3]}, "6 (trained at 3)"),
+        ({"sample": []}, "6"),
+    ],
+)
+def test_the_table_of_results_names_all_depths_that_updates_were_made_at(depth, cell):
+    results = examples.single()
+    results["models"][0] |= {"drawn": []}
+    results["models"][0]["config"]["depth"] |= depth
+    assert cell in run_report(results).tables[0].rows[0]

@@ -78,6 +78,8 @@ def test_compute_of_drawn_depths_grows_as_they_cost():
     first, second, _ = elastic()
     assert [compute_at(first, update) for update in (0.0, 750.0, 1500.0, 2250.0, 3000.0)] == [0, 1500, 3000, 6000, 9000]
     assert [compute_at(second, update) for update in (0.0, 750.0, 1500.0)] == [0, 4500, 9000]
+    first["config"]["depth"] |= {"always": [1, 6]}  # whose every update costs seven steps more
+    assert compute_at(first | {"compute": 30_000}, 1500.0) == 1500 * (1 + 2 + 6)
     figure = loss_curves(elastic(), against_compute=True)
     ends = [figure.axes[0].lines[3 * index].get_xdata()[-1] for index in range(3)]
     assert ends == [9000, 9000, 9000]

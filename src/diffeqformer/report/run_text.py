@@ -130,7 +130,7 @@ def compute_at(model: Model, update: float) -> float:
     updates, total = model["updates"], model.get("compute") or model["updates"] * model["steps"]
     depth = model["config"].get("depth", {})
     shallow = updates * depth.get("shallow_fraction", 0.0) if depth.get("sample") else 0.0
-    least = min(trained_depths(model))
+    least = sum({min(_drawn_at(model), default=model["steps"]), *depth.get("always", ())})
     if update <= shallow or shallow >= updates:
         return float(least * update)
     return least * shallow + (total - least * shallow) * (update - shallow) / (updates - shallow)
@@ -138,10 +138,15 @@ def compute_at(model: Model, update: float) -> float:
 
 def trained_depths(model: Model) -> list[int]:
     """Numbers of steps that updates were made at, increasing."""
+    always = model["config"].get("depth", {}).get("always", ())
+    return sorted(_drawn_at(model) | {*always}) or [model["steps"]]
+
+
+def _drawn_at(model: Model) -> set[int]:
+    """Numbers of steps that were drawn, or, where that is not known, that could be."""
     drawn = {d["steps"] for d in model.get("drawn", []) if d["updates"]}
     sample = model["config"].get("depth", {}).get("sample", ())
-    depths = DepthConfig(sample=sample if isinstance(sample, str) else tuple(sample)).depths
-    return sorted(drawn or {*depths}) or [model["steps"]]
+    return drawn or {*DepthConfig(sample=sample if isinstance(sample, str) else tuple(sample)).depths}
 
 
 def depth_points(model: Model) -> list[Document]:

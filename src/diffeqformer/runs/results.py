@@ -35,6 +35,8 @@ NAMES = {
 }
 ELASTIC = {"time": "Elastic DiffEqFormer", "knots": "Elastic model"}
 CURVE_POINTS = 2000
+LEAST_TIMED = 3
+"""Updates of a depth whose speed is told: those that are ready together count as the time of the first of them."""
 Entry = Document
 """One model's part of the document."""
 
@@ -161,14 +163,18 @@ def train_curve(records: list[Record], points: int = CURVE_POINTS) -> list[list[
 
 
 def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | float | None]]:
-    """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second."""
+    """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second.
+
+    Nothing where updates train at several depths: their losses and times are of none of them alone.
+    """
     drawn = []
-    for depth in config.depth.depths if config.depth.together != "rows" else ():
+    for depth in config.depth.depths if config.depth.alone else ():
         losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
         timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
         updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
         last = losses[-max(1, len(losses) // 10) :]
-        speed = updates * config.trainer.batch_size * config.model.context / seconds if seconds else None
+        timed_enough = updates >= LEAST_TIMED and seconds
+        speed = updates * config.trainer.batch_size * config.model.context / seconds if timed_enough else None
         loss = sum(last) / len(last) if last else None
         drawn.append({"steps": depth, "updates": len(losses), "loss": loss, "tokens_per_second": speed})
     return drawn

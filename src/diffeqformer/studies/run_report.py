@@ -155,7 +155,8 @@ def _steps(model: Model) -> str:
     if rtol is not None:
         return f"adaptive (rtol {rtol:g})"
     trained = run_text.trained_depths(model)
-    more = "" if trained == [model["steps"]] else f" (trained at {trained[0]} to {trained[-1]})"
+    ends = " to ".join(dict.fromkeys([str(trained[0]), str(trained[-1])]))
+    more = "" if trained == [model["steps"]] else f" (trained at {ends})"
     return f"{text.number(model['steps'])}{more}"
 
 
