@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.interpolate import CubicSpline
 
-from diffeqformer.config import KnotsConfig
+from diffeqformer.config import KnotsConfig, ToleranceConfig, validate_model
+from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid, Nodes
@@ -17,6 +18,7 @@ from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 from tests.models import TINY, logits, model_of, tokens
 
+KEY = jax.random.key(0)
 TIMES = np.linspace(0, 1, 57)
 SINGLE = float(np.finfo(np.float32).eps)
 """Of values of at most about one, which are computed in float64 and rounded once."""
@@ -131,3 +133,51 @@ def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
     larger = model.replace(embedding=jax.tree.map(lambda leaf: 3.0 * leaf, model.embedding))
     np.testing.assert_allclose(larger.embed(ids), model.embed(ids), rtol=0, atol=20 * SINGLE)
     assert not np.allclose(np.square(model_of(TINY).embed(ids)).mean(-1), 1, atol=0.1)
+
+
+@pytest.mark.parametrize(("average", "nodes"), [(True, Nodes.same(0.5)), (False, Nodes((0.5,), (0.0, 1.0)))])
+@pytest.mark.parametrize(
+    "edges", [(0, 1), (0, 1 / 3, 2 / 3, 1), (0, 0.25, 0.5, 0.75, 1), (0, 0.3, 0.55, 1), np.arange(13) / 12]
+)
+def test_linear_maps_are_corrected_by_the_length_of_each_step(average, nodes, edges):
+    """As written down for each step alone, in float64; steps shorter than 1/4 are as those of 1/4."""
+    weights = model_of(dataclasses.replace(TINY, weights=KnotsConfig(4, average=average, rank=2))).weights
+    grid, plain = Grid.of(np.asarray(edges, float)), dataclasses.replace(weights, corrections=None)
+    found, usual = (jax.jit(lambda weights: weights.table(grid, nodes))(one) for one in (weights, plain))
+    for half, name in (("attention", "query_key_value"), ("feed_forward", "down")):
+        row, mean = (getattr(getattr(table, half), name) for table in (found, usual))
+        change = getattr(getattr(weights.corrections, half), name)
+        products = np.einsum("jkir,jkro->jkio", *(np.asarray(part, float) for part in (change.a, change.b)))
+        own = getattr(nodes, half)
+        basis = mean_basis(grid.edges, 4) if average else cardinal_basis(grid.times(own), 4)
+        basis = np.asarray(basis, float).reshape(grid.steps, -1, 4)
+        halvings = np.clip(-np.log2(grid.lengths), 0, 2)
+        shares = np.maximum(0, 1 - np.abs(halvings[:, None] - np.arange(3)))
+        expected = np.asarray(mean.weight, float) + np.einsum("lj,lnk,jkio->lnio", shares, basis, products)
+        np.testing.assert_allclose(row.weight, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(row.bias, mean.bias, rtol=0, atol=4 * SINGLE)
+
+
+def test_corrections_begin_as_none_and_the_limit_has_those_of_short_steps():
+    config = dataclasses.replace(TINY, scheme="lie-trotter-middle", weights=KnotsConfig(4, average=True, rank=2))
+    new, plain = (
+        build(dataclasses.replace(config, weights=KnotsConfig(4, average=True, rank=r)), KEY) for r in (2, None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, new.populate(5), plain.populate(5))
+    assert parameters(config).stored - parameters(plain.config).stored == 3 * 4 * 2 * sum(
+        sum(shape) for shape in ((16, 48), (16, 16), (16, 64), (64, 16))
+    )
+    model, edges = model_of(config), (0.0, 0.3, 0.55, 1.0)
+    for steps in (1, 3, 9, edges):
+        np.testing.assert_allclose(logits(model.populate(steps), tokens()), logits(model, tokens(), steps), atol=1e-5)
+    short, limit = model.weights.table(Grid(64), Nodes.same(0.5)), model.weights.at(Grid(64).times((0.5,)))
+    inner = slice(8, -8)  # knots are joined by lines, of which a mean over a step within one is the value at its middle
+    np.testing.assert_allclose(
+        short.feed_forward.up.weight[inner, 0], limit.feed_forward.up.weight[inner], rtol=0.05, atol=0.02
+    )
+    with pytest.raises(
+        BadInput, match="model.weights.rank is 17, but attention.query_key_value is 16 x 48: at most 16"
+    ):
+        build(dataclasses.replace(config, weights=KnotsConfig(4, rank=17)), KEY)
+    with pytest.raises(BadInput, match="model.weights.rank is 2, but model.tolerance is given"):
+        validate_model(dataclasses.replace(config, scheme="heun", tolerance=ToleranceConfig(1e-2)))

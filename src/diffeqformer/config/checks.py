@@ -231,6 +231,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 "are added into the knots before weights are interpolated."
             )
         m.lora.build(m.field.build(m).shapes())
+    if isinstance(m.weights, KnotsConfig) and m.weights.rank and m.tolerance:
+        raise BadInput(
+            f"model.weights.rank is {m.weights.rank}, but model.tolerance is given: corrections by the length of a "
+            "step need a fixed grid."
+        )
     if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
         raise BadInput(
             f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "

@@ -101,6 +101,9 @@ class KnotsConfig(Section):
     """A step takes the mean of the weights over it, instead of those at the scheme's nodes."""
     start: Literal["independent", "constant"] = "independent"
     """Initial knots: each as a layer of a table begins, or all alike, so that weights begin constant over depth."""
+    rank: int | None = setting(None, least=1, most=SIZES)
+    """Of corrections that each linear map of a knot has in steps of the lengths 1, 1/2, 1/4, ..., interpolated between;
+    `None` for weights that depend on time alone."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the knots; `None` for a model without."""
 

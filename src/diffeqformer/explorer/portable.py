@@ -145,7 +145,7 @@ def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
         shared = weights.shared is not None
         return {"kind": "time", "shared": shared, "frequencies": frequencies(weights.time).tolist()}
     rows: BlockWeights
-    if isinstance(weights, KnotWeights):
+    if isinstance(weights, KnotWeights) and weights.corrections is None:
         rows, about = weights.rows, {"kind": "knots", "place": PLACES[weights.place]}
         about |= {"knots": weights.knots, "bends": bends(weights.basis, weights.knots).tolist()}
         about |= {"average": weights.average}

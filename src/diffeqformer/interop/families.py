@@ -245,7 +245,7 @@ LLAMAS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3
 
 def is_continuous(m: ModelConfig) -> bool:
     """Whether the weights are a function of depth that our own class has, too."""
-    knows_length = m.modulation is not None or m.final_norm_halvings is not None
+    knows_length = m.modulation or m.final_norm_halvings is not None or getattr(m.weights, "rank", None)
     return isinstance(m.weights, TimeConfig | KnotsConfig | SharedConfig) and not knows_length
 
 

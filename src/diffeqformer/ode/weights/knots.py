@@ -13,7 +13,8 @@ A step from a to b takes W at the scheme's nodes, or, with `average`, its mean o
 
 the first term of Magnus's expansion (Blanes et al. 2009, arXiv:0810.5488). Each knot then counts by its share in every
 number of steps, where W at a node depends on where between two knots the node happens to lie; and the weights of a long
-step are the mean of those of the short ones that it stands for.
+step are the mean of those of the short ones that it stands for. With `rank` each W_k has low-rank corrections by the
+length of the step (lengths.py).
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from diffeqformer.config import KnotsConfig, LoRAConfig
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
 from diffeqformer.ode.lora import attach, merge
+from diffeqformer.ode.weights.lengths import corrected, init_corrections
 from diffeqformer.ode.weights.source import initial_rows, unstack
 from diffeqformer.sharding import constrain_weights
 
@@ -109,6 +111,8 @@ class KnotWeights(eqx.Module):
     basis: str = eqx.field(static=True, default="hat")
     place: str = eqx.field(static=True, default="middle")
     average: bool = eqx.field(static=True, default=False)
+    corrections: PyTree = None
+    """A `Correction` of each linear map, by the length of the step; `None` for weights that depend on time alone."""
 
     @property
     def knots(self) -> int:
@@ -124,17 +128,23 @@ class KnotWeights(eqx.Module):
         return dataclasses.replace(self, rows=change(self.rows))
 
     def at(self, times: Times) -> BlockWeights:
-        """Weights at `times`; one product of a (time, K) matrix with each array."""
-        return self._mixed(merge(self.rows), cardinal_basis(times, *self._basis))
+        """Weights at `times` in the limit of short steps; one product of a (time, K) matrix with each array."""
+        return self._mixed(corrected(merge(self.rows), self.corrections, 0), cardinal_basis(times, *self._basis))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, or means over its steps."""
-        rows = merge(self.rows)
-        if self.average:
-            return unstack(self._mixed(rows, mean_basis(grid.edges, *self._basis)), grid.steps, 1)
-        at = lambda rows, own: self._mixed(rows, cardinal_basis(grid.times(own), *self._basis))
-        half = lambda rows, own: unstack(at(rows, own), grid.steps, len(own))
-        return Block(half(rows.attention, nodes.attention), half(rows.feed_forward, nodes.feed_forward))
+        merged, means = merge(self.rows), mean_basis(grid.edges, *self._basis) if self.average else None
+
+        def half(name: str, own: tuple[float, ...]) -> PyTree:
+            rows, corrections = (getattr(tree, name, None) for tree in (merged, self.corrections))
+            basis = means if means is not None else cardinal_basis(grid.times(own), *self._basis)
+            if grid.equal or corrections is None:
+                mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), basis)
+                return unstack(mixed, grid.steps, len(basis) // grid.steps)
+            step = lambda each: self._mixed(corrected(rows, corrections, each[0]), each[1])
+            return jax.lax.map(step, (jnp.asarray(grid.lengths), basis.reshape(grid.steps, -1, self.knots)))
+
+        return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
 
     @property
     def _basis(self) -> tuple[int, str, str, jnp.dtype]:
@@ -153,5 +163,9 @@ def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nod
     knots = section.knots or grid.steps
     rows = initial_rows(shapes, END_OF_STEP, knots if section.start == "independent" else 1, key)
     rows = jax.tree.map(lambda row: jnp.broadcast_to(row, (knots, *row.shape[1:])), rows)
-    weights = KnotWeights(rows, section.basis, section.place, section.average)
+    corrections = None
+    if section.rank:
+        most = max(knots, grid.steps)
+        corrections = init_corrections(section.rank, knots, most, shapes, jax.random.fold_in(key, 1))
+    weights = KnotWeights(rows, section.basis, section.place, section.average, corrections)
     return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights

@@ -20,15 +20,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.typing import DTypeLike
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from diffeqformer.config import ModulationConfig
 from diffeqformer.nn.linear import Linear, Norm, NormShape, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.knots import cardinal_basis
+from diffeqformer.ode.weights.lengths import length_basis
 from diffeqformer.ode.weights.source import WeightSource, unstack
 
 
@@ -84,12 +83,6 @@ def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Time
     norm = _changed_norm(rows.norm, jax.tree.map(mixed, change.norm))
     last = Linear(last.weight * (1 + g)[:, None, :], None if last.bias is None else last.bias * (1 + g))
     return dataclasses.replace(rows, norm=norm, **{out: last})
-
-
-def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
-    """`C_j(log2 1/h)` of all knots at all lengths h."""
-    halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
-    return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
 
 
 def _changed_norm(norm: Norm, change: Norm) -> Norm:

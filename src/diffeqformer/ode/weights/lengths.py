@@ -1,0 +1,83 @@
+"""Weights that know how long the step is: hat functions over its length, and low-rank corrections of linear maps.
+
+One matrix that serves steps of many lengths can differ a little between them: in a step of length h, a fraction of
+depth, it is
+
+    W + sum_j C_j(log2 1/h) A_j B_j,
+
+C_j being hat functions with knots at h = 2^-j. Steps below the shortest knot are as that one, so that weights converge
+as steps are added.
+
+Source: low-rank corrections of shared layers, Bae et al. 2024, "Relaxed Recursive Transformers", arXiv:2410.20672.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Key, PyTree
+
+from diffeqformer.errors import BadInput
+from diffeqformer.nn.linear import Linear, LinearShape, Norm, zeros
+from diffeqformer.ode.field import BlockShapes
+from diffeqformer.ode.grid import Times
+from diffeqformer.ode.lora import linear_maps
+from diffeqformer.ode.weights.source import is_shape, unit_keys
+
+
+def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
+    """`C_j(log2 1/h)` of all knots at all lengths h."""
+    halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
+    return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
+
+
+class Correction(eqx.Module):
+    """Of one linear map, for every length and row."""
+
+    a: Float[Array, "length row inputs rank"]
+    b: Float[Array, "length row rank outputs"]
+    """Zero at the start."""
+
+
+def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(None)) -> PyTree:
+    """Rows of a block, or of a half of one, as a step of a length has them.
+
+    **Arguments:** `rows`, on one leading axis; `corrections`, a `Correction` in the place of each linear map, or
+    `None` for rows that are the same at all lengths; `length`, a fraction of depth, 0 for the limit of short steps;
+    `kept`, which of the corrected rows these are.
+    """
+    if corrections is None:
+        return rows
+
+    def add(unit: Linear | Norm, correction: Correction | None) -> Linear | Norm:
+        if correction is None:
+            return unit
+        (shares,) = length_basis(jnp.asarray(length)[None], len(correction.a), correction.a.dtype)
+        a, b = correction.a[:, kept], correction.b[:, kept]
+        return Linear(unit.weight + jnp.einsum("j,jlir,jlro->lio", shares, a, b), unit.bias)  # pyright: ignore
+
+    return jax.tree.map(add, rows, corrections, is_leaf=lambda node: isinstance(node, Linear | Norm))
+
+
+def init_corrections(rank: int, rows: int, most: int, shapes: BlockShapes, key: Key[Array, ""]) -> PyTree:
+    """Corrections that change nothing yet, for lengths 1, 1/2, 1/4, ... down to those of `most` steps.
+
+    **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
+    """
+    for name, shape in linear_maps(shapes).items():
+        if rank > (smaller := min(shape.inputs, shape.outputs)):
+            raise BadInput(
+                f"model.weights.rank is {rank}, but {name} is {shape.inputs} x {shape.outputs}: at most {smaller}."
+            )
+    lengths = (most - 1).bit_length() + 1
+
+    def correction(shape: PyTree, key: Key[Array, ""]) -> Correction | None:
+        if not isinstance(shape, LinearShape):
+            return None
+        a = jax.random.uniform(key, (lengths, rows, shape.inputs, rank), jnp.float32, minval=-1, maxval=1)
+        return Correction(a / shape.inputs**0.5, zeros((lengths, rows, rank, shape.outputs)))
+
+    return jax.tree.map(correction, shapes, unit_keys(shapes, key), is_leaf=is_shape)
