@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffeqformer.cli.finetune import Arguments, _text
-from diffeqformer.config import DataConfig
+from diffeqformer.cli.finetune import Arguments, _about, _text
+from diffeqformer.config import BaseConfig, Config, DataConfig, ModelConfig
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import read_sealed, write_sealed
 
@@ -64,3 +64,9 @@ def test_new_files_are_not_mixed_by_the_weights_of_the_bases_own():
     own = DataConfig(source="files", train=("a.txt", "b.txt"), weights=(3.0, 1.0), stream=100)
     found = _text(SimpleNamespace(config=SimpleNamespace(data=own)), Arguments("base", data=("c.txt",)))
     assert (found.train, found.weights, found.stream, found.puzzle) == (("c.txt",), (), 0, None)
+
+
+def test_all_parameters_are_a_hundred_per_cent():
+    model = ModelConfig(steps=2, width=16, heads=2, context=16, vocabulary=280)
+    said = _about(Config(base=BaseConfig(system="DiffEqFormer 3"), model=model))
+    assert said.startswith("DiffEqFormer 3 → 2 steps (time weights): training ") and "parameters (100 %)" in said

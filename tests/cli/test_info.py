@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from diffeqformer.cli import info, main
-from diffeqformer.config import Config, DataConfig, PHopConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, ModelConfig, PHopConfig, read_yaml, shipped_configs
 from diffeqformer.data.tokenizer import vocabulary_size
 
 THERE = "cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {}"
@@ -72,3 +72,9 @@ def test_a_line_of_the_table_says_it(gpu, cudnn, capsys):
     assert "\nattention: cuDNN's flash attention\n" in capsys.readouterr().out
     assert main(["info", "quickstart-gpt", *words, "--model.dropout.attention", "0.1"]) == 0
     assert f"\nattention: {DROPS}\n" in capsys.readouterr().out
+
+
+def test_a_share_of_nearly_all_operations_is_no_power_of_ten(capsys):
+    config = Config(model=ModelConfig(steps=2, width=16, heads=2, context=16, vocabulary=280))
+    info._print_d_emb(config, [{"d_emb": 8, "stored": 9, "generation_share": 0.996}])
+    assert "99.6 %" in capsys.readouterr().out

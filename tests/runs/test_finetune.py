@@ -31,6 +31,7 @@ from diffeqformer.runs.finetune import finetune_config, usual_settings
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import name_of_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.update import initial_state, make_update
@@ -285,3 +286,8 @@ def test_a_fine_tuned_run_says_what_it_is(bases, tmp_path, other_text):
     assert entry["curve"]["validation"][0][0] == 0
     opened = load_run(tmp_path / "run")
     assert opened.config.base.run == str(bases / "continuous") and opened.config.base.update == 6
+    again = finetune_config(opened, str(tmp_path / "again"), lora=LORA)
+    assert again.base.system == "DiffEqFormer 2 → 3, LoRA of rank 2"
+    lifted, _ = lift_run(load_run(bases / "vanilla"), str(tmp_path / "lifted"), "time", progress=Silent())
+    config = finetune_config(lifted, str(tmp_path / "elastic"), steps=4, method="continuous")
+    assert name_of_run(config)[1] == "time weights, lie-trotter, 2 → 4, fine-tuned, continuous"

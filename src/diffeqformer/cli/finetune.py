@@ -178,5 +178,5 @@ def _about(config: Config) -> str:
     trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
     return (
         f"{config.base.system} → {m.steps} steps ({m.weights.kind} weights): training {trained:,} of {whole:,} "
-        f"parameters ({100 * trained / whole:.2g} %): {', '.join(config.optimizer.train_roles)}"
+        f"parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}"
     )

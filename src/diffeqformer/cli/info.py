@@ -199,7 +199,7 @@ def _print_d_emb(config: Config, choices: list[Document]) -> None:
     print_table(
         "d_emb",
         ["d_emb", "parameters, stored", "share of operations for weights"],
-        [[str(c["d_emb"]), human(c["stored"]), f"{100 * c['generation_share']:.2g} %"] for c in choices],
+        [[str(c["d_emb"]), human(c["stored"]), f"{100 * c['generation_share']:.3g} %"] for c in choices],
     )
     print(
         f"A weight is P h(t) + C with d_emb columns in P, so from d_emb = {smallest_useful_d_emb(config.model)} on the "

@@ -89,7 +89,9 @@ def finetune_config(
             f"fine-tuning makes weights of a config, but those of this model are an object of your own, {name}."
         )
     steps = base.model.grid(steps).steps
-    system = f"{name_of_run(replace(base.config, model=base.model.config))[1]} {model.steps}"
+    system = name_of_run(replace(base.config, model=base.model.config))[1]
+    if base.config.base.method is None:  # the name of a fine-tuned one says its depth
+        system += f"{',' if ',' in system else ''} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
     layers = method != "continuous"
     lora = lora or (LoRAConfig(RANK) if method == "lora" else None)
