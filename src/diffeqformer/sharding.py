@@ -227,9 +227,19 @@ def _mesh() -> Mesh | None:
     return None if mesh.empty else mesh
 
 
+def name_of_path(path: KeyPath) -> str:
+    """The path to an array of a PyTree, as in `weights.networks.attention.output`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """The arrays of a PyTree by the path to each."""
+    return {name_of_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
     """The layout of the weight at a path."""
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    name = name_of_path(path)
     layouts = next(layouts for end, layouts in RULES if re.search(rf"(^|\.)({end})$", name))
     whole = (None,) * len(shape)
     for layout in layouts:

@@ -12,7 +12,7 @@ from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.early_exit import EarlyExit
-from diffeqformer.runs.arrays import by_path
+from diffeqformer.sharding import by_path
 from tests.interop.runs import CONTINUOUS, run_of
 from tests.interop.test_exporting_live import (
     gradients_without_and_with_checkpoints,

@@ -12,7 +12,7 @@ from diffeqformer.config import DropoutConfig, LayerConfig, SchemeConfig
 from diffeqformer.interop.families import FAMILIES
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
-from diffeqformer.runs.arrays import by_path
+from diffeqformer.sharding import by_path
 from tests.interop.folders import CONFIGS, golden, write
 from tests.models import logits
 from tests.tolerances import STATES

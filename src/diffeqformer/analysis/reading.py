@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int, PyTree
 
 from diffeqformer.analysis.products import product_eigenvalues
 from diffeqformer.analysis.spectra import pairs_of
-from diffeqformer.analysis.watch import weights_of_heads
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
+from diffeqformer.ode.adjoints import row_of_step
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
@@ -200,10 +200,7 @@ def _part(grid: Grid, first: int, last: int) -> Grid:
     return Grid(last - first, (*edges, *edges[-1:] * (last - first + 1 - len(edges))))
 
 
-@jax.jit
-def _row(table: BlockWeights, step: Array) -> BlockWeights:
-    at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
-    return jax.tree.map(at, table)
+_row = jax.jit(row_of_step)
 
 
 def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
@@ -236,7 +233,7 @@ def _looks(
     field: TransformerField, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array, position: Array
 ) -> Array:
     _, step = take_step(field, scheme, row, carry, dt)
-    return jnp.stack([weights_of_heads(field, at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
+    return jnp.stack([field.attention_weights(at.weights, at.state)[0, :, position] for at in step.attention]).mean(0)
 
 
 @eqx.filter_jit

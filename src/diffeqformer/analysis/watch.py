@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Int, PyTree
 
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights, TransformerField
@@ -19,17 +19,10 @@ Measure = Callable[[TransformerField, BlockWeights, Array], PyTree]
 """From a field, the weights of a block and a state (batch, position, width) to arrays."""
 
 
-def weights_of_heads(
-    field: TransformerField, weights: BlockWeights, x: Float[Array, "batch position width"]
-) -> Float[Array, "batch heads query position"]:
-    """The `Measure` that keeps the attention weights whole."""
-    return field.attention_weights(weights, x)
-
-
 def watch_attention(
     model: Transformer,
     ids: Int[Array, "batch position"],
-    measure: Measure = weights_of_heads,
+    measure: Measure = lambda field, weights, x: field.attention_weights(weights, x),
     steps: Steps | None = None,
 ) -> PyTree:
     """What `measure` finds at every attention evaluation of the forward pass on `ids`; to be jitted by the caller.

@@ -24,11 +24,10 @@ from diffeqformer.config import (
     hints_of,
     kinds_of,
     read_yaml,
-    section_of_kind,
     shipped_configs,
 )
 from diffeqformer.config.bounds import require_bounds
-from diffeqformer.config.strict import Hints
+from diffeqformer.config.strict import Hints, section_of
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import clean, shown
 from diffeqformer.store.paths import path_of, require_writable
@@ -164,7 +163,7 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         sections = tuple(section for section in choices.get(name, ()) if section is not OwnConfig)
         if kind not in known and all(map(kinds_of, sections)):
             raise BadInput(f"--{prefix}{name} is {shown(kind)}, but must be one of {', '.join(map(repr, known))}.")
-        section = section_of_kind(sections, kind)
+        section = section_of(sections, kind, f"--{prefix}{name}")
         if getattr(getattr(part, name), "kind", None) != kind:
             part = dataclasses.replace(part, **{name: section})
     options = {word.partition("=")[0][2:].replace("_", "-") for word in left if word.startswith("--")}

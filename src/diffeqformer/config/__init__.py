@@ -33,7 +33,6 @@ from diffeqformer.config.sections import (
     TimeConfig,
     ToleranceConfig,
     choices_of,
-    section_of_kind,
 )
 from diffeqformer.config.strict import dump_yaml, from_dict, hints_of, kinds_of, parse_value, to_dict, with_values
 
@@ -44,6 +43,6 @@ __all__ = [
     "PHopConfig", "PermutationsConfig", "PuzzleConfig", "RecursiveConfig", "ReversibleConfig", "Role",
     "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig", "SharedConfig", "TimeConfig", "ToleranceConfig",
     "TrainerConfig", "TrapezoidalConfig", "Which", "choices_of", "dump_yaml", "find_config", "from_dict",
-    "hints_of", "kinds_of", "parse_value", "read_yaml", "section_of_kind", "shipped_configs", "to_dict", "validate",
+    "hints_of", "kinds_of", "parse_value", "read_yaml", "shipped_configs", "to_dict", "validate",
     "validate_model", "with_steps", "with_values",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
@@ -18,31 +18,22 @@ MOST_STEPS = 1 << 14
 """Steps of depth: times and weights of all of them are computed at once."""
 
 
-class Bounds(TypedDict):
+class Bounds(TypedDict, total=False):
     """Within which a setting has to be; see `setting`."""
 
-    least: int | None
-    most: int | None
+    least: int
+    most: int
     positive: bool
     fraction: bool
     not_negative: bool
 
 
-def setting(
-    default: Any,
-    *,
-    least: int | None = None,
-    most: int | None = None,
-    positive: bool = False,
-    fraction: bool = False,
-    not_negative: bool = False,
-) -> Any:
+def setting(default: Any, **bounds: Unpack[Bounds]) -> Any:
     """A dataclass field with bounds, which `require_bounds` checks; `None` is always within them.
 
     **Arguments:** `least` and `most` of a number; `positive`, `not_negative`: a finite number above, or not below,
     zero; `fraction`: at least 0 and below 1. The bounds of a tuple are those of each of its numbers.
     """
-    bounds = Bounds(least=least, most=most, positive=positive, fraction=fraction, not_negative=not_negative)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
@@ -55,15 +46,15 @@ def require_bounds(section: Any, prefix: str = "") -> None:
     **Raises:** `BadInput` naming the first setting outside, its value, and what would be right.
     """
     for name, value, bounds in _bounded(section, prefix):
-        if bounds["least"] is not None and value < bounds["least"]:
+        if "least" in bounds and value < bounds["least"]:
             raise BadInput(f"{name} {shown(value)}, but must be at least {bounds['least']}.")
-        if bounds["positive"] and not 0 < value < float("inf"):
+        if bounds.get("positive") and not 0 < value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must be a positive number.")
-        if bounds["not_negative"] and not 0 <= value < float("inf"):
+        if bounds.get("not_negative") and not 0 <= value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must not be negative.")
-        if bounds["fraction"] and not 0 <= value < 1:
+        if bounds.get("fraction") and not 0 <= value < 1:
             raise BadInput(f"{name} {shown(value)}, but must be at least 0 and below 1.")
-        if bounds["most"] is not None and value > bounds["most"]:
+        if "most" in bounds and value > bounds["most"]:
             raise BadInput(f"{name} {shown(value)}, but must be at most {bounds['most']}.")
 
 

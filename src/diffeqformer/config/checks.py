@@ -150,20 +150,17 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         raise BadInput(f"depth.always is {d.always}, but with depth.together 'rows' no sequence is read at two depths.")
     if d.always and not 1 <= min(d.always) <= max(d.always) <= MOST_STEPS:
         raise BadInput(f"depth.always is {d.always}, but must have numbers of steps from 1 to {MOST_STEPS}.")
-    if d.distill and d.alone and d.teacher == "deepest":
+    if d.distill and d.teacher == "deepest" and (d.alone or d.together == "rows"):
+        rows = "with depth.together 'rows' no sequence is read at two depths"
+        why = "depth.together 'one' trains at one depth at a time" if d.alone else rows
         raise BadInput(
-            f"depth.distill is {d.distill}, but depth.together 'one' trains at one depth at a time; with "
-            "depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
+            f"depth.distill is {d.distill}, but {why}; with depth.always the others learn from the deepest, and with "
+            "depth.teacher 'base' all from the base."
         )
     if d.distill and d.teacher == "deepest" and len(d.always) == 1 and {*(d.depths or (m.steps,))} == {*d.always}:
         raise BadInput(
             f"depth.distill is {d.distill}, but all updates train at {max(d.always)} steps alone: nothing is deeper to "
             "learn from."
-        )
-    if d.distill and d.together == "rows" and d.teacher == "deepest":
-        raise BadInput(
-            f"depth.distill is {d.distill}, but with depth.together 'rows' no sequence is read at two depths; with "
-            "depth.always the others learn from the deepest, and with depth.teacher 'base' all from the base."
         )
     if d.together == "rows" and d.shallow_fraction:
         raise BadInput(

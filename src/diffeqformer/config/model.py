@@ -23,8 +23,8 @@ from diffeqformer.config.sections import (
     ToleranceConfig,
     WeightsConfig,
     choices_of,
-    section_of_kind,
 )
+from diffeqformer.config.strict import section_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, choices in choices_of(ModelConfig).items():
             if isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, section_of_kind(choices, value))
+                object.__setattr__(self, name, section_of(choices, value, name))
 
     @property
     def interval(self) -> float:

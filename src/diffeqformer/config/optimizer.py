@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffeqformer.config.bounds import INT32, setting
-from diffeqformer.config.sections import Section, choices_of, section_of_kind
+from diffeqformer.config.sections import Section, choices_of
+from diffeqformer.config.strict import section_of
 
 Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 
@@ -91,4 +92,4 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name, choices in choices_of(OptimizerConfig).items():
             if isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, section_of_kind(choices, value))
+                object.__setattr__(self, name, section_of(choices, value, name))

@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
-from diffeqformer.config.strict import hints_of, kinds_of
-from diffeqformer.errors import BadInput
+from diffeqformer.config.strict import hints_of
 
 
 class Section:
@@ -305,15 +304,3 @@ def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
         sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
         choices |= {name: sections} if sections else {}
     return choices
-
-
-def section_of_kind(choices: tuple[Any, ...], kind: str) -> Any:
-    """The section of a kind, with its default settings.
-
-    **Raises:** `BadInput` for a kind that none of the sections has.
-    """
-    kinds = {kind: choice for choice in choices for kind in kinds_of(choice)}
-    anything = [choice for choice in choices if not kinds_of(choice)]  # whose kind may be any word
-    if kind not in kinds and not anything:
-        raise BadInput(f"{kind!r} is none of the kinds that there are: {', '.join(map(repr, kinds))}.")
-    return kinds.get(kind, *anything)(kind=kind) if anything else kinds[kind](kind=kind)

@@ -118,7 +118,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if value is None and type(None) in args:
             return None
         if sections := tuple(choice for choice in args if dataclasses.is_dataclass(choice)):
-            return _section(sections, value, path)
+            return section_of(sections, value, path)
         complaints = []
         for choice in (a for a in args if a is not type(None)):
             try:
@@ -147,8 +147,13 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _section(choices: tuple[Any, ...], value: Any, path: str) -> Any:
-    """One of several sections, chosen by its `kind`; a bare word is short for a kind, and the first is the default."""
+def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    """One of several sections, chosen by its `kind`; a bare word is short for a kind, and the first is the default.
+
+    **Arguments:** `value`, the word, or a table of settings; `path`, the dotted path for messages.
+
+    **Raises:** `BadInput` for a kind that none of the sections has, and as `from_dict`.
+    """
     kinds = {kind: choice for choice in choices for kind in kinds_of(choice)}
     anything = [choice for choice in choices if hints_of(choice).get("kind") is str]
     values = {"kind": value} if isinstance(value, str) and (kinds or anything) else value

@@ -172,10 +172,8 @@ class Reader:
                 require_field(table.schema_arrow.names, self.text_field, f"file {str(file.path)!r}")
                 for batch in table.iter_batches(batch_size=256, columns=[self.text_field]):
                     column = batch.column(0)
-                    if pa.types.is_string(column.type):  # as bytes, since a writer may have stored any
-                        column = column.cast(pa.binary())
-                    elif pa.types.is_large_string(column.type):
-                        column = column.cast(pa.large_binary())
+                    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                        column = column.cast(pa.large_binary())  # as bytes, since a writer may have stored any
                     for value in column.to_pylist():
                         number += 1
                         where = f"row {number} of {str(file.path)!r}"

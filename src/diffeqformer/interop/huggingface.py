@@ -22,7 +22,7 @@ from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.runs.arrays import by_path
+from diffeqformer.sharding import by_path
 from diffeqformer.store.folders import require_sums
 from diffeqformer.store.paths import path_of
 

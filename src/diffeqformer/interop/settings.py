@@ -10,10 +10,10 @@ from diffeqformer.config import (
     RotaryScalingConfig,
     choices_of,
     from_dict,
-    section_of_kind,
     to_dict,
 )
 from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config.strict import section_of
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 
@@ -243,7 +243,7 @@ def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
     if isinstance(settings.weights, LayerConfig | KnotsConfig):
         require("weights.lora", settings.weights.lora, None)
     choices = choices_of(ModelConfig)
-    sections = {name: section_of_kind(choices[name], model[f"{name}.kind"]) for name in ("field", "scheme")}
+    sections = {name: section_of(choices[name], model[f"{name}.kind"], name) for name in ("field", "scheme")}
     for setting in fields(settings):
         ours = setting.metadata["ours"]
         section, _, name = ours.rpartition(".")

@@ -3,7 +3,6 @@
 import dataclasses
 
 import equinox as eqx
-import jax
 from jaxtyping import Array, Key
 
 from diffeqformer.config import (
@@ -19,6 +18,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.weights import KnotWeights, LayerWeights
+from diffeqformer.sharding import by_path
 
 
 def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAConfig | None) -> ModelConfig:
@@ -72,7 +72,8 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     if config.lora:
         assert isinstance(model.weights, LayerWeights | KnotWeights)
         model = model.replace(weights=model.weights.adapted(config.lora, key))
-    wanted, found = (_shapes(tree) for tree in (abstract(config), model))
+    shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
+    wanted, found = shapes(abstract(config)), shapes(model)
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
             raise BadInput(
@@ -83,8 +84,3 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
     field = model.field if "field" in own else config.field.build(config)
     return model.replace(field=field, config=dataclasses.replace(config, **own))
-
-
-def _shapes(model: Transformer) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(model)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}

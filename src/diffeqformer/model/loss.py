@@ -5,7 +5,7 @@ made; neither is a one-hot target.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -171,23 +171,20 @@ def loss_of_rows(
     *,
     depths: Sequence[Steps | EarlyExit | None],
     rows: Sequence[int],
-    distill: float = 0.0,
-    teacher: Transformer | None = None,
     key: Key[Array, ""] | None = None,
-    block: int = 4096,
     count: Array | None = None,
+    **settings: Any,
 ) -> Float[Array, ""]:
     """The mean loss of a batch, in nats, of which every depth reads its own rows.
 
-    **Arguments:** `rows`, how many each of `depths` has, from the first on; the others as for `loss_of_depths`.
+    **Arguments:** `rows`, how many each of `depths` has, from the first on; the others, `settings` too, as for
+    `loss_of_depths`.
     """
     ends, counts = np.cumsum(rows)[:-1], _counts(ids, mask)
     count = counts.sum() if count is None else count
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
-        loss_of_depths(
-            model, *part, depths=(steps,), distill=distill, teacher=teacher, key=key, block=block, count=count
-        )
+        loss_of_depths(model, *part, depths=(steps,), key=key, count=count, **settings)
         for part, steps, key in zip(parts, depths, keys, strict=True)
     ]).sum()  # fmt: skip

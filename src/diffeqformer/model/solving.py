@@ -9,10 +9,10 @@ from diffeqformer.config import (
     ReversibleConfig,
     SchemeConfig,
     ToleranceConfig,
-    section_of_kind,
     validate_model,
 )
 from diffeqformer.config.sections import SchemeSection
+from diffeqformer.config.strict import section_of
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import own_section
 from diffeqformer.model.transformer import Transformer
@@ -39,7 +39,7 @@ def with_scheme(
     if scheme is None:
         scheme = f"diffrax:{USUAL}" if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
-        scheme = config.scheme if scheme == config.scheme.kind else section_of_kind(_SECTIONS, scheme)
+        scheme = config.scheme if scheme == config.scheme.kind else section_of(_SECTIONS, scheme, "model.scheme")
     section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme, config.scheme)
     if isinstance(scheme, _SECTIONS):
         scheme = model.scheme if scheme == config.scheme else scheme.build()

@@ -88,7 +88,7 @@ class Transformer(eqx.Module):
         self, ids: Int[Array, "batch position"], *, steps: Steps | None = None
     ) -> Float[Array, "state batch position width"]:
         """The state at depth 0 and after every step: steps + 1 states, before the final norm."""
-        found = self.integrate(ids, steps=steps, keep_states=True)
+        found = self.integrate(ids, steps=steps, observer=States())
         return jnp.concatenate([self.embed(ids)[None], found.kept])
 
     def populate(self, steps: Steps | None = None) -> "Transformer":
@@ -225,7 +225,6 @@ class Transformer(eqx.Module):
         *,
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
-        keep_states: bool = False,
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
         window: Window | None = None,
@@ -237,7 +236,6 @@ class Transformer(eqx.Module):
         embedding_key, block_key = (None, None) if key is None else jax.random.split(key)
         x = self.embed(ids, 0 if window is None else window.start)
         x = dropout(x, self.config.dropout.embedding, embedding_key)
-        observer = States() if keep_states and observer is None else observer
         return self.flow(x, steps=steps, key=block_key, observer=observer, cache=cache, window=window)
 
     def flow(
@@ -259,54 +257,27 @@ class Transformer(eqx.Module):
         config, field = self.config, field or self.field
         if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
             return solve_adaptively(
-                field,
-                self.weights,
-                x,
-                scheme=self.scheme,
-                tolerance=config.tolerance,
-                grid=self.grid(),
-                horizon=config.interval,
-                adjoint=self.adjoint,
-                precision=self._compute_dtype,
-                first_step=config.first_step,
-                key=key,
-                keep_states=observer is not None,
-            )
-        early_exit = steps if isinstance(steps, EarlyExit) else None
+                field, self.weights, x, scheme=self.scheme, tolerance=config.tolerance, grid=self.grid(),
+                horizon=config.interval, adjoint=self.adjoint, precision=self._compute_dtype,
+                first_step=config.first_step, key=key, keep_states=observer is not None,
+            )  # fmt: skip
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
         table = self.weights.table(grid, self.scheme.nodes)
-        one_for_all = serves_all(table)
-        if not one_for_all or cache is not None or early_exit is not None:
+        if not serves_all(table) or cache is not None or isinstance(steps, EarlyExit):
             table = self._cast(table)
-        if early_exit is not None:
+        if isinstance(steps, EarlyExit):
             if cache is not None or observer is not None:
                 raise BadInput(
                     f"steps is {steps}, but early exit is for a forward pass: it keeps neither states nor a cache."
                 )
             return solve_until_settled(
-                field,
-                self.scheme,
-                table,
-                x,
-                grid=grid,
-                threshold=early_exit.threshold,
-                horizon=config.interval,
-                normalise=partial(self.normalise, steps=early_exit),
-            )
+                field, self.scheme, table, x, grid=grid, threshold=steps.threshold, horizon=config.interval,
+                normalise=partial(self.normalise, steps=steps),
+            )  # fmt: skip
         return solve(
-            field,
-            self.scheme,
-            table,
-            x,
-            grid=grid,
-            horizon=config.interval,
-            precision=self._compute_dtype,
-            adjoint=self.adjoint,
-            observer=observer,
-            key=key,
-            cache=cache,
-            window=window,
-        )
+            field, self.scheme, table, x, grid=grid, horizon=config.interval, precision=self._compute_dtype,
+            adjoint=self.adjoint, observer=observer, key=key, cache=cache, window=window,
+        )  # fmt: skip
 
     @property
     def adjoint(self) -> Adjoint:

@@ -48,6 +48,11 @@ class Flow(NamedTuple):
         """What is carried out of step `index`."""
         return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
 
+    def through(self, carry: PyTree, first: int | Array, length: int) -> PyTree:
+        """What is carried out of `length` steps, from step `first` on."""
+        one = lambda carry, now: (self.step_of(now, carry), None)
+        return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
+
 
 @runtime_checkable
 class Adjoint(Protocol):
@@ -109,8 +114,7 @@ class Recursive(Checkpointed):
 
         def advance(weights: tuple, carry: PyTree, first: int | Array, length: int) -> PyTree:
             table, given = weights
-            one = lambda carry, now: (step(row_of_step(table, now), row_of_step(given, now), carry), None)
-            return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
+            return flow._replace(table=table, given=given).through(carry, first, length)
 
         def forward(weights: tuple, carry: PyTree, first: int | Array, length: int) -> tuple[PyTree, tuple]:
             """What is carried out of `length` steps, and into each part of them and into the rest."""
@@ -171,10 +175,7 @@ class Reconstructing(Checkpointed):
 
         @jax.custom_vjp
         def run(table: BlockWeights, given: PyTree, carry: PyTree, probe: Array) -> PyTree:
-            own = flow._replace(table=table, given=given)
-            return jax.lax.scan(
-                lambda carry, now: (own.step_of(now, carry), None), carry, jnp.arange(flow.steps, dtype=jnp.int32)
-            )[0]
+            return flow._replace(table=table, given=given).through(carry, 0, flow.steps)
 
         def forward(table: BlockWeights, given: PyTree, start: PyTree, probe: Array) -> tuple[PyTree, tuple]:
             end = run(table, given, start, probe)

@@ -45,22 +45,13 @@ class _Settled(NamedTuple):
 class _Settling:
     """A one-step scheme whose tokens stop; see `solve_until_settled`."""
 
+    nodes: Nodes
+    order: int
+    evaluations: Evaluations
     base: OneStep
     threshold: float
     horizon: float
     normalise: Callable[[Array], Array]
-
-    @property
-    def nodes(self) -> Nodes:
-        return self.base.nodes
-
-    @property
-    def order(self) -> int:
-        return self.base.order
-
-    @property
-    def evaluations(self) -> Evaluations:
-        return self.base.evaluations
 
     def start(self, x: Array) -> _Settled:
         tokens = (*x.shape[:-1], 1)
@@ -118,7 +109,8 @@ def solve_until_settled(
         raise BadInput(
             f"early exit needs a scheme that carries the state alone, such as euler, but {name} carries more."
         )
-    settling = _Settling(scheme, threshold, horizon, normalise)
+    own = scheme.nodes, scheme.order, scheme.evaluations
+    settling = _Settling(*own, scheme, threshold, horizon, normalise)
     found = solve(field, settling, table, x, grid=grid, horizon=horizon, until=lambda carry: carry.settled.all())
     taken = found.carry.taken.astype(jnp.float32).mean()
-    return Solution(found.state, Evaluations(*scheme.evaluations).times(taken), carry=found.carry)
+    return Solution(found.state, scheme.evaluations.times(taken), carry=found.carry)

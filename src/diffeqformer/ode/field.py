@@ -236,26 +236,21 @@ def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] |
 
 def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> TransformerField:
     """The field of a model config; outputs start smaller when many unit steps add them up (GPT-2)."""
-    llama = section if isinstance(section, LlamaConfig) else None
-    gpt = section if isinstance(section, GPTConfig) else None
+    names = "biases", "head_norms", "rope_scaling", "nested_norm", "norm_shift", "exact_gelu"
+    own = {name: getattr(section, name) for name in names if hasattr(section, name)}
     return TransformerField(
         model.width,
         model.heads,
         model.kv_heads,
         model.head_width,
         model.hidden_width,
-        gated=llama is not None,
+        gated=isinstance(section, LlamaConfig),
         norm_epsilon=model.norm_epsilon,
         std=model.init_std,
         output_std=model.init_std / (2 * model.steps) ** 0.5 if model.horizon == "steps" else model.init_std,
-        biases=llama is not None and llama.biases,
-        head_norms=llama is not None and llama.head_norms,
         rotary_width=model.rotary_width,
         rope_theta=section.rope_theta,
-        rope_scaling=llama and llama.rope_scaling,
-        nested_norm=llama is not None and llama.nested_norm,
-        norm_shift=llama is not None and llama.norm_shift,
-        exact_gelu=gpt is not None and gpt.exact_gelu,
         attention_dropout=model.dropout.attention,
         residual_dropout=model.dropout.residual,
+        **own,
     )

@@ -12,12 +12,13 @@ from diffeqformer.config import LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.sharding import name_of_path
 
 
 def linear_maps(block: Block) -> dict[str, PyTree]:
     """The linear maps of a block (weights, adapted or not, or shapes) by name, such as `attention.output`."""
     units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
-    return {_name(path): unit for path, unit in units if _is_map(unit)}
+    return {name_of_path(path): unit for path, unit in units if _is_map(unit)}
 
 
 def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
     rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
 
     def adapted(path: KeyPath, unit: PyTree) -> PyTree:
-        if (name := _name(path)) not in chosen or not isinstance(unit, Linear):
+        if (name := name_of_path(path)) not in chosen or not isinstance(unit, Linear):
             return unit
         *rows, inputs, outputs = unit.weight.shape
         a = jax.random.uniform(keys[name], (*rows, inputs, rank), jnp.float32, minval=-1, maxval=1) / inputs**0.5
@@ -85,7 +86,3 @@ def without_adapters(layers: BlockWeights) -> BlockWeights:
 
 def _is_map(node: PyTree) -> bool:
     return isinstance(node, Linear | AdaptedLinear | LinearShape)
-
-
-def _name(path: KeyPath) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -196,10 +196,6 @@ class Record:
         self.attention.append(Evaluation(weights, x))
         return slot
 
-    def after_attention(self, slot: Slot | None) -> None:
-        """Take the slot back, written."""
-        self.cache = None if slot is None else slot.cache
-
 
 def take_step(
     field: Field,
@@ -229,38 +225,28 @@ def split(
 
     The field is evaluated in the precision of the weights and its value has the precision of the state.
     """
-    halves = _Halves(field, weights, keys, record, window)
-    return SplitField(
-        [partial(halves.attention, halves.at(node, 0), node) for node in range(len(scheme.nodes.attention))],
-        [partial(halves.feed_forward, halves.at(node, node), node) for node in range(len(scheme.nodes.feed_forward))],
-    )
 
-
-class _Halves(NamedTuple):
-    field: Field
-    weights: BlockWeights
-    keys: Key[Array, "node 2"] | None
-    record: Record | None
-    window: Window | None
-
-    def at(self, attention_node: int, feed_forward_node: int) -> BlockWeights:
-        return Block(_row(self.weights.attention, attention_node), _row(self.weights.feed_forward, feed_forward_node))
-
-    def attention(self, block: BlockWeights, node: int, x: Array) -> Array:
+    def attention(block: BlockWeights, node: int, x: Array) -> Array:
         at = x.astype(_precision(block))
-        slot = self.record.before_attention(block, at) if self.record else None
-        key = None if self.keys is None else self.keys[node, 0]
-        y, slot = self.field.attention(block, at, key=key, cache=slot, window=self.window)
-        if self.record:
-            self.record.after_attention(slot)
+        slot = record.before_attention(block, at) if record else None
+        key = None if keys is None else keys[node, 0]
+        y, slot = field.attention(block, at, key=key, cache=slot, window=window)
+        if record:
+            record.cache = None if slot is None else slot.cache
         return y.astype(x.dtype)
 
-    def feed_forward(self, block: BlockWeights, node: int, x: Array) -> Array:
+    def feed_forward(block: BlockWeights, node: int, x: Array) -> Array:
         at = x.astype(_precision(block))
-        if self.record:
-            self.record.feed_forward.append(Evaluation(block, at))
-        key = None if self.keys is None else self.keys[node, 1]
-        return self.field.feed_forward(block, at, key=key).astype(x.dtype)
+        if record:
+            record.feed_forward.append(Evaluation(block, at))
+        key = None if keys is None else keys[node, 1]
+        return field.feed_forward(block, at, key=key).astype(x.dtype)
+
+    of = lambda first, second: Block(_row(weights.attention, first), _row(weights.feed_forward, second))
+    return SplitField(
+        [partial(attention, of(node, 0), node) for node in range(len(scheme.nodes.attention))],
+        [partial(feed_forward, of(node, node), node) for node in range(len(scheme.nodes.feed_forward))],
+    )
 
 
 def _row(half: PyTree, node: int) -> PyTree:

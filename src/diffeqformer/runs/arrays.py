@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jaxtyping import PyTree
 
+from diffeqformer.sharding import by_path
+
 if TYPE_CHECKING:
     from orbax.checkpoint import Checkpointer
 
 Items = Mapping[str, PyTree]
 """What a checkpoint holds: PyTrees of arrays by name."""
-
-
-def by_path(tree: PyTree) -> dict[str, Any]:
-    """The arrays of a PyTree by the path to each, as in `weights.networks.attention.output`."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def kinds(tree: PyTree) -> dict[str, str]:

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import equinox as eqx
-import jax
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, Which
 from diffeqformer.data.tokenizer import leading, load_tokenizer, reading_special_tokens
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import Build
+from diffeqformer.model.build import Build, abstract
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -69,7 +67,7 @@ def load_run(
     folder = path_of(folder)
     config = files.open_config(folder)
     checkpoints = Checkpoints(folder / files.CHECKPOINTS)
-    like = {"model": eqx.filter_eval_shape(build or usual_build, config.model, jax.random.key(0))}
+    like = {"model": abstract(config.model, build or usual_build)}
     files.require_own_parts(folder, like["model"])
     say = (progress or Silent()).say if which == "sound" else None
     restored = checkpoints.best(like) if which == "best" else checkpoints.latest(like, say)

@@ -1,7 +1,7 @@
 """One update of the parameters: gradients of the loss, accumulated over parts of the batch, then the optimiser."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.loss import loss_of_depths, loss_of_rows
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
-from diffeqformer.ode.grid import Steps
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training import factored
 from diffeqformer.training.depths import together
@@ -136,27 +135,6 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
 
-    def loss_of(
-        model: Transformer,
-        depths: Sequence[Steps | None],
-        rows: Sequence[int] | None,
-        count: Array | None,
-        teacher: Transformer | None,
-        batch: Parts,
-        key: Array | None,
-    ) -> Array:
-        loss = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
-        return loss(
-            model,
-            *batch,
-            depths=depths,
-            distill=config.depth.distill,
-            teacher=teacher,
-            key=key,
-            count=count,
-            block=config.trainer.loss_block,
-        )
-
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
     alone = config.depth.alone
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
@@ -188,9 +166,13 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
             before, after = (populate, _same) if once else (_same, whole)
             populated, to_trained = jax.vjp(before, trained)
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
+        loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
         of_part = jax.value_and_grad(
-            lambda both, *part: loss_of(after(both[0]).replace(probe=both[1]), depths, rows, count, teacher, *part)
-        )
+            lambda both, batch, key: loss_of(
+                after(both[0]).replace(probe=both[1]), *batch, depths=depths, distill=config.depth.distill,
+                teacher=teacher, key=key, count=count, block=config.trainer.loss_block,
+            )
+        )  # fmt: skip
         loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), divided, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion

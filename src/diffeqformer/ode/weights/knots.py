@@ -96,11 +96,9 @@ def bends(basis: str, knots: int) -> np.ndarray:
     (knot, knot); empty for a basis without."""
     if basis != "cubic" or knots <= 2:
         return np.zeros((0, knots))
-    inner = np.arange(1, knots - 1)
-    system, values = np.eye(knots), np.zeros((knots, knots))
-    system[inner, inner - 1], system[inner, inner], system[inner, inner + 1] = 1, 4, 1
-    values[inner, inner - 1], values[inner, inner], values[inner, inner + 1] = 6, -12, 6
-    return np.linalg.solve(system, values)
+    from scipy.interpolate import CubicSpline  # 0.14 s, which weights without splines do without
+
+    return CubicSpline(range(knots), np.eye(knots), bc_type="natural")(range(knots), 2)
 
 
 class KnotWeights(eqx.Module):

@@ -27,12 +27,6 @@ class LayerWeights(eqx.Module):
     grid: Grid | None = eqx.field(static=True, default=None)
     """The steps that the layers stand for; as many equal ones as there are layers if `None`."""
 
-    @staticmethod
-    def init(shapes: BlockShapes, grid: Grid, nodes: Nodes | None, key: Key[Array, ""]) -> "LayerWeights":
-        """Normal matrices with the standard deviations of `shapes`; biases zero, norms one."""
-        rows = initial_rows(shapes, nodes or END_OF_STEP, grid.steps, key)
-        return LayerWeights(rows, nodes, None if grid.equal else grid)
-
     def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
         """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
         return dataclasses.replace(self, layers=attach(self.layers, lora, key))
@@ -90,7 +84,9 @@ def init_layer(
     section: LayerConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> LayerWeights:
     """New weights of kind `layer`, with adapters if the section has them."""
-    weights = LayerWeights.init(shapes, grid, nodes if section.rows == "node" else None, key)
+    own = nodes if section.rows == "node" else None
+    rows = initial_rows(shapes, own or END_OF_STEP, grid.steps, key)
+    weights = LayerWeights(rows, own, None if grid.equal else grid)
     return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
 
 

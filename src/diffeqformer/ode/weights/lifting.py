@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from diffeqformer.config import KnotsConfig, TimeConfig
 from diffeqformer.nn.linear import Linear, Norm
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.weights.knots import PLACES, KnotWeights, cardinal_basis
-from diffeqformer.ode.weights.time import TimeWeights, is_time_unit
+from diffeqformer.ode.weights.time import TimeWeights, init_time, is_time_unit
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
 
@@ -136,7 +136,7 @@ def _drawn(
     shapes: BlockShapes, section: TimeConfig, grid: Grid, node: float, key: Key[Array, ""]
 ) -> tuple[list[TimeNetwork], list[Array]]:
     """The new network of each map and norm of a block, and H of each, shape (time, d_emb)."""
-    new = TimeWeights.init(shapes, section, grid, key).networks
+    new = init_time(section, shapes, grid, END_OF_STEP, key).networks
     units = jax.tree.leaves(new, is_leaf=is_time_unit)
     features = time_features(grid.times((node,)), section)
     return [unit.network for unit in units], [unit.network(features) for unit in units]

@@ -17,11 +17,6 @@ class SharedWeights(eqx.Module):
 
     row: BlockWeights
 
-    @staticmethod
-    def init(shapes: BlockShapes, key: Key[Array, ""]) -> "SharedWeights":
-        """One row, with the standard deviations of `shapes`."""
-        return SharedWeights(initial_rows(shapes, END_OF_STEP, 1, key))
-
     def at(self, times: Times) -> BlockWeights:
         """The weights, repeated once for each time."""
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
@@ -35,4 +30,4 @@ def init_shared(
     section: SharedConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> SharedWeights:
     """New weights of kind `shared`."""
-    return SharedWeights.init(shapes, key)
+    return SharedWeights(initial_rows(shapes, END_OF_STEP, 1, key))

@@ -25,21 +25,6 @@ class TimeWeights(eqx.Module):
     """The one MLP of all matrices and norms (paper, appendix D.2); `None` if each has its own."""
     time: TimeConfig = eqx.field(static=True)
 
-    @staticmethod
-    def init(shapes: BlockShapes, time: TimeConfig, grid: Grid, key: Key[Array, ""]) -> "TimeWeights":
-        """Time networks whose generated matrices start, on `grid`, with the standard deviations of `shapes`."""
-        one_for_all = time.kind == "time-shared-mlp"
-        network = partial(TimeNetwork.init, time_features(grid.times(), time), time.d_emb)
-
-        def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:
-            if isinstance(shape, NormShape):
-                return TimeNorm.init(shape, None if one_for_all else network(key), time.d_emb)
-            network_key, own_key = jax.random.split(key)
-            return TimeLinear.init(shape, None if one_for_all else network(network_key), time.d_emb, own_key)
-
-        networks = jax.tree.map(unit, shapes, unit_keys(shapes, key), is_leaf=is_shape)
-        return TimeWeights(networks, network(jax.random.fold_in(key, 0)) if one_for_all else None, time)
-
     def at(self, times: Times) -> BlockWeights:
         """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
         return _generated(self.networks, self.shared, self._features(times))
@@ -90,5 +75,16 @@ def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Arr
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
-    """New weights of kind `time` or `time-shared-mlp`."""
-    return TimeWeights.init(shapes, section, grid, key)
+    """New weights of kind `time` or `time-shared-mlp`, which start, on `grid`, with the standard deviations of
+    `shapes`."""
+    one_for_all, d_emb = section.kind == "time-shared-mlp", section.d_emb
+    network = partial(TimeNetwork.init, time_features(grid.times(), section), d_emb)
+
+    def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:
+        if isinstance(shape, NormShape):
+            return TimeNorm.init(shape, None if one_for_all else network(key), d_emb)
+        network_key, own_key = jax.random.split(key)
+        return TimeLinear.init(shape, None if one_for_all else network(network_key), d_emb, own_key)
+
+    networks = jax.tree.map(unit, shapes, unit_keys(shapes, key), is_leaf=is_shape)
+    return TimeWeights(networks, network(jax.random.fold_in(key, 0)) if one_for_all else None, section)
