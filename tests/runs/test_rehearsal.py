@@ -2,12 +2,15 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import DepthConfig, MeshConfig, TimeConfig, dump_yaml
+from diffeqformer.config import BaseConfig, DepthConfig, MeshConfig, TimeConfig, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.rehearsal import rehearse
@@ -36,6 +39,30 @@ def test_what_training_would_refuse_is_refused(config):
 def test_a_mesh_of_what_the_devices_leave_is_planned_as_one_of_its_sizes(config):
     memory = rehearse(changed(config, mesh=MeshConfig(data=1)), Silent()).memory
     assert rehearse(changed(config, mesh=MeshConfig(data=-1)), Silent()).memory == memory
+
+
+REHEARSE_AND_TRAIN = """
+import sys
+from diffeqformer.cli import main
+sys.exit(main(["train", sys.argv[1], "--dry-run"]) or main(["train", sys.argv[1]]))
+"""
+
+
+def test_a_base_teaches_on_a_mesh(config, tmp_path):
+    base = changed(config, model__weights=TimeConfig(d_emb=4, frequencies=3), trainer__updates=1)
+    train(base, Silent())
+    taught = changed(
+        base, run=str(tmp_path / "taught"), base=BaseConfig(base.run, method="continuous"), mesh=MeshConfig(data=2),
+        depth=DepthConfig(sample=(1, 2), distill=0.5, teacher="base"),
+    )  # fmt: skip
+    (tmp_path / "c.yaml").write_text(dump_yaml(taught))
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
+    done = subprocess.run(
+        [sys.executable, "-c", REHEARSE_AND_TRAIN, str(tmp_path / "c.yaml")],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "first loss" in done.stdout and (tmp_path / "taught" / "results.json").exists()
 
 
 def test_the_command_prints_it(config, tmp_path, capsys):

@@ -56,7 +56,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     memory = update_footprint(replace(config, mesh=MeshConfig(*sizes_of(config))))
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))
-        teacher = base.model if base and config.depth.teacher == "base" else None
+        teacher = placed(placed(base.model).merge().populate()) if base and config.depth.teacher == "base" else None
         update, batch = make_update(config, teacher=teacher), batches_of(config, loader)
         drawn = config.model.steps if config.depth.depths else None
         state, first = jax.block_until_ready(update(state, batch(0), drawn))

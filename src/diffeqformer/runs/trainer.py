@@ -20,7 +20,7 @@ from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
-from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed
+from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
@@ -38,6 +38,7 @@ from diffeqformer.runs.resume import Beginning, Clock
 from diffeqformer.runs.sampling import Samples
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
+from diffeqformer.store.files import write_sealed
 from diffeqformer.training.loop import train_loop
 from diffeqformer.training.optimizer import require_trained
 from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Checked, Recipe
@@ -120,14 +121,14 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
                         batch = batches_of(folder.config, batches)
-                        teacher = placed(base.model.merge().populate()) if base and teaches else None
+                        teacher = placed(placed(base.model).merge().populate()) if base and teaches else None
                         given = recipe.rule, recipe.schedule, teacher
                         state = train_loop(folder.config, state, batch, recorder, *given)
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
             except OSError as error:
                 raise RunFailed(
-                    f"run folder {str(folder.path)!r} could not be written ({error.strerror}); "
+                    f"run folder {str(folder.path)!r} could not be written ({reason(error)}); "
                     f"{folder.checkpoints.last_good()}."
                 ) from error
         return TrainResult(folder.path, folder.config, state.result, tokens, entry)
@@ -226,7 +227,7 @@ def _evaluated(
         speed = clock.updates * tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
         entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
         document = results.document(folder.path.resolve().name, tokens.statistics, [entry])
-        results.write_results(folder.results, document)
+        write_sealed(folder.results, document)
         return entry
 
     return by_main(lambda: write(found))
