@@ -27,8 +27,8 @@ from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.model.build import build
 from diffeqformer.ode.schemes import SCHEMES, OneStep
-from diffeqformer.runs.arrays import by_path
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.sharding import by_path
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
 from tests.models import TINY
@@ -330,6 +330,34 @@ def test_nothing_in_a_card_is_markup(tmp_path):
     for mark in ("<", "[", "`c", "| d", "# e"):
         assert not re.search(r"(?<!\\)" + re.escape(mark), text), mark
     assert r"a \[b\]\(c\) \<i\>" in text
+
+
+@pytest.mark.parametrize(
+    "dataset, shown",
+    [
+        ("/data/clients/letters", "letters"),
+        ("~/clients/letters/", "letters"),
+        ("../clients/letters", "letters"),
+        ("data/clients/letters", "letters"),
+        ("clients/here", "here"),
+        ("clients/letters", "clients/letters"),
+        ("wikitext", "wikitext"),
+    ],
+)
+def test_a_datasets_folder_is_not_published(dataset, shown, tmp_path, monkeypatch):
+    """A name of the hub has at most two parts, and whole it is what the reader looks for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clients" / "here").mkdir(parents=True)
+    run = run_of("vanilla", tmp_path / "run")
+    data = dataclasses.replace(run.config.data, source="huggingface", dataset=dataset, dataset_name="en")
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    run.folder.mkdir()
+    write_results(run.folder, f"{dataset} (en), a stream whose beginning is counted")
+    export(run, tmp_path / "made")
+    card = (tmp_path / "made" / "README.md").read_text()
+    assert f"\n| text | {shown} (en), a stream whose beginning is counted |\n" in card
+    assert f"\n  dataset: {shown}\n" in card
+    assert shown == dataset or dataset not in card
 
 
 def test_inline_and_fenced():

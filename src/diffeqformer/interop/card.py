@@ -4,6 +4,7 @@ The facts are those of the run's config.yaml and results.json. Names of files an
 somebody else may have written (names of runs, datasets, tokenizers) is text here and never markup.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -105,8 +106,14 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
 def _text(config: Config, name: str) -> str:
     """What the text is called, without the folders that its files lie in."""
     if config.data.source != "files":
-        return name
+        return name.replace(config.data.dataset, _dataset(config.data.dataset))
     return ", ".join(Path(pattern).name for pattern in config.data.train)
+
+
+def _dataset(name: str) -> str:
+    """A dataset's name on the hub, which has at most two parts, or the last part of a folder's."""
+    local = name.startswith(("/", "~", ".")) or name.count("/") > 1 or os.path.exists(name)
+    return (Path(name).name or name) if local else name
 
 
 def _settings(config: Config) -> Document:
@@ -117,4 +124,5 @@ def _settings(config: Config) -> Document:
         value = settings["data"].pop(name, None)
         if name == "tokenizer" and value == "train":
             settings["data"][name] = value
+    settings["data"]["dataset"] = _dataset(config.data.dataset)
     return settings
