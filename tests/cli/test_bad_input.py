@@ -258,8 +258,8 @@ def test_a_folder_that_is_not_a_run_is_refused(call, place, tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from diffeqformer.store.lock import FolderLock
-with FolderLock(Path(sys.argv[1])):
+from diffeqformer.store.lock import folder_lock
+with folder_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """

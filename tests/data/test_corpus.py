@@ -452,6 +452,25 @@ def test_a_dataset_of_one_row_gives_its_tail(tmp_path, hub, progress):
     assert documents(train) == ["a\n" * 90] and documents(validation) == ["b\n" * 10]
 
 
+def test_rows_that_cannot_be_read_to_their_end(tmp_path, hub, progress, monkeypatch):
+    path = str(tmp_path / "saved")
+    parts = {"train": hub.Dataset.from_dict({"text": ["a", "", "b"]}), "test": hub.Dataset.from_dict({"text": ["c"]})}
+    hub.DatasetDict(parts).save_to_disk(path)
+    train, _ = open_corpus(DataConfig(source="huggingface", dataset=path), progress).split()
+
+    def broken(self, batch_size):
+        yield {"text": ["a", ""]}
+        raise ValueError("Invalid flatbuffers message.")
+
+    monkeypatch.setattr(hub.Dataset, "iter", broken)
+    found = train.read()
+    assert next(found) == ("a",)
+    with pytest.raises(RunFailed) as failure:
+        next(found)
+    why = "(Invalid flatbuffers message); the same command reads it again from its beginning."
+    assert str(failure.value) == f"dataset {path!r} broke off after row 2 {why}"
+
+
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [

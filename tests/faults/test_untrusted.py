@@ -27,7 +27,7 @@ from diffeqformer.runs.trainer import train
 from diffeqformer.store import files as store
 from diffeqformer.store.files import read_sealed, write_whole
 from diffeqformer.store.folders import becoming
-from diffeqformer.store.lock import FolderLock
+from diffeqformer.store.lock import folder_lock
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 
@@ -125,7 +125,7 @@ def test_no_link_in_a_run_folder_is_written_through(config, victim, name):
 
 def test_the_lock_itself_follows_no_link(tmp_path, victim):
     (tmp_path / ".lock").symlink_to(victim)
-    with pytest.raises(BadInput, match=r"\.lock' is a link"), FolderLock(tmp_path):
+    with pytest.raises(BadInput, match=r"\.lock' is a link"), folder_lock(tmp_path):
         pass
     assert victim.read_text() == "mine"
 

@@ -10,7 +10,7 @@ from diffeqformer.progress import Silent
 from diffeqformer.runs import compare
 from diffeqformer.runs.compare import Cost, plan
 from diffeqformer.runs.readings import Readings
-from diffeqformer.store.lock import FolderLock
+from diffeqformer.store.lock import folder_lock
 
 WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
 COSTS = (Cost(20.0, 0.1), Cost(10.0, 0.1), Cost(30.0, 0.05))
@@ -111,7 +111,7 @@ def test_one_process_compares_in_a_folder(clock, monkeypatch, tmp_path):
         [Config(run=str(folder / "a"))], [0.0], folder, "", Readings("the", (3,)), 700.0, Silent()
     )
     (tmp_path / "taken").mkdir()
-    with FolderLock(tmp_path / "taken"), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
+    with folder_lock(tmp_path / "taken"), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
         begin(tmp_path / "taken")
     with pytest.raises(BadInput, match="no such text"):
         begin(tmp_path / "new" / "folder")

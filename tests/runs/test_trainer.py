@@ -27,7 +27,7 @@ from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
-from diffeqformer.store.lock import FolderLock
+from diffeqformer.store.lock import folder_lock
 from diffeqformer.training import loop
 from tests.runs.tiny_run import changed
 
@@ -363,7 +363,7 @@ def test_too_little_room_for_the_checkpoints_is_refused_at_the_start(config, mon
 
 def test_a_folder_that_is_being_written_is_refused(config):
     Path(config.run).mkdir()
-    with FolderLock(Path(config.run)), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
+    with folder_lock(Path(config.run)), pytest.raises(BadInput, match=f"is being written by process {os.getpid()}"):
         train(config, Silent())
     assert [path.name for path in Path(config.run).iterdir()] == [".lock"]
 

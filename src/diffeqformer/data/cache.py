@@ -18,7 +18,7 @@ from diffeqformer.data.files import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
-from diffeqformer.errors import BadInput, Damaged, RunFailed
+from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.digests import file_digest, json_digest
@@ -260,9 +260,7 @@ def _disk_errors(root: Path) -> Iterator[None]:
                 f"the disk that holds the token cache {str(root)!r} is full: "
                 "nothing was kept; free some space or set data.cache to a folder on another disk."
             ) from error
-        raise BadInput(
-            f"data.cache is {str(root)!r}, but that folder cannot be used: {error.strerror or error}."
-        ) from error
+        raise BadInput(f"data.cache is {str(root)!r}, but that folder cannot be used: {reason(error)}.") from error
 
 
 def _damage(folder: Path, progress: Progress) -> str | None:

@@ -285,7 +285,8 @@ def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[TextDocument]:
         raise
     except Exception as error:  # the network and every file format have exceptions of their own
         broke = f"dataset {name!r} broke off after row {number} ({reason(error)})"
-        raise RunFailed(f"{broke}; the same command goes on from the last checkpoint.") from error
+        again = "goes on from the last checkpoint" if config.stream else "reads it again from its beginning"
+        raise RunFailed(f"{broke}; the same command {again}.") from error
 
 
 @contextmanager
@@ -329,16 +330,10 @@ def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     if not len(rows):
         raise BadInput(f"dataset {name!r} has an empty split, but needs rows for training and for validation.")
 
-    def read() -> Iterator[TextDocument]:
-        number = 0
-        for batch in rows.select_columns([config.text_field]).iter(batch_size=256):
-            for value in batch[config.text_field]:
-                number += 1
-                text = text_of({config.text_field: value}, config.text_field, f"row {number} of dataset {name!r}")
-                if text:
-                    yield (text,)
-
-    return Part(len(rows), None, read)
+    field = config.text_field
+    batches = lambda: rows.select_columns([field]).iter(batch_size=256)
+    values = lambda: ({field: value} for batch in batches() for value in batch[field])
+    return Part(len(rows), None, lambda: _texts(values(), config, name))
 
 
 def _settings(config: DataConfig) -> list[str | int | float]:

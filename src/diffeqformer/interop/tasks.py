@@ -7,19 +7,14 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from platform import python_version
 from typing import Any
-
-import jax
 
 from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
-from diffeqformer.runs.results import name_of_run
+from diffeqformer.runs.results import made_here, name_of_run
 from diffeqformer.store.files import write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import require_no_links
@@ -126,7 +121,6 @@ def evaluate_tasks(
     harness_model: Any = DiffEqFormerLM
     progress = progress or Silent()
     model = harness_model(run, steps, scheme, batch_size=batch_size, progress=progress)
-    device = jax.devices()[0]
     for task, loaded in tasks.loaded.items():
         progress.say(f"{task} …")
         with contextlib.redirect_stdout(sys.stderr):  # the harness prints
@@ -142,12 +136,7 @@ def evaluate_tasks(
         assert found is not None  # this is the only process
         document = {
             "task": task,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {
-                **{name: version(name) for name in ("diffeqformer", "lm_eval", "jax")},
-                "python": python_version(),
-            },
-            "device": f"1 x {device.device_kind} ({device.platform})",  # runs open on one
+            **made_here(1, "lm_eval"),  # runs open on one device
             "run": str(run.folder),
             "name": name_of_run(run.config)[1],
             "checkpoint": checkpoint,
@@ -227,4 +216,4 @@ def _write(path: Path, document: Document) -> None:
         require_no_links(path.parent.parent)
         write_sealed(path, document)
     except OSError as error:
-        raise RunFailed(f"evaluation {str(path)!r} cannot be written: {error.strerror}.") from error
+        raise RunFailed(f"evaluation {str(path)!r} cannot be written: {reason(error)}.") from error

@@ -134,7 +134,8 @@ class Checkpoints:
 
         **Raises:** as `latest`.
         """
-        return self._first_sound(self._by_metric, like, None)
+        # First come those that nobody can read the metric of.
+        return self._first_sound(lambda: [step for steps in self._metrics() for step in steps], like, None)
 
     def of(self, step: int, like: Items) -> Restored | None:
         """The checkpoint of one update; `None` if it is not there. **Raises:** as `latest`."""
@@ -248,11 +249,6 @@ class Checkpoints:
                     f"{where} does not fit this run: array {item}/{name} is {stored.get(name, 'absent')} there, "
                     f"but {here.get(name, 'absent')} here."
                 )
-
-    def _by_metric(self) -> list[int]:
-        """Updates, the lowest metric first; before them those that nobody can read the metric of."""
-        damaged, sound = self._metrics()
-        return damaged + sound
 
     def _metrics(self) -> tuple[list[int], list[int]]:
         """The updates whose metric cannot be read, and the others that have one, the lowest first."""

@@ -25,13 +25,13 @@ from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.readings import Readings, at_depths_of, participation_of
 from diffeqformer.runs.recorder import validation_batches
-from diffeqformer.runs.results import Entry, document, name_of_run, read_results, write_results
+from diffeqformer.runs.results import document, name_of_run, read_results
 from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import fitting, train
 from diffeqformer.sharding import placed
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.folders import made
-from diffeqformer.store.lock import FolderLock
+from diffeqformer.store.lock import folder_lock
 from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
 
@@ -152,7 +152,7 @@ def compare(
     updates = _kept_plan(folder)
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
-    with made(folder), FolderLock(folder):
+    with made(folder), folder_lock(folder):
         updates, pace = _kept_plan(folder), None
         if updates:
             kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
@@ -176,7 +176,7 @@ def compare(
             metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
         results = {**document(title, corpus, entries), "depth_part": readings.part}
         write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
-        write_results(folder / files.RESULTS, results)
+        write_sealed(folder / files.RESULTS, results)
         return results
 
 
@@ -274,7 +274,7 @@ def _trained_for(config: Config, updates: int) -> Config:
     return replace(config, trainer=replace(config.trainer, updates=updates, evaluate_every=every, **kept))
 
 
-def _train(config: Config, title: str, readings: Readings, progress: Progress) -> Entry:
+def _train(config: Config, title: str, readings: Readings, progress: Progress) -> Document:
     """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
     result = train(config, progress)
     (text,) = continue_text(result.model, result.tokens.tokenizer, readings.prompt, **SAMPLING)
@@ -283,11 +283,11 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     if config.model.continuous and not config.model.tolerance:
         entry["participation"] = participation_of(result, progress)
     found = document(title, result.tokens.statistics, [entry])
-    write_results(result.folder / files.RESULTS, found)
+    write_sealed(result.folder / files.RESULTS, found)
     return found
 
 
-def _finished(config: Config) -> Entry | None:
+def _finished(config: Config) -> Document | None:
     """What `_train` found, if it came to its end."""
     folder = files.RunFolder(config).path
     with suppress(Damaged):
@@ -300,7 +300,7 @@ def _finished(config: Config) -> Entry | None:
 def _keep_weights_only(folder: Path) -> None:
     """Write the last checkpoint again without the optimiser's state, which is two thirds of it."""
     checkpoints = Checkpoints(folder / files.CHECKPOINTS, keep_last=1, keep_best=0)
-    with FolderLock(folder):
+    with folder_lock(folder):
         checkpoints.clean()
         step, metadata = checkpoints.metadata()
         if (checkpoints.folder / str(step) / "optimizer").exists():

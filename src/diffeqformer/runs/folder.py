@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.errors import BadInput, Damaged, reason
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -29,7 +29,7 @@ from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.folders import free_bytes
-from diffeqformer.store.lock import LOCK, FolderLock
+from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.paths import path_of, require_writable
 from diffeqformer.store.regular import require_no_links
 
@@ -127,7 +127,7 @@ class RunFolder:
                 self._require_space(checkpoint_bytes)
                 try:
                     self.path.mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(FolderLock(self.path))
+                    stack.enter_context(folder_lock(self.path))
                     require_no_links(self.path)
                     self.require_own()
                     require_same_text(self.path, tokens, "choose another folder with --run")
@@ -137,7 +137,7 @@ class RunFolder:
                     write_whole(self.path / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
                     write_sealed(self.path / DATA, {"content": tokens.content, **tokens.statistics})
                 except OSError as error:
-                    raise BadInput(f"run folder {str(self.path)!r} cannot be written: {error.strerror}.") from error
+                    raise BadInput(f"run folder {str(self.path)!r} cannot be written: {reason(error)}.") from error
 
             by_main(take)
             yield
@@ -154,10 +154,6 @@ class RunFolder:
                 f"run folder {str(self.path)!r} needs {needed / 1e6:,.0f} MB for checkpoints, but its disk has "
                 f"{free / 1e6:,.0f} MB left; free some, choose another disk with --run, or lower trainer.keep_last."
             )
-
-    def remember(self) -> Document:
-        """`remember` of this folder."""
-        return remember(self.config, self.path)
 
 
 def open_config(folder: Path) -> Config:

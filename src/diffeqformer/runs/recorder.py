@@ -14,7 +14,7 @@ from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
-from diffeqformer.runs.folder import PROFILE, RunFolder
+from diffeqformer.runs.folder import PROFILE, RunFolder, remember
 from diffeqformer.runs.meter import Meter
 from diffeqformer.runs.metrics import Record
 from diffeqformer.runs.resume import ResumeState, items_of
@@ -60,7 +60,7 @@ class Recorder:
         self.agreement = Agreement()
         self.note: dict[str, str] = {}
         self.warned = False
-        self.files = folder.remember()
+        self.files = remember(folder.config, folder.path)
         self.saved_at = time.perf_counter()
         self.stopped, self.why = False, ""
         self.recipe, self.logged = recipe, []

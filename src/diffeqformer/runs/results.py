@@ -16,7 +16,7 @@ from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
 from diffeqformer.runs.metrics import Record
-from diffeqformer.store.files import read_sealed, write_sealed
+from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
 from diffeqformer.training.optimizer import split_trained
 
@@ -43,14 +43,17 @@ Entry = Document
 
 def document(title: str, corpus: Document, entries: list[Entry]) -> Document:
     """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
-    device, used = jax.devices()[0], max((_devices(entry) for entry in entries), default=1)
+    used = max((_devices(entry) for entry in entries), default=1)
+    return {"title": title, **made_here(used), "corpus": corpus, "models": entries}
+
+
+def made_here(devices: int, *packages: str) -> Document:
+    """When a document is made, with which versions, of `packages` too, and on how many devices of what kind."""
+    device, names = jax.devices()[0], ("diffeqformer", *packages, "jax")
     return {
-        "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"diffeqformer": version("diffeqformer"), "jax": jax.__version__, "python": python_version()},
-        "device": f"{used} x {device.device_kind} ({device.platform})",
-        "corpus": corpus,
-        "models": entries,
+        "versions": {**{name: version(name) for name in names}, "python": python_version()},
+        "device": f"{devices} x {device.device_kind} ({device.platform})",
     }
 
 
@@ -58,11 +61,6 @@ def _devices(entry: Entry) -> int:
     """How many devices an entry's model was trained on here."""
     sizes = entry["config"].get("mesh", {}).values()
     return len(jax.devices()) if -1 in sizes else math.prod(sizes)
-
-
-def write_results(path: Path, results: Document) -> None:
-    """Write the document, whole or not at all."""
-    write_sealed(path, results)
 
 
 def read_results(path: Path) -> Document | None:

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import IO
 
-from diffeqformer.errors import Damaged, RunFailed
+from diffeqformer.errors import Damaged, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.store.digests import json_digest
 from diffeqformer.store.regular import read_small
@@ -61,7 +61,7 @@ def write_output(path: Path, content: str | bytes, what: str = "report") -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except OSError as error:
-        raise RunFailed(f"{what} {str(path)!r} cannot be written: {error.strerror or error}.") from None
+        raise RunFailed(f"{what} {str(path)!r} cannot be written: {reason(error)}.") from None
 
 
 def sealed(document: Document) -> Document:

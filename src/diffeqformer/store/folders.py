@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, reason
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import JSON_BYTES, sync_folder, write_whole
-from diffeqformer.store.lock import LOCK, FolderLock
+from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.regular import read_small
 
 SUMS = "SHA256SUMS"
@@ -86,7 +86,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
         aside.mkdir(parents=True, exist_ok=True)
         if aside.is_symlink():
             raise BadInput(f"folder {str(aside)!r} is a link, and none is written through; remove it.")
-        with FolderLock(aside):
+        with folder_lock(aside):
             try:
                 for entry in aside.iterdir():
                     if entry.is_dir():
@@ -102,7 +102,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
                 (folder / LOCK).unlink()
         sync_folder(folder.parent)
     except OSError as error:
-        raise BadInput(f"{what} {str(folder)!r} cannot be written: {error.strerror}.") from error
+        raise BadInput(f"{what} {str(folder)!r} cannot be written: {reason(error)}.") from error
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from diffeqformer.errors import BadInput
@@ -10,43 +12,34 @@ from diffeqformer.errors import BadInput
 LOCK = ".lock"
 
 
-class FolderLock:
-    """Holds `<folder>/.lock` while a `with` block runs.
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold `<folder>/.lock` while the `with` block runs.
 
     The file is left there on purpose (removing it would let two processes lock two files of one name); it holds the
     number of the process that locked it last.
 
     **Arguments:** `folder`, which exists.
 
-    **Raises:** `BadInput` on entering, if another process holds the lock.
+    **Raises:** `BadInput` if another process holds the lock.
     """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.handle: int | None = None
-
-    def __enter__(self) -> "FolderLock":
-        try:
-            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise BadInput(f"file {str(self.folder / LOCK)!r} is a link, and none is written through.") from None
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BadInput(f"file {str(folder / LOCK)!r} is a link, and none is written through.") from None
+    try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            os.close(handle)
             raise BadInput(
-                f"run folder {str(self.folder)!r} is being written by process {holder or 'unknown'}; "
+                f"run folder {str(folder)!r} is being written by process {holder or 'unknown'}; "
                 f"wait until it ends or choose another folder."
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        self.handle = handle
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.handle is not None:
-            os.close(self.handle)
-            self.handle = None
+        yield
+    finally:
+        os.close(handle)

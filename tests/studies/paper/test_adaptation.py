@@ -7,7 +7,7 @@ import pytest
 from diffeqformer.config import Config, ModelConfig, TrainerConfig
 from diffeqformer.errors import Diverged
 from diffeqformer.progress import Silent
-from diffeqformer.runs.results import write_results
+from diffeqformer.store.files import write_sealed
 from diffeqformer.studies.paper import adaptation as by
 from diffeqformer.studies.paper.claims import Finished, Trained
 from diffeqformer.studies.paper.items import ITEMS
@@ -68,7 +68,7 @@ def test_runs_on_another_second_text_are_not_taken(tmp_path):
     runs = [{"config": {"data": {"train": [text]}}, "role": {"text": text}} for text in ("own", "other")]
     runs[1]["config"]["data"]["train"] = ["a.txt"]
     (tmp_path / "adapt/seed-0").mkdir(parents=True)
-    write_results(tmp_path / "adapt/seed-0/results.json", {"models": runs})
+    write_sealed(tmp_path / "adapt/seed-0/results.json", {"models": runs})
     assert [by.adapted_runs(tmp_path, 0, other) is None for other in ((), ("a.txt",), ("b.txt",))] == [
         False,
         False,

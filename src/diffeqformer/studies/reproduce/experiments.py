@@ -44,8 +44,9 @@ def train_all(
     **Returns:** the document of `runs.results`; its corpus by the `text` of the roles, if they have one.
     """
     from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import document, write_results
+    from diffeqformer.runs.results import document
     from diffeqformer.runs.trainer import train
+    from diffeqformer.store.files import write_sealed
 
     entries, corpora = [], {}
     for number, (config, role) in enumerate(runs, 1):
@@ -54,7 +55,7 @@ def train_all(
         corpora[role.get("text")] = result.tokens.statistics
         entries.append({**result.entry, "role": role, **more(result, role)})
     found = document(title, corpora.get(None, corpora), entries)
-    write_results(folder / RESULTS, found)
+    write_sealed(folder / RESULTS, found)
     return found
 
 
