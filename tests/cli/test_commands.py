@@ -191,6 +191,10 @@ def test_a_run_with_a_tolerance_is_evaluated_adaptively_and_sampled_on_the_grid(
     assert call("sample", adaptive_run, "--prompt", "the", "--tokens", 2).status == 0
     refused = call("eval", adaptive_run, "--early-exit", "0.1")
     assert refused.status == 2 and "but model.tolerance chooses the steps; give --steps." in refused.err
+    depth = strict_json(call("analyze", "depth", adaptive_run, "--steps", 2, "--json").out)
+    assert "trained with adaptive steps (rtol 0.1)" in depth["finding"]
+    assert depth["adaptive"]["loss"] == pytest.approx(adaptive["loss"], abs=1e-5) and depth["trained_at"] == []
+    assert [point["steps"] for point in depth["depths"]] == [2]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diffeqformer.evaluation.depth import DepthCurve, Mark
+from diffeqformer.evaluation.depth import Adaptive, DepthCurve, Mark
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.report.figures import COLORS, save
 from diffeqformer.studies.depth import (
@@ -78,6 +78,31 @@ def test_depths_of_training_are_told_and_ringed():
     ]  # fmt: skip
     rings = [line for line in quality_over_depth(found).axes[0].lines if line.get_markersize() > 10]
     assert [points(ring).tolist() for ring in rings] == [[[3, 20.2]], [[6, 20.0]], [[12, 20.0]]]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_model_that_was_trained_with_adaptive_steps_was_trained_at_no_depth(width):
+    found = replace(curve({3: 22.0, 6: 20.3}), adaptive=Adaptive(0.1, measured(20.0, 9)))
+    assert finding(found) == (
+        "DiffEqFormer, trained with adaptive steps (rtol 0.1), has perplexity 20.00 with them; with fixed steps, which "
+        "it was not trained with, it is within 1.5\u00a0% at 6 steps and 10\u00a0% higher at 3 steps."
+    )
+    table = depths_table(found)
+    assert [row[:4] for row in table.rows] == [
+        ("adaptive steps (rtol 0.1)", "yes", "20.00", "–"),
+        ("3", "no", "22.00", "+10.0\u00a0%"), ("6", "no", "20.30", "+1.5\u00a0%"),
+    ]  # fmt: skip
+    assert table.columns[3] == "against adaptive"
+    page = result(found, "t", {})
+    assert page.document["adaptive"]["perplexity"] == 20.0 and "Dotted: adaptive steps" in page.figures[0].caption
+    figure = quality_over_depth(found, width=width)
+    lines = figure.axes[0].lines
+    assert not [line for line in lines if line.get_markersize() > 10]  # no ring
+    assert [line.get_ydata()[0] for line in lines if line.get_linestyle() == ":"] == [20.0]
+    assert "adaptive steps (rtol 0.1)" in legend(figure) and quality_over_compute(found, width=width)
+    lost = replace(found, adaptive=Adaptive(0.1, measured(math.nan)))
+    assert finding(lost) == "DiffEqFormer has no finite perplexity with adaptive steps (rtol 0.1)."
+    assert quality_over_depth(lost, width=width)
 
 
 def test_captions_begin_with_what_is_seen():

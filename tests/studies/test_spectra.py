@@ -8,7 +8,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
-from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig
+from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig, ToleranceConfig
 from diffeqformer.report.text import percent
 from diffeqformer.studies.spectra import (
     by_head,
@@ -198,14 +198,14 @@ def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("kind", "depth", "between"),
+    ("kind", "depth", "tolerance", "between"),
     [
-        ("time", {}, False), ("time", {"sample": (6,)}, False), ("time", {"sample": "4-6"}, True),
-        ("time", {"jitter": 0.5}, True), ("shared", {}, True),
+        ("time", {}, None, False), ("time", {"sample": (6,)}, None, False), ("time", {"sample": "4-6"}, None, True),
+        ("time", {"jitter": 0.5}, None, True), ("shared", {}, None, True), ("time", {}, ToleranceConfig(), True),
     ],
 )  # fmt: skip
-def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, between):
-    model = SimpleNamespace(weights=SimpleNamespace(kind=kind))
+def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, tolerance, between):
+    model = SimpleNamespace(weights=SimpleNamespace(kind=kind), tolerance=tolerance)
     run = SimpleNamespace(config=SimpleNamespace(depth=DepthConfig(**depth), model=model))
     assert trained_between(run) is between
 

@@ -195,5 +195,7 @@ class Config:
 
     @property
     def trained_at(self) -> tuple[int, ...]:
-        """Numbers of steps that updates are made at, increasing."""
+        """Numbers of steps that updates are made at, increasing; none where a tolerance chooses them."""
+        if self.model.tolerance:
+            return ()
         return tuple(sorted({*self.depth.depths, *self.depth.always})) or (self.model.steps,)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -27,6 +28,18 @@ class Mark:
     found: Evaluation
 
 
+class Adaptive(NamedTuple):
+    """A model with the adaptive steps that it was trained with."""
+
+    rtol: float
+    found: Evaluation
+
+    @property
+    def name(self) -> str:
+        """`adaptive steps (rtol 0.01)`."""
+        return f"adaptive steps (rtol {self.rtol:g})"
+
+
 @dataclass(frozen=True)
 class DepthCurve:
     """A model at several depths, and other models beside it, all on the same text."""
@@ -41,11 +54,18 @@ class DepthCurve:
     """With early exit on the grid of the deepest point, by threshold, increasing."""
     trained: tuple[int, ...] = ()
     """Depths that it was trained at, increasing; its own alone if not given."""
+    adaptive: Adaptive | None = None
+    """If it was trained with adaptive steps, and so at no depth."""
 
     @property
     def trained_at(self) -> tuple[int, ...]:
-        """`trained`, or its own depth."""
-        return self.trained or (self.own,)
+        """`trained`, or its own depth; none of a model that was trained with adaptive steps."""
+        return () if self.adaptive else self.trained or (self.own,)
+
+    @property
+    def reference(self) -> Evaluation:
+        """What other depths are compared to: the model as it was trained, at its own depth if at several."""
+        return self.adaptive.found if self.adaptive else self.points[self.own]
 
     def mean_steps(self, found: Evaluation) -> float:
         """Steps that a token took on average, of an evaluation with early exit."""

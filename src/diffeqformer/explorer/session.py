@@ -20,7 +20,6 @@ from diffeqformer.analysis.reading import (
     likeliest,
     looks,
     most_likely,
-    runs_at_any_depth,
     settled,
     walk,
 )  # fmt: skip
@@ -269,7 +268,7 @@ def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
 
 def about_run(run: Run) -> Document:
     """What the page says of a run, and offers of it."""
-    config, any_depth = run.config.model, runs_at_any_depth(run.model)
+    config, any_depth = run.config.model, run.model.continuous
     own = config.scheme.kind
     return {
         "name": name_of_run(run.config)[1],
@@ -294,14 +293,17 @@ def settings_of(run: Run) -> str:
     config = run.config.model
     field, weights = config.field.kind, config.weights.kind
     block = BLOCKS.get(field, f"blocks of kind {field}")
-    depths = join(list(map(str, run.config.trained_at)))
-    trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
+    if config.tolerance:
+        trained = f"trained with adaptive steps (rtol {config.tolerance.rtol:g})"
+    else:
+        depths = join(list(map(str, run.config.trained_at)))
+        trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
     return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}, scheme {config.scheme.kind}, {trained}"
 
 
 def _adapts(model: Transformer, rtol: float) -> bool:
     try:
-        return runs_at_any_depth(model) and can_adapt(with_scheme(model, None, rtol).scheme)
+        return model.continuous and can_adapt(with_scheme(model, None, rtol).scheme)
     except BadInput:
         return False
 

@@ -58,7 +58,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     given = inputs.whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = inputs.positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     from diffeqformer.data.loader import EvaluationBatches
-    from diffeqformer.evaluation.depth import DepthCurve, Mark, possible_depths, require_depths, usual_depths
+    from diffeqformer.evaluation.depth import Adaptive, DepthCurve, Mark, possible_depths, require_depths, usual_depths
     from diffeqformer.evaluation.perplexity import evaluate_in_turns
     from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.runs.opening import load_run
@@ -76,9 +76,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     tokens, text_bytes, mask = inputs.evaluation_text(source, arguments.data, progress)
     context = min(one.config.model.context for one in (opened, *others))
     exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
-    turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)] + [
-        (other.model.merge(), None) for other in others
-    ]
+    tolerance = opened.config.model.tolerance
+    turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)]
+    turns += [(one.model.merge(), None) for one in (*others, *([opened] if tolerance else []))]
     found = evaluate_in_turns(
         turns,
         EvaluationBatches(tokens, context, arguments.batch_size, mask),
@@ -89,24 +89,19 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
     marks = (
         Mark(*_group(opened, other), str(other.folder), other.config.model.steps, one)
-        for other, one in zip(others, found[len(depths) + len(exits) :], strict=True)
+        for other, one in zip(others, found[len(depths) + len(exits) :], strict=False)
     )
     settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
     points = dict(zip(depths, found, strict=False))
-    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled, trained)
+    adaptive = Adaptive(tolerance.rtol, found[-1]) if tolerance else None
+    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled, trained, adaptive)
     name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
     said = (
         f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
         f"{opened.folder} at update {number(opened.step)}"
     )
-    known = {
-        **opened.which,
-        "against": [one.which for one in others],
-        "text": name,
-        "own_steps": own,
-        "trained_at": list(trained),
-    }
-    return result(curve, said, known, folder)
+    known = {**opened.which, "against": [one.which for one in others], "text": name}
+    return result(curve, said, {**known, "own_steps": own, "trained_at": list(trained)}, folder)
 
 
 def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path()) -> Result:
@@ -114,9 +109,8 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
-    plain = (
-        f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning. Rings: depths that it was "
-        "trained at."
+    plain = f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning. " + (
+        f"Dotted: {curve.adaptive.name}." if curve.adaptive else "Rings: depths that it was trained at."
     )
     measured = (
         f"{speeds(curve)}: perplexity against what it costs, measured tokens per second, and evaluations of the vector "
@@ -158,14 +152,22 @@ def _numbers_of(curve: "DepthCurve") -> Document:
         for mark in curve.marks
     ]
     depths = [{"steps": steps, **every(one)} for steps, one in curve.points.items()]
-    return {"depths": depths, "early_exit": exits, "against": against}
+    own = curve.adaptive and {"rtol": curve.adaptive.rtol, **every(curve.adaptive.found)}
+    return {"depths": depths, "adaptive": own, "early_exit": exits, "against": against}
 
 
 def finding(curve: "DepthCurve") -> str:
     """What the curve shows, in one sentence computed from it."""
-    own = curve.points[curve.own].perplexity
+    own = curve.reference.perplexity
     if not finite(own):
-        return f"{curve.name} has no finite perplexity at its own {_steps(curve.own)}."
+        where = f"with {curve.adaptive.name}" if curve.adaptive else f"at its own {_steps(curve.own)}"
+        return f"{curve.name} has no finite perplexity {where}."
+    if curve.adaptive:
+        fixed = _beside({steps: found.perplexity / own for steps, found in curve.points.items()})
+        return (
+            f"{curve.name}, trained with {curve.adaptive.name}, has perplexity {perplexity(own)} with them; with fixed "
+            f"steps, which it was not trained with, it is {fixed}."
+        )
     alone = curve.trained_at == (curve.own,)
     trained = f"{_steps(curve.own)} alone" if alone else _list(list(curve.trained_at))
     place = "there" if alone else f"at {curve.own}"
@@ -248,24 +250,26 @@ def comparisons(curve: "DepthCurve") -> list[str]:
 
 def depths_table(curve: "DepthCurve") -> Table:
     """The model at every depth."""
-    own = curve.points[curve.own].perplexity
+    own = curve.reference
     columns = (
-        "steps", "trained", "perplexity", f"against {_steps(curve.own)}", "loss (nats)", "bits/byte", "evaluations",
-        "tokens/s",
+        "steps", "trained", "perplexity", f"against {'adaptive' if curve.adaptive else _steps(curve.own)}",
+        "loss (nats)", "bits/byte", "evaluations", "tokens/s",
     )  # fmt: skip
     called = "own" if curve.trained_at == (curve.own,) else "reference"
-    name = lambda steps: f"{steps} ({called})" if steps == curve.own else str(steps)
-    ratio = lambda steps, found: MISSING if steps == curve.own else _against(found.perplexity / own)
+    name = lambda steps, found: f"{steps} ({called})" if found is own else str(steps)
+    ratio = lambda found: MISSING if found is own else _against(found.perplexity / own.perplexity)
     rows = [
         (
-            name(steps),
+            name(steps, found),
             "yes" if steps in curve.trained_at else "no",
             perplexity(found.perplexity),
-            ratio(steps, found),
+            ratio(found),
             *_numbers(found),
         )
         for steps, found in curve.points.items()
     ]
+    if curve.adaptive:
+        rows.insert(0, (curve.adaptive.name, "yes", perplexity(own.perplexity), MISSING, *_numbers(own)))
     return Table(f"{curve.name} without fine-tuning", columns, rows)
 
 

@@ -26,6 +26,8 @@ from diffeqformer.studies.depth import group_name, groups_of
 
 Place = Callable[[float, Evaluation], float]
 """Where a measurement stands on the horizontal axis, from its number of steps and itself."""
+ADAPTIVE: dict[str, Any] = {"color": color(0), "linestyle": ":", "linewidth": 1.2}
+"""A line at the perplexity with adaptive steps."""
 
 
 def field_evaluations(found: Evaluation) -> float:
@@ -99,6 +101,9 @@ def _draw(
         if steps in (written or ()):
             around = ys[max(0, place_in_line - 1) : place_in_line + 2]
             _write(axis, str(steps), (x, y), color(0), (0, -9) if y == min(around) else (0, 7))
+    if curve.adaptive and finite(y := curve.reference.perplexity) and xs:
+        drawn.append((xs[0], y))
+        axis.axhline(y, **ADAPTIVE)
     for index, ((tuned, _), marks) in enumerate(groups_of(curve).items(), 1):
         for mark in marks:
             x, y = place(mark.steps, mark.found), mark.found.perplexity
@@ -126,6 +131,9 @@ def _write(axis: Axes, text: str, point: tuple[float, float], shade: str, offset
 
 def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
     handles, names = [key(**look(0))], [f"{curve.name}, not fine-tuned"]
+    if curve.adaptive:
+        handles.append(key(**ADAPTIVE))
+        names.append(curve.adaptive.name)
     for index, (tuned, group) in enumerate(groups_of(curve), 1):
         handles.append(key(linestyle="None", **_look(index, tuned)))
         names.append(group_name(tuned, group))

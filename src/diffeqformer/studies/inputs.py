@@ -262,7 +262,8 @@ def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length
 def whole_split(run: "Run", steps: int) -> str:
     """What the run's own evaluation found on its whole validation split, to stand beside the losses of a sample.
 
-    **Returns:** a sentence; an empty one if this model at so many steps is not the one that was evaluated.
+    **Returns:** a sentence; an empty one if this model at so many steps is not the one that was evaluated, as where a
+    tolerance chose the steps.
     """
     from diffeqformer.report.text import finite, nats, perplexity
     from diffeqformer.runs.folder import RESULTS
@@ -270,7 +271,8 @@ def whole_split(run: "Run", steps: int) -> str:
 
     entry = ((read_results(run.folder / RESULTS) or {}).get("models") or [{}])[0]
     found = entry.get("validation") or {}
-    if (entry.get("updates"), entry.get("steps")) != (run.step, steps) or not finite(found.get("loss")):
+    evaluated = (entry.get("updates"), entry.get("steps")) == (run.step, steps) and not run.config.model.tolerance
+    if not evaluated or not finite(found.get("loss")):
         return ""
     return (
         f" On its whole validation split the run has {nats(found['loss'])} nats per token, perplexity "

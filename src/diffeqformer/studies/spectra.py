@@ -114,9 +114,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def trained_between(run: "Run") -> bool:
-    """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths."""
-    depth = run.config.depth
-    return run.config.model.weights.kind == "shared" or len(depth.depths) > 1 or depth.jitter > 0
+    """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths,
+    adaptive steps."""
+    depth, m = run.config.depth, run.config.model
+    return m.weights.kind == "shared" or m.tolerance is not None or len(depth.depths) > 1 or depth.jitter > 0
 
 
 def why_steps_alone(run: "Run") -> str:

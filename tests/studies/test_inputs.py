@@ -1,0 +1,23 @@
+"""What studies say of the run that they read."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from diffeqformer.config import Config, ModelConfig, ToleranceConfig
+from diffeqformer.runs.results import write_results
+from diffeqformer.studies.inputs import whole_split
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "tolerance", "said"),
+    [(6, 3, None, True), (6, 4, None, False), (4, 3, None, False), (6, 3, ToleranceConfig(), False)],
+)
+def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(step, steps, tolerance, said, tmp_path):
+    entry = {"updates": 6, "steps": 3, "validation": {"loss": 5.654, "perplexity": 285.5}}
+    write_results(tmp_path / "results.json", {"models": [entry]})
+    config = Config(model=ModelConfig(tolerance=tolerance))
+    found = whole_split(SimpleNamespace(folder=tmp_path, step=step, config=config), steps)
+    assert found == (
+        " On its whole validation split the run has 5.654 nats per token, perplexity 285.5." if said else ""
+    )
