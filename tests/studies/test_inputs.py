@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from diffeqformer.config import Config, ModelConfig, ToleranceConfig
-from diffeqformer.runs.results import write_results
+from diffeqformer.store.files import write_sealed
 from diffeqformer.studies.inputs import whole_split
 
 
@@ -15,7 +15,7 @@ from diffeqformer.studies.inputs import whole_split
 )
 def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(step, steps, tolerance, said, tmp_path):
     entry = {"updates": 6, "steps": 3, "validation": {"loss": 5.654, "perplexity": 285.5}}
-    write_results(tmp_path / "results.json", {"models": [entry]})
+    write_sealed(tmp_path / "results.json", {"models": [entry]})
     config = Config(model=ModelConfig(tolerance=tolerance))
     found = whole_split(SimpleNamespace(folder=tmp_path, step=step, config=config), steps)
     assert found == (
