@@ -43,7 +43,7 @@ def test_counts_are_the_published_ones(nothing, changed):
     assert checks.counts(nothing) > 0
     assert checks.llama_count(nothing) > 0
     assert checks.twin_counts(nothing) > 0
-    changed("llama-1b", width=2064)
+    changed("llama-1b", width=2080)
     assert checks.llama_count(nothing) < 0
     changed("gpt-small", steps=13)
     assert checks.counts(nothing) < 0
