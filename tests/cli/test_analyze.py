@@ -61,6 +61,11 @@ def test_watches_a_runs_hidden_states(call, place, tmp_path):
     assert [depth["depth"] for depth in told["depths"]] == [0, 0.5, 1]
     with np.load(tmp_path / "clusters.npz") as arrays:
         assert arrays["heights"].shape == (3, 2, 15) and arrays["projection"].shape == (3, 16, 3)
+    assert "at depth 0 and after each of 2 steps." in (tmp_path / "index.html").read_text()
+    text = ("--text", "the <b>cat</b> eats", "--steps", "1")
+    called = call("analyze", "clusters", place.run("time"), *text)
+    page = (place.run("time") / "analysis" / "clusters" / "index.html").read_text(encoding="utf-8")
+    assert "at depth 0 and after the one step." in page
     text = ("--text", "the <b>cat</b> eats", "--steps", "3")
     called = call("analyze", "clusters", place.run("time"), *text)
     assert called.status == 0, called.err

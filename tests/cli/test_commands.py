@@ -248,6 +248,7 @@ def test_drafts_leave_greedy_text_as_it_is(call, place):
     words = ["sample", place.run("time"), "--prompt", "the cat", "--tokens", 6, "--steps", 4]
     words += ["--temperature", 0, "--json"]
     plain = strict_json(call(*words).out)
+    assert "of the tokens drafted at 1 step were accepted" in call(*words, "--draft-steps", 1).err
     called = call(*words, "--draft-steps", 2, "--draft-length", 3)
     document = strict_json(called.out)
     assert document["continuations"] == plain["continuations"]

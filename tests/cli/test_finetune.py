@@ -1,5 +1,6 @@
 """`finetune` from the command line: its run, its numbers, its report, its second call."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -70,3 +71,5 @@ def test_all_parameters_are_a_hundred_per_cent():
     model = ModelConfig(steps=2, width=16, heads=2, context=16, vocabulary=280)
     said = _about(Config(base=BaseConfig(system="DiffEqFormer 3"), model=model))
     assert said.startswith("DiffEqFormer 3 → 2 steps (time weights): training ") and "parameters (100 %)" in said
+    one = _about(Config(base=BaseConfig(system="DiffEqFormer 3"), model=dataclasses.replace(model, steps=1)))
+    assert one.startswith("DiffEqFormer 3 → 1 step (time weights)")

@@ -402,3 +402,9 @@ def test_the_table_of_results_names_all_depths_that_updates_were_made_at(depth, 
     results["models"][0] |= {"drawn": []}
     results["models"][0]["config"]["depth"] |= depth
     assert cell in run_report(results).tables[0].rows[0]
+
+
+def test_small_probabilities_keep_two_digits():
+    assert [text.probability(p) for p in (1.0, 0.75, 0.1, 0.0949, 0.0049, 3.14e-5)] == [
+        "1.00", "0.75", "0.10", "0.095", "0.0049", "3.1e-05"
+    ]  # fmt: skip

@@ -75,6 +75,24 @@ def test_a_model_of_one_step_is_told_as_such():
     )
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_that_are_the_same_at_all_steps_are_told_once(steps):
+    """Those of a single step, too, which have nothing to vary over."""
+    energy, last = {name: 1e-8 for name in FLAT.energy}, [0, -1] if steps == 1 else slice(None)
+    by = {name: getattr(FLAT, name)[last] for name in ("times", "loss", "kl", "length")}
+    halves = {name: getattr(FLAT, name)[:steps] for name in ("attention", "feed_forward")}
+    found = replace(FLAT, **by, **halves, energy=energy)
+    said = {
+        1: "The one step changes the loss of the prediction from 7.600 nats to 2.680.",
+        3: "which the bare embedding has. All steps have the same weights.",
+    }
+    assert headline(found).endswith(said[steps])
+    page = result(found, "about", {})
+    assert [table.caption for table in page.tables] == ["After every step"]
+    assert "varies over depth" not in " ".join(page.findings)
+    assert len(result(FLAT, "about", {}).tables) == 2 and "What varies" in result(FLAT, "about", {}).findings[2]
+
+
 def test_steps_before_the_reading_is_a_prediction_are_told():
     """Where the state still names the token that it read, the fall of the loss is no learning of the next one."""
     slow = replace(FLAT, loss=np.array([9.0, 8.0, 7.0, 3.0]), even=6.24, echo=np.array([1.0, 0.9, 0.6, 0.1]))
@@ -141,3 +159,4 @@ def test_what_would_come_next_is_a_row_for_each_token():
     table = by_token(("the", "·cat"), [("x", "y"), ("·sat", "⏎")], np.array([[0.1, 0.2], [0.75, 1.0]]))
     assert tuple(table.columns) == ("token", "depth 0", "step 1")
     assert list(table.rows) == [("0 the", "x 0.10", "·sat 0.75"), ("1 ·cat", "y 0.20", "⏎ 1.00")]
+    assert by_token(("the",), [("x",)], np.array([[0.0049]])).rows[0][1] == "x 0.0049"

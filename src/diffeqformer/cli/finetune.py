@@ -171,12 +171,13 @@ def _about(config: Config) -> str:
     """What is going to be trained, in one line."""
     from diffeqformer.model.build import abstract
     from diffeqformer.model.count import count
+    from diffeqformer.report.run_text import steps
     from diffeqformer.training.optimizer import split_trained
 
     m = config.model
     model = abstract(m)
     trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
     return (
-        f"{config.base.system} → {m.steps} steps ({m.weights.kind} weights): training {trained:,} of {whole:,} "
+        f"{config.base.system} → {steps(m.steps)} ({m.weights.kind} weights): training {trained:,} of {whole:,} "
         f"parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}"
     )

@@ -12,6 +12,7 @@ from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
+from diffeqformer.report.run_text import steps
 from diffeqformer.report.text import percent
 
 
@@ -79,8 +80,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         per_verification = found.tokens.size / float(found.rounds.sum() + len(texts))
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
-            f"{percent(found.acceptance)} of the tokens drafted at {arguments.draft_steps} steps were accepted; "
-            f"{per_verification:.2f} tokens per verification at {model.grid(arguments.steps).steps} steps"
+            f"{percent(found.acceptance)} of the tokens drafted at {steps(arguments.draft_steps)} were accepted; "
+            f"{per_verification:.2f} tokens per verification at {steps(model.grid(arguments.steps).steps)}"
         )
     if as_json:
         return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts, **opened.which})

@@ -36,6 +36,11 @@ def percent(share: object, decimals: int = 0) -> str:
     return f"{number(100 * share, decimals)} %" if finite(share) else number(share)
 
 
+def probability(value: float) -> str:
+    """`0.75`, `0.0049`: two digits after the point or, of a small one, two that count."""
+    return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
+
+
 def together(text: str) -> str:
     """Text for a page, where no end of a line tears a number from its percent sign."""
     return re.sub(r"(?<=\d) %", "\u00a0%", text)

@@ -12,6 +12,7 @@ from diffeqformer.errors import Diverged, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
+from diffeqformer.report import run_text
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder, remember
@@ -144,7 +145,8 @@ class Recorder:
         self.log.write([*sorted([*records, *self.logged], key=lambda record: record["step"]), timing])
         self.logged.clear()
         last = records[-1]
-        self.note["loss"] = f"loss {last['loss']:.3f}" + (f" at {last['steps']} steps" if "steps" in last else "")
+        at = f" at {run_text.steps(last['steps'])}" if "steps" in last else ""
+        self.note["loss"] = f"loss {last['loss']:.3f}{at}"
         if timed:
             used = timing.get("utilization")
             of_peak = "" if used is None else f", {100 * used:.0f} % of peak"

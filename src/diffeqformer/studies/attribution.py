@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import join, number
+from diffeqformer.report.text import join, number, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -95,7 +95,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         explained = explain(model, jnp.asarray(ids), outputs, **settings)
         scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
         expected = [
-            f"“{piece}” (probability {np.exp(log_p):.2f})"
+            f"“{piece}” (probability {probability(float(np.exp(log_p)))})"
             for piece, log_p in zip(predicted, explained.log_probabilities, strict=True)
         ]
         captions = tuple(

@@ -275,8 +275,9 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         document={**opened.which, "depths": rows},
         notes=(
             f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
-            f"and after each of {len(rows) - 1} steps. Clusters are those of single linkage at a share of the mean "
-            "distance of the same depth; the energy is half the mean of exp(cos) over all pairs of states.",
+            f"and after {f'each of {len(rows) - 1} steps' if len(rows) > 2 else 'the one step'}. Clusters are those of "
+            "single linkage at a share of the mean distance of the same depth; the energy is half the mean of exp(cos) "
+            "over all pairs of states.",
         ),
         folder=folder,
     )

@@ -9,6 +9,7 @@ import tyro
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
+from diffeqformer.report.run_text import steps as counted_steps
 from diffeqformer.report.text import join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
@@ -90,7 +91,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     last, tokens = outputs[-1], inputs.pieces_of(opened, ids)
     inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
     settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
-    grid = f"{arguments.steps or model.config.steps} steps of scheme {model.config.scheme}"
+    grid = f"{counted_steps(arguments.steps or model.config.steps)} of scheme {model.config.scheme}"
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
     require_finite(states)
     parts: dict[str, Part] = {}

@@ -11,8 +11,9 @@ import tyro
 
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
+from diffeqformer.report.run_text import steps as counted_steps
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import percent
+from diffeqformer.report.text import percent, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 UPDATES = 100_000
 USUAL = 64
 """Texts that are read if their number is not given."""
+SAME = 1e-6
+"""Share of the weights' squared size that may vary over depth by rounding."""
+VARIES = (
+    " What varies over depth is the share of a matrix's squared size over the steps that is not that of its mean; a "
+    "mean over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number of "
+    "weights that the steps take, one or more for each."
+)
 Probes = tuple[np.ndarray, np.ndarray]
 """Loss and KL divergence after every step as a tuned lens reads them."""
 WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "output"}
@@ -67,7 +75,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
         lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
         probes = lens_of.read(opened.model, texts, counted, steps=grid)
-    about = f"{opened.folder}, update {opened.step}, {grid.steps} steps; {len(texts)} texts of {length - 1} tokens"
+    about = f"{opened.folder}, update {opened.step}, {counted_steps(grid.steps)}; "
+    about += f"{len(texts)} texts of {length - 1} tokens"
     about += "" if counted.all() else f", of which {counted.sum()} count as targets"
     made = result(found, f"{about}.{inputs.whole_split(opened, grid.steps)}", opened.which, folder, probes)
     if ids is None:
@@ -85,13 +94,13 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )
 
 
-def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], probability: np.ndarray) -> Table:
+def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], chances: np.ndarray) -> Table:
     """One row per token: what would come next after every step, and its probability.
 
     The page's address with `#token=K` leads to the row of token K, as links of the page of all analyses do.
     """
     columns = ("token", "depth 0", *(f"step {step}" for step in range(1, len(top))))
-    said = lambda i: (f"{pieces[i]} {p[i]:.2f}" for pieces, p in zip(top, probability, strict=True))
+    said = lambda i: (f"{pieces[i]} {probability(float(p[i]))}" for pieces, p in zip(top, chances, strict=True))
     rows = tuple((f"{i} {token}", *said(i)) for i, token in enumerate(tokens))
     return Table("What would come next after every step, and its probability", columns, rows, anchor="token=")
 
@@ -102,7 +111,7 @@ def result(
     """Sentences, tables and figures of what each step does; `about` says what was read, `tuned` is what probes read."""
     from diffeqformer.report.page import both_widths
 
-    arrays = found.arrays()
+    arrays, varies = found.arrays(), not same_weights(found)
     caption = losses_caption(found)
     if tuned is not None:
         arrays |= {"tuned_loss": tuned[0], "tuned_kl": tuned[1]}
@@ -113,13 +122,11 @@ def result(
             headline(found),
             about,
             "The prediction after a step is the final norm and the head on the state there (the logit lens): a stop on "
-            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`). What varies "
-            "over depth is the share of a matrix's squared size over the steps that is not that of its mean; a mean "
-            "over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number "
-            "of weights that the steps take, one or more for each.",
+            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`)."
+            + (VARIES if varies else ""),
             *([tuned_finding(found, tuned)] if tuned else []),
         ),
-        (by_step(found, tuned=tuned), by_matrix(found)),
+        (by_step(found, tuned=tuned), *((by_matrix(found),) if varies else ())),
         (
             both_widths("steps-loss", caption, loss_by_step, found, tuned),
             both_widths("steps-movement", moves_caption(found), movement_by_step, found),
@@ -144,9 +151,11 @@ def headline(found: "Participation") -> str:
         "which the bare embedding has"
     )
     alone = alone if share > 0.5 and steps > 1 else ""
-    if settled >= steps:
+    if steps == 1:
+        used = f"The one step changes the loss of the prediction from {found.loss[0]:.3f} nats to {found.loss[1]:.3f}"
+    elif settled >= steps:
         used = f"All {steps} steps change the prediction: its loss is {found.loss[-1]:.3f} nats after the last"
-        used += f" and {found.loss[-2]:.3f} after the one before" if steps > 1 else ""
+        used += f" and {found.loss[-2]:.3f} after the one before"
     else:
         used = (
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
@@ -154,7 +163,14 @@ def headline(found: "Participation") -> str:
         )
     scale = f" (0 % if all steps had the same, at least {100 * (1 - 1 / steps):.0f} % if they had nothing in common)"
     varies = f"{100 * energy:.0f} % of the weights' squared size varies over depth{scale if steps > 1 else ''}."
-    return f"{used}{alone}. {spelling(found)}{varies}"
+    if same_weights(found):
+        varies = "All steps have the same weights." if steps > 1 else ""
+    return f"{used}{alone}. {spelling(found)}{varies}".rstrip()
+
+
+def same_weights(found: "Participation") -> bool:
+    """Whether weights do not change over depth: those of one step, or shared ones."""
+    return max(found.energy.values()) < SAME
 
 
 def spelling(found: "Participation") -> str:

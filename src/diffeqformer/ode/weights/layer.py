@@ -60,7 +60,7 @@ class LayerWeights(eqx.Module):
         steps = grid.steps
         if steps != self.depth:
             raise BadInput(
-                f"this model is a table of {self.depth} layers and cannot run at {steps} steps; "
+                f"this model is a table of {self.depth} layers and cannot run at {steps} step{'s' * (steps != 1)}; "
                 "only models with time-dependent or shared weights run at any depth."
             )
         if grid != (self.grid or Grid(self.depth)):
