@@ -27,6 +27,15 @@ def test_spectra_of_two_runs_side_by_side(place, call):
     assert len(told["models"][1]["times"]) == 2
 
 
+def test_nothing_is_read_between_the_steps_of_shared_weights(place, call, tmp_path):
+    words = ["--run", tmp_path / "run", "--model.weights", "shared", "--trainer.updates", 1]
+    assert call("train", place.time, *words).status == 0
+    found = call("analyze", "spectra", tmp_path / "run", "--json")
+    assert found.status == 0 and len(json.loads(found.out)["models"][0]["times"]) == 2
+    page = (tmp_path / "run" / "analysis" / "spectra" / "index.html").read_text(encoding="utf-8")
+    assert "its weights are the same at all depths" in page
+
+
 def test_induction_heads_of_a_run(place, call):
     found = call("analyze", "induction", place.run("layer"), *FEW, "--to", place.folder / "heads")
     assert found.status == 0, found.err

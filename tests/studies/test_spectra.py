@@ -8,7 +8,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
-from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig, ToleranceConfig
+from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig, SharedConfig, ToleranceConfig
 from diffeqformer.report.text import percent
 from diffeqformer.studies.spectra import (
     by_head,
@@ -218,6 +218,7 @@ def spectra_of(radii, shares):
         pairs={pair: SimpleNamespace(summaries=lambda pair=pair: summaries(pair)) for pair in radii},
         steps=lambda pair: np.array([False, True, True, True, True]),
         times=np.linspace(0, 1, 5),
+        alike=False,
         edges=np.linspace(0, 1, 5),
     )
 
@@ -247,6 +248,25 @@ def test_the_headline_tells_whose_signs_turn_first():
     assert by_head(found) == ""
 
 
+@pytest.mark.parametrize(("steps", "said"), [(1, " in the one step"), (2, ", the same at all steps")])
+def test_spectra_that_are_the_same_at_all_steps_are_told_once(steps, said):
+    names, taken = {"QK": 2, "OV": 2, "FF": 1}, np.ones(steps, bool)
+    pairs = {name: spectrum(heads) for name, heads in names.items()}
+    pairs = {
+        name: Spectrum(one.eigenvalues[:1].repeat(steps, 0), one.singular_values[:1].repeat(steps, 0))
+        for name, one in pairs.items()
+    }
+    found = Spectra(np.linspace(0.1, 1, steps), taken, taken, False, np.linspace(0, 1, steps + 1), pairs)
+    assert headline(found).startswith(f"Signs of the eigenvalues' real parts{said}, as shares of positive ones")
+    assert "stay" not in headline(found) and "→" not in headline(found)
+    told = change([("m", found)], RADIUS, digits)
+    assert told.startswith(f"Spectral radius{said} (means over heads). m: QK ") and "→" not in told
+    assert by_head(found) == "" and found.table("m").columns == ("pair", "every step")
+    assert all(len(row) == 2 for row in found.table("m").rows)
+    assert "from the first step to the last" in change([("m", found), ("n", model())], RADIUS, digits)
+    assert not any("on its way through depth" in figure.caption for figure in figures([("m", found)]))
+
+
 @pytest.mark.parametrize(
     ("values", "what", "places"),
     [
@@ -263,6 +283,7 @@ def test_turns_are_far_beyond_both_ends(values, what, places):
     ("weights", "depth", "said"),
     [
         (LayerConfig(), {}, "each step has weights of its own"),
+        (SharedConfig(), {}, "its weights are the same at all depths"),
         (KnotsConfig(knots=4, average=True), {"sample": (2, 4)}, "each step computes with their mean over it"),
         (KnotsConfig(knots=4), {}, "only those at the steps were trained and are shown; `--times 100`"),
         (KnotsConfig(knots=4), {"sample": (2, 4)}, "of which those at the steps are shown; `--times 100`"),

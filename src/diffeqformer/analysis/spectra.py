@@ -133,6 +133,12 @@ class Spectra:
         """The mask of times at which the forward pass takes the weights of pair `name`."""
         return self.feed_forward_step if name.startswith("FF") else self.attention_step
 
+    @property
+    def alike(self) -> bool:
+        """Whether all steps have the same spectra: of shared weights, or where there is one step alone."""
+        own = (spectrum.eigenvalues[self.steps(name)] for name, spectrum in self.pairs.items())
+        return all(bool((values == values[:1]).all()) for values in own)
+
     def scaled_by_step(self, lengths: np.ndarray) -> "Spectra":
         """The same with OV and FF multiplied by the length of the step that each time is in: what a step adds.
 
@@ -144,11 +150,12 @@ class Spectra:
         return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
-        """Where the forward pass takes weights first, in the middle and last; of QK and OV, means over heads."""
+        """Where the forward pass takes weights first, in the middle and last, or once if they are alike; of QK and OV,
+        means over heads."""
         of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
-        columns = ("pair", "first", "middle", "last")
+        columns = ("pair", "every step") if self.alike else ("pair", "first", "middle", "last")
         rows = [
-            (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)))
+            (f"{name}: {what}", *(f"{values[at[i]].mean():.3g}" for i in (0, len(at) // 2, -1)[: len(columns) - 1]))
             for name, at in of_steps.items()
             for what, values in self.pairs[name].summaries().items()
         ]

@@ -53,7 +53,8 @@ class Arguments(OfRun):
     """A second run, such as a vanilla one, drawn beside the first."""
     times: int | None = setting(None, least=0, most=MOST_STEPS)
     """Equally spaced times between 0 and 1, besides those of the steps, if weights are functions of time; if not
-    given, 100 for a model that was trained at more than its own steps (drawn depths, jitter), else none."""
+    given, 100 for a model that was trained at more than its own steps (drawn depths, jitter, adaptive steps), unless
+    its weights are the same at all, else none."""
     ranks: Annotated[str, tyro.conf.arg(metavar="R,R,...")] = ""
     """Sizes of random subsets of the feed-forward's hidden units; of the authors' 100 and 500 those that fit."""
     seed: int = setting(0, least=0, most=UINT32)
@@ -83,7 +84,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         # A second run that is a table of layers has one depth alone.
         steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
-        times = (BETWEEN if trained_between(one) else 0) if arguments.times is None else arguments.times
+        shared = one.config.model.weights.kind == "shared"
+        usual = BETWEEN if trained_between(one) and not shared else 0
+        times = usual if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
         steps_alone[str(one.folder)] = why_steps_alone(one)
         lengths.append(step_lengths(one.model, steps))
@@ -124,6 +127,8 @@ def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
     from diffeqformer.analysis.spectra import between_steps
 
+    if run.config.model.weights.kind == "shared":
+        return "its weights are the same at all depths"
     if between_steps(run.model):
         only = "those at the steps" if trained_between(run) else "only those at the steps were trained and"
         return (
@@ -178,7 +183,8 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     for number, (name, found) in enumerate(models):
         kind = of_curves if found.continuous else "Dots are the eigenvalues of the steps' weights"
         for pair in ("QK", "OV", "FF"):
-            said = f"{name}: the whole spectrum of {pair} on its way through depth, in the complex plane. {kind}."
+            way = "" if found.alike else " on its way through depth"
+            said = f"{name}: the whole spectrum of {pair}{way}, in the complex plane. {kind}."
             said += draw.beyond_frame(found, pair)
             file = _file("flow", pair) + ("-against" if number else "")
             made.append(both_widths(file, said, draw.flow, name, found, pair))
@@ -209,6 +215,14 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
 
+def over_steps(models: Models) -> str:
+    """Over what a summary of several models, or of one, is told."""
+    if not all(found.alike for _, found in models):
+        return " from the first step to the last"
+    one = all(found.steps(pair).sum() == 1 for _, found in models for pair in WHAT)
+    return " in the one step" if one else ", the same at all steps"
+
+
 def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
     """A summary of every head's spectrum at the first and the last step, (2, head)."""
     return found.pairs[pair].summaries()[what][found.steps(pair)][[0, -1]]
@@ -219,12 +233,14 @@ def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     said = [
         f"{name}: {', '.join(f'{pair} {path(found, pair, what, write)}' for pair in WHAT)}." for name, found in models
     ]
-    return f"{what[0].upper()}{what[1:]} from the first step to the last (means over heads). {' '.join(said)}"
+    return f"{what[0].upper()}{what[1:]}{over_steps(models)} (means over heads). {' '.join(said)}"
 
 
 def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) -> str:
     """`0.58 → 0.32 at step 8 → 0.73`: a summary in the first step, where it turns, if it does, and in the last."""
     values = _of_steps(found, pair, what)
+    if found.alike:
+        return write(values[0])
     between = [f"{write(values[i])} at {_where(found, pair, i)}" for i in turns(values, what)]
     return " → ".join((write(values[0]), *between, write(values[-1])))
 
@@ -255,12 +271,12 @@ def headline(found: "Spectra") -> str:
             if first != last
             else (1, f"turn {others[0]} on the way and back")
             if others
-            else (2, f"stay {first}")
+            else (2, f"{'are' if found.alike else 'stay'} {first}")
         )
         said.append((rank, f"those of {pair} ({does}) {does_what} ({path(found, pair, SHARE, percent)})"))
     told = "; ".join(sentence for _, sentence in sorted(said, key=lambda one: one[0]))
     return (
-        "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones, means over "
+        f"Signs of the eigenvalues' real parts{over_steps([('', found)])}, as shares of positive ones, means over "
         f"heads: {told}."
     )
 
@@ -274,7 +290,7 @@ def by_head(found: "Spectra") -> str:
     from diffeqformer.analysis.spectra import RADIUS
 
     said = []
-    for pair in ("QK", "OV"):
+    for pair in () if found.alike else ("QK", "OV"):
         first, last = ends_of(found, pair, RADIUS)
         if last.size > 1:
             said.append(f"{pair} in {int((last > first).sum())} of {last.size} heads")
