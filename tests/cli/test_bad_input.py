@@ -137,6 +137,14 @@ BAD_WORDS = {
         "train quickstart-llama --model.field.kv-heads x",
         "is 'x', but must be a whole number",
     ),
+    "value of a flag": (
+        "train quickstart-gpt --model.weights layerdrop --model.weights.nested true",
+        "--model.weights.nested takes no value, but 'true' follows: give it alone, or --model.weights.no-nested.",
+    ),
+    "value of a flag's absence": (
+        "finetune nowhere --no-train-embeddings False",
+        "--no-train-embeddings takes no value, but 'False' follows: give it alone, or --train-embeddings.",
+    ),
     "tolerance": (
         "train quickstart-gpt --model.tolerance.rtol x",
         "--model.tolerance.rtol is 'x', but must be a number",

@@ -139,7 +139,8 @@ BAD = {
     ),
     "rows of nodes": (
         lambda: model_of(KINDS["macaron"]), {},
-        "rows at the nodes ((0.5,), (0.25, 0.75)) of each step, but only one with one row per layer can be lifted.",
+        "model.scheme is 'macaron', for which a layer has weights at several times of its step (its fractions 0.25, "
+        "0.5, 0.75), but only layers with weights at one can be taken.",
     ),
     "several nodes": (
         lambda: model_of(KINDS["ode transformer"]), {},

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import inspect
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise BadInput(f"{_sentence(heard.getvalue(), prog)} See `{prog} --help`.") from None
+        sentence = _after_a_flag(words, options) or _sentence(heard.getvalue(), prog)
+        raise BadInput(f"{sentence} See `{prog} --help`.") from None
     require_bounds(found, "--")
     for name in ("to", "figure"):  # where every command that has it writes: known before it computes
         if where := getattr(found, name, None):
@@ -252,6 +254,18 @@ def _require_values(words: Sequence[str], options: Hints) -> None:
         name = word.removeprefix("--").replace("_", "-")
         if word.startswith("--") and get_origin(options.get(name)) is tuple and "." not in name and after[:2] == "--":
             raise BadInput(f"{word} needs a value.")
+
+
+def _after_a_flag(words: Sequence[str], options: Hints) -> str:
+    """What is right where a flag is followed by a value that nothing else could take; nothing if none is."""
+    for word, after in itertools.pairwise(words):
+        name = word.removeprefix("--").replace("_", "-")
+        if word.startswith("--") and options.get(name) is bool and after.lower() in ("true", "false", "yes", "no"):
+            section, _, last = name.rpartition(".")
+            section += "." * bool(section)
+            other = section + (last[3:] if section + last[3:] in options else f"no-{last}")
+            return f"--{name} takes no value, but {shown(after)} follows: give it alone, or --{other}."
+    return ""
 
 
 def _sentence(box: str, prog: str) -> str:

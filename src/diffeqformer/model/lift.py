@@ -155,9 +155,10 @@ def table_of(model: Transformer) -> LayerWeights:
             "merged model, and `diffeqformer import` makes a run of it."
         )
     if weights.nodes is not None:
+        at = sorted({*weights.nodes.attention, *weights.nodes.feed_forward})
         raise BadInput(
-            f"this model is a table with rows at the nodes {tuple(weights.nodes)} of each step, but only one with one "
-            "row per layer can be lifted."
+            f"model.scheme is {config.scheme.kind!r}, for which a layer has weights at several times of its step (its "
+            f"fractions {', '.join(f'{node:.3g}' for node in at)}), but only layers with weights at one can be taken."
         )
     return weights
 

@@ -67,6 +67,17 @@ def test_selected_layers_do_what_they_did():
         np.testing.assert_allclose(logits(left_out, ids, steps), logits(without, ids), atol=STATES)
 
 
+def test_the_list_holds_numbers_for_programs(tmp_path, monkeypatch):
+    asked, entry = Arguments(list=True, to=str(tmp_path)), {"models": [{"seconds": 30.0}]}
+    (nothing, *_) = study(asked, Silent()).document["runs"]
+    assert (nothing["finished"], nothing["seconds_left"]) == (0, None) and nothing["of"] > 1
+    read = lambda path: entry if path.parts[-2] == "elastic" else None
+    monkeypatch.setattr("diffeqformer.runs.results.read_results", read)
+    rows = {row["runs"]: row for row in study(asked, Silent()).document["runs"]}
+    assert sum(row["finished"] > 0 for row in rows.values()) == 1
+    assert all(type(row["seconds_left"]) is float for row in rows.values())
+
+
 @pytest.mark.slow
 def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
     values = yaml.safe_load(shipped_configs()["quickstart-gpt"].read_text())

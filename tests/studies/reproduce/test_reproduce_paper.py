@@ -226,9 +226,21 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
 def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
     _, arguments, folder = trained
     asked = Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to)
-    found = study(asked, Silent())
+    said, counted, own = [], [], paper_runs.Runs.config
+
+    def config(self, name, *more):
+        counted.append(name)
+        return own(self, name, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Silent, "say", lambda self, line: said.append(line))
+        patch.setattr(paper_runs.Runs, "config", config)
+        found = study(asked, Silent())
+    assert said == ["Counting the operations of what is left …"] and len(counted) == len({*counted})
     assert found.tables[0].rows[0][2] == "2 of 6"
-    assert found.document["items"][0]["runs"] == "2 of 6"
+    told = json.loads(json.dumps(found.document["items"][0]))
+    assert (told["finished"], told["runs"], told["models"], told["on_record"]) == (2, 6, ["wide", "normed"], None)
+    assert told["seconds_left"] > 0 and all(type(told[name]) is float for name in told if name.startswith("seconds"))
     cost = lambda result: result.findings[0].partition("; about ")[2]
     assert "by finished runs" in cost(found)
     with pytest.MonkeyPatch.context() as patch:

@@ -105,6 +105,7 @@ class Runs:
         self.folder = path_of(arguments.to) / ("" if arguments.scale == "laptop" else arguments.scale)
         self.rates: Rates = dict(rates or {})
         self.finished: dict[str, Finished | None] = {}
+        self.counted: dict[str, float] = {}
         self.untrained: set[str] = set()
 
     def config(self, name: str, seed: int, rate: float) -> Config:
@@ -224,9 +225,11 @@ class Runs:
         """Of one update of a model."""
         from diffeqformer.model.count import update_operations
 
-        config = self.config(name, 0, 1e-3)
-        model = replace(config.model, vocabulary=config.model.vocabulary or config.data.tokenizer_vocabulary)
-        return update_operations(model, config.trainer.batch_size)
+        if name not in self.counted:
+            config = self.config(name, 0, 1e-3)
+            model = replace(config.model, vocabulary=config.model.vocabulary or config.data.tokenizer_vocabulary)
+            self.counted[name] = update_operations(model, config.trainer.batch_size)
+        return self.counted[name]
 
     def seconds(self, name: str) -> float:
         """That one run of a model takes, evaluations left out."""

@@ -147,7 +147,10 @@ def listed(arguments: Arguments, folder: Path) -> Result:
             f"most {duration(each * longest)}; what is stopped goes on where it was"
         )
     table = Table("Runs", ("runs", "finished", "left"), rows)
-    document = [dict(zip(table.columns, row, strict=True)) for row in rows]
+    document = [
+        {"runs": NAMES[kind], "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
+        for kind, n in total.items()
+    ]
     return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": document}, folder=folder)
 
 

@@ -5,6 +5,7 @@ in `claims`, the runs in `runs`, the page in `article`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from diffeqformer.errors import BadInput
@@ -103,7 +104,8 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     from diffeqformer.studies.paper.measures import OURS
 
     seeds, there = runs.arguments.seeds, {(name, seed) for name, _, seed in runs.ended}
-    rows, needed, longest = [], {}, 0.0
+    rows, listed, needed, longest = [], [], {}, 0.0
+    runs.progress.say("Counting the operations of what is left …")
     for name in names:
         models = [one for one in runs.models if one in models_of(ITEMS[name])]
         wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
@@ -122,6 +124,11 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
                      _time(sum((left | own).values(), 0.0)), _time(sum(searched.values(), 0.0)),
                      _time(alone), counted(verdicts) if record.claims else MISSING,
                      ", ".join(models) or MISSING))  # fmt: skip
+        words = Counter(verdict.word for verdict in verdicts) if record.claims else None
+        listed.append({"item": name, "where": ITEMS[name].where, "finished": len(wanted) - len(left),
+                       "runs": len(wanted), "seconds_left": sum((left | own).values(), 0.0),
+                       "seconds_of_searches": sum(searched.values(), 0.0), "seconds_of_first_seed": alone,
+                       "on_record": words, "models": models})  # fmt: skip
     columns = (
         "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
         "models",
@@ -135,7 +142,6 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
         )
     tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
               Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
-    listed = [dict(zip(columns, row, strict=True)) for row in rows]
     return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
 
 
