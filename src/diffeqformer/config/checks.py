@@ -95,7 +95,7 @@ def validate(config: Config) -> Config:
         why = "depth.distill is 0: nothing is learned" if config.base.run else "base.run is not given"
         raise BadInput(f"depth.teacher is 'base', but {why}; `diffeqformer finetune` starts from a base.")
     m = validate_model(config.model)
-    deepest = max(m.steps, *config.trained_at)
+    deepest = max((m.steps, *config.trained_at))
     if isinstance(m.weights, LayerDropConfig) and deepest > (layers := m.weights.layers or m.steps):
         raise BadInput(
             f"model.weights has {layers} layers, of which fewer steps leave some out, but updates or readings are at "
