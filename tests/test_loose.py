@@ -34,6 +34,8 @@ REFUSED = {
     "samples": "samples is 0, but must be at least 1.",
     "float ids": "token ids are float32, but must be whole numbers.",
     "ids": "token id 41 does not exist: the model's vocabulary has 40 entries, 0 to 39.",
+    "axes": "ids have the shape (1, 2, 4), but must have (position,) or (batch, position), none of them 0.",
+    "no tokens": "ids have the shape (2, 0), but must have",
     "traced": "steps is traced, but decides which program is compiled:",
     "no steps": "but must be a whole number of at least 1.",
     "edges": "a grid has 2 steps and 2 edges, but must have a step, and an edge more.",
@@ -57,7 +59,7 @@ def test_it_is_refused_by_name(said, thing):
     assert REFUSED[thing] in said[thing]
 
 
-@pytest.mark.parametrize("thing", ["config", "generate", "speculate", "grid", "evaluate", "pairwise"])
+@pytest.mark.parametrize("thing", ["config", "list", "generate", "speculate", "grid", "evaluate", "pairwise"])
 def test_numbers_of_numpy_and_paths_are_taken_as_what_they_stand_for(said, thing):
     assert said[thing] == "the same"
 
@@ -134,6 +136,9 @@ def _say() -> dict[str, str]:
     refused("unread", lambda: lift(table, "time", knots=2, key=key))
     refused("samples", lambda: measure_induction(model, length=2, repeats=2, samples=0))
     refused("float ids", lambda: model(ids.astype(jnp.float32)))
+    refused("axes", lambda: model(ids[None]))
+    refused("no tokens", lambda: model(ids[:, :0]))
+    same("list", model(ids), model(ids.tolist()))
     refused("ids", lambda: at_depths(model, [(np.full_like(batch[0], 41), batch[1])], [2]))
     refused("traced", lambda: eqx.filter_jit(model)(ids, steps=np.int64(2)))
     refused("no steps", lambda: at_depths(model, [batch], np.array([0])))

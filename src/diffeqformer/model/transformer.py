@@ -81,6 +81,11 @@ class Transformer(eqx.Module):
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position width"]:
         """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
+        ids = jnp.asarray(ids)
+        if ids.ndim not in (1, 2) or not ids.size:
+            raise BadInput(
+                f"ids have the shape {ids.shape}, but must have (position,) or (batch, position), none of them 0."
+            )
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
         return self.normalise(x, steps).reshape(*ids.shape, -1)
 
