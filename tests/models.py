@@ -3,6 +3,7 @@
 import dataclasses
 from functools import lru_cache, partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,9 @@ from diffeqformer.config import KnotsConfig, LayerConfig, LlamaConfig, ModelConf
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.early_exit import EarlyExit
+from diffeqformer.ode.grid import END_OF_STEP
 from diffeqformer.ode.solve import Solution
+from diffeqformer.ode.weights import WeightSource
 
 TINY = ModelConfig(
     width=16, heads=2, steps=3, context=12, vocabulary=40, weights=TimeConfig(d_emb=6, frequencies=5), init_std=0.2
@@ -94,3 +97,15 @@ def states(model: Transformer, ids: jax.Array, steps: int | None = None) -> jax.
 def tokens(batch: int = 2, positions: int = 12, seed: int = 7) -> jax.Array:
     """Random tokens of the tiny vocabulary."""
     return jax.random.randint(jax.random.key(seed), (batch, positions), 0, TINY.vocabulary or 0)
+
+
+class Wrapped(eqx.Module):
+    """A weight source of a user's own that is another one."""
+
+    inner: WeightSource
+
+    def at(self, times):
+        return self.inner.at(times)
+
+    def table(self, grid, nodes=END_OF_STEP):
+        return self.inner.table(grid, nodes)

@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 from diffeqformer.analysis.clusters import Variant, Weights, draw, move, simulate
 from diffeqformer.analysis.gathering import directions, interaction_energy, measure, members, watch_states
 from diffeqformer.errors import BadInput, RunFailed
-from tests.models import KINDS, model_of, tokens
+from tests.models import KINDS, model_of, states, tokens
 from tests.tolerances import roundoff
 
 IDENTITY = np.eye(3)
@@ -182,7 +182,11 @@ def test_states_that_are_not_finite_are_told():
 
 
 def test_other_depths_and_bad_ones():
-    model = model_of(KINDS["diffeqformer"])
+    model, edges = model_of(KINDS["diffeqformer"]), np.array([0, 0.25, 0.3, 1])
+    unequal, ids = watch_states(model, np.asarray(tokens(batch=1)), steps=edges), tokens(batch=1)
+    np.testing.assert_array_equal(unequal.times, edges)
+    lengths = np.linalg.norm(states(model, ids, tuple(edges)), axis=-1).mean((1, 2))
+    np.testing.assert_allclose(unequal.norm[:, 0], lengths, rtol=1e-5)
     assert watch_states(model, np.asarray(tokens(batch=1)), steps=5).times.shape == (6,)
     with pytest.raises(BadInput, match="steps is 0"):
         watch_states(model, np.asarray(tokens(batch=1)), steps=0)

@@ -20,9 +20,10 @@ from diffeqformer.analysis.induction import (
 from diffeqformer.analysis.inference import INFERENCE, Correlation, Induction, correlate, estimate
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
+from diffeqformer.config import OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.studies.induction import known
-from tests.models import KINDS, TINY, model_of
+from tests.models import KINDS, TINY, Wrapped, model_of
 
 SIZES = {"sequences": 3, "length": 4, "repeats": 3}
 
@@ -217,3 +218,13 @@ def test_what_copying_goes_with_is_told():
     ]
     assert clear != unclear
     assert said(clear).endswith("[−0.10, +0.30]); it goes with OV sum ratio (+0.80 [+0.20, +0.90]).")
+
+
+def test_a_source_of_ones_own_at_unequal_steps_is_tested_as_the_librarys():
+    model, steps = model_of(TINY), np.array([0, 0.25, 0.3, 1])
+    own = model.replace(weights=Wrapped(model.weights), config=replace(TINY, weights=OwnConfig("Wrapped", "time")))
+    found, same = (measure_induction(one, steps=steps, samples=10, **SIZES) for one in (model, own))
+    np.testing.assert_array_equal(found.times, steps[1:])
+    assert [one.interval for one in found.correlations] == [one.interval for one in same.correlations]
+    equal = measure_induction(model, steps=3, samples=10, **SIZES)
+    assert not np.allclose(found.behaviours["copying"], equal.behaviours["copying"], atol=1e-3)

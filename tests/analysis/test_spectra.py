@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -18,9 +17,8 @@ from diffeqformer.analysis.spectra import (
 )
 from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.ode.grid import END_OF_STEP
-from diffeqformer.ode.weights import WeightSource
-from tests.models import KINDS, TINY, model_of
+from diffeqformer.model.build import build
+from tests.models import KINDS, TINY, Wrapped, model_of
 
 PAIRED = ("diffeqformer", "vanilla", "vanilla llama, grouped queries", "macaron", "shared")
 
@@ -223,20 +221,9 @@ def test_means_over_steps_stand_at_their_middles_modulated_or_not():
         np.testing.assert_allclose(found.times, [0.125, 0.375, 0.625, 0.875])
 
 
-class Wrapped(eqx.Module):
-    """A weight source of a user's own that is another one."""
-
-    inner: WeightSource
-
-    def at(self, times):
-        return self.inner.at(times)
-
-    def table(self, grid, nodes=END_OF_STEP):
-        return self.inner.table(grid, nodes)
-
-
 def test_a_source_of_ones_own_has_spectra_between_the_steps():
     model = model_of(KINDS["knots, normalised"])
-    found, own = (spectra(one, times=9) for one in (model, model.replace(weights=Wrapped(model.weights))))
+    wrapped = build(model.config, jax.random.key(0), weights=Wrapped(model.weights))
+    found, own = (spectra(one, times=9) for one in (model, wrapped))
     np.testing.assert_array_equal(own.times, found.times)
     np.testing.assert_array_equal(own.pairs["QK"].eigenvalues, found.pairs["QK"].eigenvalues)

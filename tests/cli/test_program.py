@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,15 +14,16 @@ def _run(words, as_json, own_process):
 {body}
 
 cli._run = _run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
 sys.argv[1:] = ["info"]
 runpy.run_module("diffeqformer", run_name="__main__")
 """
 BUSY = """
     try:
-        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(36_000,)).start()
         print("so far", end="")
         os.kill(os.getpid(), {number})
-        time.sleep(60)
+        time.sleep(36_000)
     finally:
         Path({kept!r}).write_text("saved")
 """
@@ -40,32 +40,31 @@ DROPPED = """
 """
 
 
-def ended(body: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """A process whose command is `body`, and how long it took."""
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", START.format(body=body)], capture_output=True, text=True, check=False)
-    return time.monotonic() - began, done
+def ended(body: str) -> subprocess.CompletedProcess[str]:
+    """A process whose command is `body`; one that waits for its threads never ends."""
+    program = [sys.executable, "-c", START.format(body=body)]
+    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM"])
 def test_an_interrupted_process_has_saved_and_written_all_and_waits_for_no_thread(tmp_path, number):
     kept = tmp_path / "kept"
-    seconds, done = ended(BUSY.format(number=number, kept=str(kept)))
+    done = ended(BUSY.format(number=number, kept=str(kept)))
     assert (done.returncode, done.stdout, done.stderr) == (130, "so far", "diffeqformer: interrupted.\n")
-    assert kept.read_text() == "saved" and seconds < 30
+    assert kept.read_text() == "saved"
 
 
 @pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM"])
 def test_an_interruption_that_python_drops_comes_again(number):
-    _, done = ended(DROPPED.format(number=number))
+    done = ended(DROPPED.format(number=number))
     assert (done.returncode, done.stderr) == (130, "diffeqformer: interrupted.\n")
 
 
 def test_other_exceptions_that_python_drops_are_shown():
-    _, done = ended("    gc.callbacks.append(lambda *_: gc.callbacks.clear() or 1 / 0); gc.collect(); return 0")
+    done = ended("    gc.callbacks.append(lambda *_: gc.callbacks.clear() or 1 / 0); gc.collect(); return 0")
     assert done.returncode == 0 and "ZeroDivisionError" in done.stderr
 
 
 def test_a_command_that_ends_by_itself_has_its_status():
-    _, done = ended("    raise cli.BadInput('no.')")
+    done = ended("    raise cli.BadInput('no.')")
     assert (done.returncode, done.stderr) == (2, "diffeqformer: no.\n")

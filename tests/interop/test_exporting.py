@@ -15,7 +15,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import processors
 
-from diffeqformer.config import LayerConfig, LlamaConfig, LoRAConfig, OptimizerConfig, ReversibleConfig, dump_yaml
+from diffeqformer.config import (
+    KnotsConfig,
+    LayerConfig,
+    LlamaConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    ReversibleConfig,
+    dump_yaml,
+)
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.interop import exporting
@@ -31,7 +39,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.sharding import by_path
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
-from tests.models import TINY
+from tests.models import TINY, model_of
 from tests.tolerances import roundoff
 
 TENSORS = "model.safetensors"
@@ -87,6 +95,19 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     filled = {"kv_heads": before.kv_heads} if isinstance(before.field, LlamaConfig) else {}
     assert m.field == dataclasses.replace(before.field, **filled)
     assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_weights_that_know_the_length_of_the_step_are_exported_as_they_are_at_one_depth(steps, tmp_path):
+    run = run_of("knots, normalised")
+    config = dataclasses.replace(run.config.model, weights=KnotsConfig(3, average=True, rank=2))
+    model = model_of(config)
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=config), model=model)
+    made = export(run, tmp_path / "made", steps=steps)
+    assert not made.continuous and made.steps == (steps or config.steps)
+    opened, expected = import_huggingface(tmp_path / "made", tmp_path / "run"), by_path(model.populate(steps))
+    for name, array in by_path(opened.model).items():
+        np.testing.assert_array_equal(array, expected[name], name)
 
 
 def explicit(m):

@@ -167,6 +167,8 @@ def test_corrections_begin_as_none_and_the_limit_has_those_of_short_steps():
     assert parameters(config).stored - parameters(plain.config).stored == 3 * 4 * 2 * sum(
         sum(shape) for shape in ((16, 48), (16, 16), (16, 64), (64, 16))
     )
+    deeper = build(dataclasses.replace(config, steps=9), KEY).weights.corrections.attention.output
+    assert len(deeper.a) == 5  # 1, 1/2, 1/4, 1/8 and 1/16: those of as many knots or steps as there are
     model, edges = model_of(config), (0.0, 0.3, 0.55, 1.0)
     for steps in (1, 3, 9, edges):
         np.testing.assert_allclose(logits(model.populate(steps), tokens()), logits(model, tokens(), steps), atol=1e-5)

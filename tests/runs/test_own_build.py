@@ -2,21 +2,18 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import pytest
 
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
-from diffeqformer.ode.grid import END_OF_STEP
 from diffeqformer.ode.schemes import SCHEMES, LieTrotter
-from diffeqformer.ode.weights import WeightSource
 from diffeqformer.progress import Silent
 from diffeqformer.runs.finetune import finetune_config
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
-from tests.models import TINY, model_of
+from tests.models import TINY, Wrapped, model_of
 from tests.runs.test_trainer import lasting, same_model, stop_after
 from tests.runs.tiny_run import changed
 
@@ -62,25 +59,13 @@ def test_an_own_part_whose_build_is_not_given_is_refused(config, tmp_path):
         load_run(plain.run, build=split)
 
 
-class Own(eqx.Module):
-    """Weights of one's own that are those of another source."""
-
-    inner: WeightSource
-
-    def at(self, times):
-        return self.inner.at(times)
-
-    def table(self, grid, nodes=END_OF_STEP):
-        return self.inner.table(grid, nodes)
-
-
 def test_weights_of_ones_own_cannot_be_fine_tuned(config):
     def mine(config, key):
-        return build(config, key, weights=Own(build(config, key).weights))
+        return build(config, key, weights=Wrapped(build(config, key).weights))
 
     own = changed(config, trainer__updates=2)
     train(own, Silent(), build=mine)
-    with pytest.raises(BadInput, match=r"makes weights of a config, but those of this model are .*Own\.$"):
+    with pytest.raises(BadInput, match=r"makes weights of a config, but those of this model are .*Wrapped\.$"):
         finetune_config(load_run(own.run, build=mine), f"{own.run}-tuned", method="full")
 
 

@@ -163,8 +163,7 @@ def simulate(
     least = {"order": 0, "systems": 1, "points": 2, "dimension": 1, "steps": 1, "seed": 0}
     numbers = (order, systems, points, dimension, steps, seed)
     for (name, fewest), number in zip(least.items(), numbers, strict=True):
-        if whole(name, number) < fewest:
-            raise BadInput(f"{name} is {number}, but must be at least {fewest}.")
+        whole(name, number, fewest)
     for name, number in (("dt", dt), ("unit", steps * dt if unit is None else unit)):
         if not 0 < number < np.inf:
             raise BadInput(f"{name} is {number}, but must be a positive number.")

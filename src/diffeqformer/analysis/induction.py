@@ -93,8 +93,7 @@ def measure_induction(
     config, grid = model.config, model.grid(steps)
     model = model.with_norm_of(grid)
     for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):
-        if whole(name, number) < 1:
-            raise BadInput(f"{name} is {number}, but must be at least 1.")
+        whole(name, number, 1)
     if length * repeats > config.context:
         raise BadInput(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "

@@ -71,12 +71,15 @@ def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
                 yield f"{name} {'has' if several else 'is'}", one, field.metadata["bounds"]
 
 
-def whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any, least: int | None = None) -> int:
     """A whole number, such as NumPy's, as Python's own, which compiled functions take as a constant.
 
-    **Raises:** `BadInput` if it is none.
+    **Raises:** `BadInput` if it is none, or below `least`.
     """
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise BadInput(f"{name} is {shown(value)}, but must be a whole number.") from None
+    if least is not None and number < least:
+        raise BadInput(f"{name} is {number}, but must be at least {least}.")
+    return number

@@ -81,6 +81,8 @@ def portable(run: Run) -> tuple[Document, str]:
         raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {', '.join(SCHEMES_OFFERED)}")
     if model.norm_changes is not None:
         raise _refusal(run, "has a final norm that depends on the number of steps, which a page has not")
+    if getattr(model.config.weights, "rank", None):
+        raise _refusal(run, "has weights that are corrected by the length of the step, which a page has not")
     arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
     arrays.add("embedding", model.embedding.tokens)
     for name, values in (
@@ -145,7 +147,7 @@ def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
         shared = weights.shared is not None
         return {"kind": "time", "shared": shared, "frequencies": frequencies(weights.time).tolist()}
     rows: BlockWeights
-    if isinstance(weights, KnotWeights) and weights.corrections is None:
+    if isinstance(weights, KnotWeights):
         rows, about = weights.rows, {"kind": "knots", "place": PLACES[weights.place]}
         about |= {"knots": weights.knots, "bends": bends(weights.basis, weights.knots).tolist()}
         about |= {"average": weights.average}

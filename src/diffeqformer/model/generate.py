@@ -56,9 +56,7 @@ def require_sampling(
     require_tokens(prompt, vocabulary)
     if prompt.shape[1] < 1:
         raise BadInput("the prompt is empty, but must have at least one token.")
-    new_tokens = whole("the number of new tokens", new_tokens)
-    if new_tokens < 1:
-        raise BadInput(f"the number of new tokens is {new_tokens}, but must be at least 1.")
+    new_tokens = whole("the number of new tokens", new_tokens, 1)
     if prompt.shape[1] + new_tokens > context:
         raise BadInput(
             f"the prompt has {prompt.shape[1]} tokens and {new_tokens} new ones are asked for, "

@@ -72,8 +72,8 @@ def lift(
     for name, value, read_by in (("knots", knots, "knots"), ("d_emb", d_emb, "time")):
         if value is not None and kind != read_by:
             raise BadInput(f"{name} is {shown(value)}, but only the weights {read_by!r} read it.")
-        if value is not None and whole(name, value) < 1:
-            raise BadInput(f"{name} is {shown(value)}, but must be at least 1.")
+        if value is not None:
+            whole(name, value, 1)
     weights = table_of(model)
     config, node = model.config, _node_of(model)
     grid, layers = model.grid(), weights.layers

@@ -67,10 +67,7 @@ def speculate(
         own, its = getattr(model.config, name), getattr(draft.config, name)
         if own != its:
             raise BadInput(f"the draft has model.{name} {its}, but the model that checks it has {own}.")
-    draft_length = whole("the draft's length", draft_length)
-    if draft_length < 1:
-        raise BadInput(f"the draft's length is {draft_length}, but must be at least 1.")
-    draft_length = min(draft_length, new_tokens)
+    draft_length = min(whole("the draft's length", draft_length, 1), new_tokens)
     deep, shallow = model.populate().merge(), draft.populate().merge()
     return Speculation(*_speculate(deep, shallow, prompt, key, new_tokens, draft_length, temperature, top_k, top_p))
 

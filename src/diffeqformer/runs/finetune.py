@@ -18,10 +18,12 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapted_config
 from diffeqformer.model.build import Build, own_parts
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import TOKENIZER
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
+from diffeqformer.sharding import placed
 from diffeqformer.store.paths import path_of
 
 Method = Literal["lora", "full", "continuous"]
@@ -126,6 +128,13 @@ def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) 
             "the base has been trained further; start another run from it with --to."
         )
     return found
+
+
+def teacher_of(base: Run | None, config: Config) -> Transformer | None:
+    """The base, frozen and populated, if updates learn from it; within the mesh of the run that it teaches."""
+    if base is None or config.depth.teacher != "base":
+        return None
+    return placed(placed(base.model).merge().populate())  # what is computed from the base is laid out before and after
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

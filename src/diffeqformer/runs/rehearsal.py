@@ -11,7 +11,7 @@ from diffeqformer.data.cache import prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
-from diffeqformer.runs.finetune import open_base
+from diffeqformer.runs.finetune import open_base, teacher_of
 from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.footprint import Footprint, update_footprint
 from diffeqformer.runs.trainer import batches_of, fitting
@@ -56,8 +56,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     memory = update_footprint(replace(config, mesh=MeshConfig(*sizes_of(config))))
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))
-        teacher = placed(placed(base.model).merge().populate()) if base and config.depth.teacher == "base" else None
-        update, batch = make_update(config, teacher=teacher), batches_of(config, loader)
+        update, batch = make_update(config, teacher=teacher_of(base, config)), batches_of(config, loader)
         drawn = config.model.steps if config.depth.depths else None
         state, first = jax.block_until_ready(update(state, batch(0), drawn))
         began = time.perf_counter()

@@ -28,7 +28,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
-from diffeqformer.runs.finetune import open_base, require_same_tokenizer
+from diffeqformer.runs.finetune import open_base, require_same_tokenizer, teacher_of
 from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.meter import tokens_per_update
 from diffeqformer.runs.metrics import read_metrics
@@ -121,8 +121,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
                         batch = batches_of(folder.config, batches)
-                        teacher = placed(placed(base.model).merge().populate()) if base and teaches else None
-                        given = recipe.rule, recipe.schedule, teacher
+                        given = recipe.rule, recipe.schedule, teacher_of(base, folder.config)
                         state = train_loop(folder.config, state, batch, recorder, *given)
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
