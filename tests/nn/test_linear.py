@@ -1,9 +1,11 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.nn.linear import Norm, normalise
+from diffeqformer.nn.linear import Norm, normalise, products
 
 X = 3.0 + np.random.default_rng(0).normal(size=(2, 5, 16))
 SCALE, SHIFT = np.random.default_rng(1).normal(size=(2, 16))
@@ -43,3 +45,32 @@ def test_sums_of_bfloat16_are_taken_in_float32(shift):
     y = normalise(norm, x, 1e-5)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-5)
+
+
+def loss_of_products(x, rows):
+    found = products(x, rows)
+    return (jnp.sin(jnp.arange(30, dtype=found.dtype)).reshape(found.shape) * found).sum()
+
+
+def test_narrow_products_are_summed_in_float32_and_pull_back_narrow():
+    """Against float64, of the same rounded factors: what is left are the roundings of the cotangent and of x's."""
+    exact, rows = X, np.random.default_rng(2).normal(size=(3, 16))
+    x, narrow_rows = jnp.asarray(exact, jnp.bfloat16), jnp.asarray(rows, jnp.float32)
+    with jax.enable_x64(True):
+        wide_x, wide_rows = x.astype("float64"), narrow_rows.astype("bfloat16").astype("float64")
+        expected = products(wide_x, wide_rows), *jax.grad(loss_of_products, (0, 1))(wide_x, wide_rows)
+        np.testing.assert_allclose(expected[0], np.asarray(wide_x) @ np.asarray(wide_rows).T, rtol=1e-13)
+    found = products(x, narrow_rows), *jax.grad(loss_of_products, (0, 1))(x, narrow_rows)
+    assert [leaf.dtype for leaf in found] == [jnp.float32, jnp.bfloat16, jnp.float32]
+    sizes = 16 * np.abs(exact).max() * np.abs(rows).max(), 3 * np.abs(rows).max(), 10 * np.abs(exact).max()
+    for mine, other, size, rounding in zip(found, expected, sizes, (2**-23, 2**-7, 2**-8), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(mine, "float64"), other, rtol=0, atol=16 * 2**-23 * size + rounding * size
+        )
+
+
+def test_no_narrow_product_is_multiplied_in_float32():
+    x, rows = jnp.asarray(X, jnp.bfloat16), jnp.zeros((3, 16), jnp.float32)
+    program = jax.jit(jax.grad(loss_of_products, (0, 1))).trace(x, rows).lower(lowering_platforms=("cuda",)).as_text()
+    factors = re.findall(r"dot_general.*?: \((tensor<\S+>), (tensor<\S+>)\)", program)
+    assert len(factors) == 2 and all(factor.endswith("xbf16>") for pair in factors for factor in pair)

@@ -18,7 +18,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding, require_tokens
-from diffeqformer.nn.linear import Norm, as_bits, normalise, unit_rms, wide
+from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
@@ -186,8 +186,7 @@ class Transformer(eqx.Module):
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
         """Logits of normalised states: products in the precision of computation, sums in float32 or better."""
         table, x = self.embedding.tokens if self.head is None else self.head, x.astype(self._compute_dtype)
-        table = constrain(table, "tensor")
-        return jnp.einsum("...d,vd->...v", x, table.astype(x.dtype), preferred_element_type=wide(x.dtype))
+        return products(x, constrain(table, "tensor"))
 
     def decode(
         self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]
