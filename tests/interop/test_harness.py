@@ -256,8 +256,8 @@ def test_what_it_is_and_what_it_refuses():
     assert model.tokenizer_name != DiffEqFormerLM(other).tokenizer_name
     ask = partial(asked, "generate_until")
     for call, message in [
-        (lambda: model.apply_chat_template([]), "has no chat template"),
-        (lambda: model.chat_template(True), "has no chat template"),
+        (lambda: model.apply_chat_template([]), "without a chat template"),
+        (lambda: model.chat_template(True), "without a chat template"),
         (lambda: DiffEqFormerLM(run, batch_size=0), "batch_size is 0, but must be"),
         (lambda: DiffEqFormerLM(run, batch_size="auto:4"), "batch_size is 'auto:4', but must be"),
         (lambda: model.generate_until(ask(("the", {}))), "max_gen_toks is 256, but must be .* context, 12"),

@@ -64,6 +64,32 @@ def test_a_table_for_people_and_progress(call, published, tmp_path):
     assert called.status == 0 and "parameters" in called.out and "Reading the tensors" in called.err
 
 
+@pytest.mark.parametrize("place", ["file", "settings", "several"])
+def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text, place):
+    """Into the run, what is lifted or fine-tuned from it, and the folder that is exported again."""
+    template, settings = "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}\u00e9{% endfor %}", {}
+    if place == "file":
+        (published / "chat_template.jinja").write_text(template)
+    elif place == "settings":
+        settings = {"chat_template": template}
+    else:
+        named = [{"name": "tool_use", "template": "another"}, {"name": "default", "template": template}]
+        settings = {"chat_template": named}
+    path = published / "tokenizer_config.json"
+    settings |= json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(settings))
+    runs = [tmp_path / name for name in ("run", "lifted", "tuned")]
+    text.write_text("\n".join([" ".join(WORDS * 10)] * 4))
+    words = ["--data", text, "--trainer.updates", 1, "--trainer.batch-size", 1, "--data.validation-fraction", 0.5]
+    for one in (["import", published, "--to", runs[0]], ["lift", runs[0], "--to", runs[1]],
+                ["finetune", runs[1], "--to", runs[2], "--method", "full", *words],
+                ["export", runs[2], "--to", tmp_path / "made"]):  # fmt: skip
+        called = call(*one)
+        assert called.status == 0, called.err
+    for folder in (*runs, tmp_path / "made"):
+        assert (folder / "chat_template.jinja").read_text() == template
+
+
 def test_into_an_empty_folder(published, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")

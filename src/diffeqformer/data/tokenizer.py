@@ -22,6 +22,8 @@ ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|en
 """Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 """Beside the files of a vocabulary; tokenizer.json has itself what they say, unless it is older."""
+TEMPLATE = "chat_template.jinja"
+"""How the turns of a chat become one text."""
 TOKENIZER_BYTES = 256 << 20
 """Of a tokenizer's file."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
@@ -200,16 +202,36 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
+def with_template(folder: Path) -> dict[str, str]:
+    """The chat template of a run's folder, or of one that Transformers wrote, as a file by its name.
+
+    It is a file there, or one of the tokenizer's settings, of several the default one. Nothing if none can be read.
+    """
+    try:
+        found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        found = _settings_of(folder).get("chat_template")
+    if isinstance(found, list):
+        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return {TEMPLATE: found} if isinstance(found, str) else {}
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """What is said beside a vocabulary; nothing if that cannot be read."""
+    try:
+        found = json.loads(read_small(folder / SETTINGS, TOKENIZER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _require_gpt2(folder: Path) -> None:
     """Check that a vocabulary without tokenizer.json is not said to be another class's: each cuts text in its own way.
 
     **Raises:** `BadInput` naming the class.
     """
-    try:
-        found = json.loads(read_small(folder / SETTINGS, TOKENIZER_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return
-    kind = found.get("tokenizer_class") if isinstance(found, dict) else None
+    kind = _settings_of(folder).get("tokenizer_class")
     if isinstance(kind, str) and not kind.startswith("GPT2"):
         raise BadInput(
             f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "

@@ -3,6 +3,7 @@
 model.safetensors, config.json, generation_config.json     the model; several files and an index if it is large
 *_diffeqformer.py                                          its class, unless it is a stock GPT-2 or Llama
 tokenizer.json, tokenizer_config.json                      the tokenizer
+chat_template.jinja                                        that of an imported model, if it had one
 README.md                                                  the model card
 SHA256SUMS                                                 their digests
 adapter/                                                   LoRA, in PEFT's format, if it was asked for apart
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config.sections import KnotsConfig
-from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation
+from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation, with_template
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous
@@ -106,7 +107,8 @@ def export(
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
         new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
         _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids, **stops})
-        write_whole(aside / TOKENIZER, tokenizer.to_str(pretty=True))
+        for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **with_template(run.folder)}.items():
+            write_whole(aside / name, text)
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
         padding = {"padding_side": "left"}  # for generation
         settings_of_it = {"tokenizer_class": "PreTrainedTokenizerFast", **special, **padding, **reading}

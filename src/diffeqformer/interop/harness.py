@@ -119,12 +119,12 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         }
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Refused: there is no such template.
+        """Refused: texts are evaluated as they are.
 
         **Raises:** `BadInput`, always.
         """
         raise BadInput(
-            f"run {str(self.opened.folder)!r} is a plain language model, which has no chat template; leave it out."
+            f"run {str(self.opened.folder)!r} is evaluated as a plain language model, without a chat template; leave it out."
         )
 
     def chat_template(self, chat_template: bool | str = False) -> str:

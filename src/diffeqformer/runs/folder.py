@@ -113,10 +113,11 @@ class RunFolder:
                 )
 
     @contextmanager
-    def held(self, tokens: TokenCache, checkpoint_bytes: int) -> Iterator[None]:
+    def held(self, tokens: TokenCache, checkpoint_bytes: int, more: Mapping[str, str]) -> Iterator[None]:
         """Make or reopen the folder, describe the run in it, and hold its lock while the `with` block runs.
 
-        **Arguments:** `tokens`; `checkpoint_bytes`, the size of one checkpoint.
+        **Arguments:** `tokens`; `checkpoint_bytes`, the size of one checkpoint; `more`, other files by name, with what
+        is in them.
 
         **Raises:** `BadInput` if the disk cannot take all checkpoints that the run will hold at one time, or the folder
         cannot be written, is being written, or belongs to another config or other text.
@@ -134,7 +135,8 @@ class RunFolder:
                     for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
                         left.unlink()
                     write_whole(self.path / CONFIG, dump_yaml(self.config))
-                    write_whole(self.path / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
+                    for name, text in {TOKENIZER: tokens.tokenizer.to_str(pretty=True), **more}.items():
+                        write_whole(self.path / name, text)
                     write_sealed(self.path / DATA, {"content": tokens.content, **tokens.statistics})
                 except OSError as error:
                     raise BadInput(f"run folder {str(self.path)!r} cannot be written: {reason(error)}.") from error

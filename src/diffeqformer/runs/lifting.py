@@ -11,7 +11,7 @@ from diffeqformer.analysis.compression import second_moments
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
-from diffeqformer.data.tokenizer import load_tokenizer
+from diffeqformer.data.tokenizer import load_tokenizer, with_template
 from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, aligned, difference, lift, table_of
 from diffeqformer.model.transformer import Transformer
@@ -89,5 +89,5 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
         require_space(aside, 4 * count(model), "the run")
         text = files.text_of(run.folder)
-        files.write_model(aside, config, run.tokenizer, model, text, {})
+        files.write_model(aside, config, run.tokenizer, model, text, with_template(run.folder))
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")
