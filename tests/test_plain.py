@@ -1,8 +1,9 @@
 """Text from elsewhere, as any terminal or page may show it."""
 
+import numpy as np
 import pytest
 
-from diffeqformer.plain import brief, clean, is_utf8, shown
+from diffeqformer.plain import brief, clean, is_utf8, shown, version_of
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,9 @@ def test_what_is_long_is_cut():
 def test_words_without_end_are_cut_in_the_middle():
     assert brief(f"a {'x' * 5000}y b") == f"a {'x' * 200}…{'x' * 199}y b"
     assert brief("a " * 5000) == "a " * 5000
+
+
+def test_a_source_that_is_not_installed_has_no_version():
+    """Such as a clone on Python's path alone: a run there must not end for it."""
+    assert version_of("numpy") == np.__version__
+    assert version_of("a-package-that-nobody-has") == "not installed"

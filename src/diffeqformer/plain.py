@@ -3,6 +3,7 @@
 import re
 import reprlib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Document = dict[str, Any]
@@ -18,6 +19,14 @@ CONTROL = re.compile(
 controls (which could reorder what stands around them), lone surrogates, noncharacters."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+
+
+def version_of(package: str) -> str:
+    """A package's version, or that it is not installed: its source may be on Python's path alone."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def clean(text: str) -> str:

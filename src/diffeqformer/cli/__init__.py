@@ -13,12 +13,11 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, reason
-from diffeqformer.plain import brief, clean, is_utf8, shown
+from diffeqformer.plain import brief, clean, is_utf8, shown, version_of
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ def _print_version(as_json: bool) -> None:
 
     from diffeqformer.cli.output import print_json
 
-    own, devices = version("diffeqformer"), jax.devices()
+    own, devices = version_of("diffeqformer"), jax.devices()
     kinds = [device.device_kind for device in devices]
     if as_json:
         platform = devices[0].platform

@@ -7,7 +7,6 @@ somebody else may have written (names of runs, datasets, tokenizers) is text her
 import os
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from string import punctuation
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diffeqformer.config import Config, to_dict
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, version_of
 from diffeqformer.report.text import number
 from diffeqformer.runs.folder import RESULTS
 from diffeqformer.runs.opening import Run
@@ -64,7 +63,7 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
     entry, results = _results(run)
     return templates.get_template("card.md").render(
         facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config)[1], m=m,
-        base=run.config.base, made=made, run=run, adapter=adapter, version=version("diffeqformer"),
+        base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
         weights=WEIGHTS.get(m.weights.kind, m.weights.kind), entry=entry, results=results,
         settings=fenced(settings, "yaml"),
     )  # fmt: skip

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
@@ -14,7 +13,7 @@ from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, version_of
 from diffeqformer.runs.metrics import Record
 from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
@@ -52,7 +51,7 @@ def made_here(devices: int, *packages: str) -> Document:
     device, names = jax.devices()[0], ("diffeqformer", *packages, "jax")
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {**{name: version(name) for name in names}, "python": python_version()},
+        "versions": {**{name: version_of(name) for name in names}, "python": python_version()},
         "device": f"{devices} x {device.device_kind} ({device.platform})",
     }
 

@@ -4,7 +4,6 @@ What is compared takes turns, once each per round, so that a busy moment of the 
 """
 
 import dataclasses
-import importlib.util
 import os
 import platform
 import shlex
@@ -12,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -21,7 +20,7 @@ import tyro
 
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.config.bounds import MOST_STEPS, setting
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Document, Values, version_of
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
@@ -151,7 +150,7 @@ def repeated(config: Config, make: Callable[[Config], Callable] | None = None) -
 
 def has_torch() -> bool:
     """Whether there is another library to compare with."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    return all(find_spec(name) for name in ("torch", "transformers"))
 
 
 def machine() -> Document:
@@ -162,18 +161,13 @@ def machine() -> Document:
     """
     import jax
 
-    devices, versions = jax.devices(), {"python": platform.python_version()}
-    for package in COMPARED:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    devices, installed = jax.devices(), {name: version_of(name) for name in COMPARED if find_spec(name)}
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "devices": len(devices),
         "device": devices[0].device_kind,
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **installed},
     }
 
 
