@@ -124,7 +124,8 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         **Raises:** `BadInput`, always.
         """
         raise BadInput(
-            f"run {str(self.opened.folder)!r} is evaluated as a plain language model, without a chat template; leave it out."
+            f"run {str(self.opened.folder)!r} is evaluated as a plain language model, without a chat template; leave "
+            "it out."
         )
 
     def chat_template(self, chat_template: bool | str = False) -> str:
