@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.runs.trainer import TrainResult
 
-Kind = Literal["gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "drawn", "first-recipe"]
+Kind = Literal[
+    "gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "corrected", "drawn", "first-recipe"
+]  # fmt: skip
 """Shipped configs, each `depth-KIND`."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
 """Those that have a model for each depth, which is read there only; the others are one checkpoint."""

@@ -30,6 +30,7 @@ NAMES = {
     "loop": "LoopFormer-style",
     "shared": "shared weights",
     "nested": "nested layers, all depths in every update",
+    "corrected": "elastic, corrected by the length of steps, all depths in every update",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
@@ -207,7 +208,7 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     rows, elastic = [], means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "nested", "drawn", "first-recipe"):
+    for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
