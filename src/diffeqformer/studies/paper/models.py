@@ -64,11 +64,11 @@ MODELS = {
 """By the name of their folder."""
 
 GPU = {
-    "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257,
+    "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257, "model.vocabulary": 50304,
     "data.validation_fraction": 0.01, "trainer.batch_size": 64, "trainer.accumulation": 4,
     "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
 }  # fmt: skip
-"""For one GPU and any text: 65,536 tokens per update."""
+"""For one GPU and any text: 65,536 tokens per update; an odd vocabulary is slow on cards (docs/devices.md)."""
 GPU_MODELS = {
     "gpt": Model("gpt-small", GPU),
     OURS: Model("diffeqformer-gpt-small", GPU | {"optimizer.b2": 0.95}),
