@@ -30,7 +30,7 @@ NAMES = {
     "loop": "LoopFormer-style",
     "shared": "shared weights",
     "nested": "nested layers, all depths in every update",
-    "corrected": "elastic, corrected by the length of steps, all depths in every update",
+    "corrected": "elastic, corrected by the length of steps",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
