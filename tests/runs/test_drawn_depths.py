@@ -10,6 +10,7 @@ from diffeqformer.errors import Interrupted
 from diffeqformer.progress import Silent
 from diffeqformer.runs.trainer import train
 from tests.runs.test_trainer import lasting, same_model, stop_after
+from tests.runs.test_utilization import Notes
 
 
 @pytest.fixture
@@ -46,3 +47,11 @@ def test_a_run_at_drawn_depths_resumes_to_the_bit_and_tells_of_each_depth(config
     assert {steps: one["updates"] for steps, one in told.items()} == Counter(updates)
     last = [r["loss"] for r in lasting(stopped.run) if r["kind"] == "update" and r["steps"] == 2][-1]
     assert told[2]["loss"] == last and all(one["tokens_per_second"] > 0 for one in told.values())
+
+
+def test_progress_tells_all_depths_that_a_loss_is_a_mean_over(config_of_run):
+    depth = dataclasses.replace(config_of_run.depth, always=(4,), jitter=0.0)
+    progress = Notes()
+    train(dataclasses.replace(config_of_run, depth=depth), progress)
+    shown = {note.partition(" · ")[0].partition(" at ")[2] for note in progress.notes if note.startswith("loss")}
+    assert shown == {"2 and 4 steps", "3 and 4 steps"}

@@ -13,6 +13,7 @@ from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
 from diffeqformer.report import run_text
+from diffeqformer.report.text import join
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder, remember
@@ -22,6 +23,7 @@ from diffeqformer.runs.resume import ResumeState, items_of
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
+from diffeqformer.training.depths import together
 from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
@@ -145,12 +147,18 @@ class Recorder:
         self.log.write([*sorted([*records, *self.logged], key=lambda record: record["step"]), timing])
         self.logged.clear()
         last = records[-1]
-        at = f" at {run_text.steps(last['steps'])}" if "steps" in last else ""
-        self.note["loss"] = f"loss {last['loss']:.3f}{at}"
+        self.note["loss"] = f"loss {last['loss']:.3f}{self._at(last)}"
         if timed:
             used = timing.get("utilization")
             of_peak = "" if used is None else f", {100 * used:.0f} % of peak"
             self.note["speed"] = f"{timing['tokens_per_second']:,.0f} tok/s{of_peak}"
+
+    def _at(self, record: Record) -> str:
+        """At which depths the loss of an update is: the one drawn, and those that every update trains at too."""
+        if "steps" not in record:
+            return ""
+        *others, deepest = (str(depth) for depth, _ in reversed(together(self.config, record["steps"])))
+        return f" at {join([*others, run_text.steps(int(deepest))])}"
 
     def _require_reconstructed(self, record: Record, before: list[Record]) -> None:
         """Warn once, or end the run, if the backward pass went astray, where it is the way back through depth."""
