@@ -90,6 +90,16 @@ def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text, place
         assert (folder / "chat_template.jinja").read_text() == template
 
 
+@pytest.mark.parametrize(
+    "settings", [{"chat_template": "\ud800"}, {"chat_template": [{"name": "tool_use", "template": "a"}]}, [], "x"]
+)
+def test_what_is_no_chat_template_does_not_come_along(published, tmp_path, settings):
+    (published / "tokenizer_config.json").write_text(json.dumps(settings))
+    (published / "chat_template.jinja").write_bytes(b"\xff")
+    import_huggingface(published, tmp_path / "run")
+    assert not (tmp_path / "run" / "chat_template.jinja").exists()
+
+
 def test_into_an_empty_folder(published, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")

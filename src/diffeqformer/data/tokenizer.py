@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput, reason
-from diffeqformer.plain import shown
+from diffeqformer.plain import is_utf8, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
@@ -214,7 +214,7 @@ def with_template(folder: Path) -> dict[str, str]:
     if isinstance(found, list):
         named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
         found = named[0].get("template") if named else None
-    return {TEMPLATE: found} if isinstance(found, str) else {}
+    return {TEMPLATE: found} if isinstance(found, str) and is_utf8(found) else {}
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
