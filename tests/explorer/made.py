@@ -17,7 +17,7 @@ KINDS = KINDS | {
     "wide heads, biases": dataclasses.replace(LLAMA, field=LlamaConfig(kv_heads=2, head_width=6, biases=True)),
     "knots, modulated": dataclasses.replace(KINDS["knots, normalised"], modulation=ModulationConfig(halvings=2)),
     "knots, means over steps": dataclasses.replace(
-        KINDS["knots, normalised"], weights=KnotsConfig(3, "cubic", average=True), scheme="strang"
+        KINDS["knots, normalised"], weights=KnotsConfig(3, "cubic", average=True), scheme="strang", spacing="dyadic"
     ),
     "layers left out": dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit"),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),

@@ -45,7 +45,7 @@ CONTINUOUS: dict[str, ModelConfig] = {
     "one mlp, gpt": replace(TINY, weights=ONE_MLP, scheme="strang", first_step=0.5, tied=False),
     "one mlp, llama": replace(TINY, weights=ONE_MLP, field="llama", scheme=ReversibleConfig("heun")),
     "knots, gpt": replace(
-        TINY, weights=KnotsConfig(4, "cubic", "end", average=True), scheme="heun", embedding_norm=True
+        TINY, weights=KnotsConfig(4, "cubic", "end", average=True), scheme="heun", embedding_norm=True, spacing="dyadic"
     ),
     "knots, llama": replace(TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0),
     "knots, llama 3 and qwen": replace(

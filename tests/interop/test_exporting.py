@@ -90,6 +90,7 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     m, before = opened.config.model, expected.config
     same = ("scheme", "steps", "interval", "first_step", "edges", "width", "heads", "kv_heads", "hidden_width")
     same += ("context", "vocabulary", "norm_epsilon", "dropout", "compute_dtype", "tolerance", "embedding_norm")
+    same += ("spacing",)
     assert made.architecture in STOCK.values() or [getattr(m, n) for n in same] == [getattr(before, n) for n in same]
     assert m.weights == explicit(before)
     filled = {"kv_heads": before.kv_heads} if isinstance(before.field, LlamaConfig) else {}

@@ -70,6 +70,7 @@ def draw(number: int, adaptive: bool) -> ModelConfig:
             horizon=pick("unit", "steps", 0.3) if not adaptive else 0.3,
             steps=steps,
             first_step=pick(None, 0.3, 0.7),
+            spacing=pick("equal", "dyadic"),
             edges=pick((), (0.0, *inner, 1.0)),
             width=8, heads=pick(1, 2), hidden=pick(None, 12), context=6, vocabulary=11,
             tied=pick(None, True, False), embedding_norm=pick(True, False),

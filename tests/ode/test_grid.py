@@ -1,3 +1,4 @@
+import itertools
 from fractions import Fraction
 
 import jax
@@ -66,6 +67,17 @@ def test_a_first_step_keeps_its_length_whatever_the_number_of_steps():
     moved = np.stack([Grid.of(4, 0.4).jittered(1.0, jax.random.key(k), first_stays=True).edges for k in range(50)])
     np.testing.assert_allclose(moved[:, :2], [[0, 0.4]] * 50, rtol=1e-6)
     assert np.ptp(moved[:, 2:-1], axis=0).min() > 0.1
+
+
+def test_dyadic_steps_are_steps_of_the_two_powers_of_two_beside_their_number():
+    assert Grid.of(5, spacing="dyadic").edges.tolist() == [0, 1 / 4, 2 / 4, 3 / 4, 7 / 8, 1]
+    assert Grid.of(3, spacing="dyadic").edges.tolist() == [0, 1 / 2, 3 / 4, 1]
+    for steps in range(1, 70):
+        grid, coarse = Grid.of(steps, spacing="dyadic"), 2 ** int(np.log2(steps))
+        assert grid.steps == steps and grid.equal == (steps == coarse)
+        assert set(grid.lengths) <= {1 / coarse, 1 / (2 * coarse)} and (np.diff(grid.lengths) <= 0).all()
+        of_equal = {edges for k in (coarse, 2 * coarse) for edges in itertools.pairwise(np.arange(k + 1) / k)}
+        assert set(itertools.pairwise(grid.edges)) <= of_equal
 
 
 @pytest.mark.parametrize(

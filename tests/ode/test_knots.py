@@ -13,7 +13,7 @@ from diffeqformer.config import KnotsConfig, ToleranceConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters
-from diffeqformer.ode.grid import Grid, Nodes
+from diffeqformer.ode.grid import Grid, Nodes, dyadic_edges
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 from tests.models import TINY, logits, model_of, tokens
@@ -137,13 +137,16 @@ def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
 
 @pytest.mark.parametrize(("average", "nodes"), [(True, Nodes.same(0.5)), (False, Nodes((0.5,), (0.0, 1.0)))])
 @pytest.mark.parametrize(
-    "edges", [(0, 1), (0, 1 / 3, 2 / 3, 1), (0, 0.25, 0.5, 0.75, 1), (0, 0.3, 0.55, 1), np.arange(13) / 12]
+    "edges",
+    [(0, 1), (0, 1 / 3, 2 / 3, 1), (0, 0.25, 0.5, 0.75, 1), (0, 0.3, 0.55, 1), dyadic_edges(6), np.arange(13) / 12],
 )
 def test_linear_maps_are_corrected_by_the_length_of_each_step(average, nodes, edges):
     """As written down for each step alone, in float64; steps shorter than 1/4 are as those of 1/4."""
     weights = model_of(dataclasses.replace(TINY, weights=KnotsConfig(4, average=average, rank=2))).weights
     grid, plain = Grid.of(np.asarray(edges, float)), dataclasses.replace(weights, corrections=None)
     found, usual = (jax.jit(lambda weights: weights.table(grid, nodes))(one) for one in (weights, plain))
+    traced = jax.jit(lambda edges: weights.table(Grid.of(edges), nodes))(jnp.asarray(edges, jnp.float32))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), found, traced)
     for half, name in (("attention", "query_key_value"), ("feed_forward", "down")):
         row, mean = (getattr(getattr(table, half), name) for table in (found, usual))
         change = getattr(getattr(weights.corrections, half), name)

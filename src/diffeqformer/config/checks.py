@@ -271,6 +271,14 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
             "equal."
         )
+    if m.spacing == "dyadic" and (m.first_step is not None or m.edges):
+        name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
+        raise BadInput(f"model.spacing is 'dyadic', but model.{name} is {value}: depth is divided in one way only.")
+    if m.spacing == "dyadic" and isinstance(m.weights, LayerConfig | LayerDropConfig):
+        raise BadInput(
+            f"model.spacing is 'dyadic', but model.weights is {m.weights.kind!r}: steps of several lengths need "
+            "weights that are functions of depth, or shared."
+        )
     # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
     scheme = m.scheme.build()
     if m.modulation and (isinstance(m.weights, LayerConfig | LayerDropConfig) or m.tolerance):

@@ -54,9 +54,12 @@ class ModelConfig:
     first_step: float | None = None
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
+    spacing: Literal["equal", "dyadic"] = "equal"
+    """Lengths of steps where their number is asked for: all alike, or powers of two (`ode.grid.dyadic_edges`): a
+    checkpoint trained at 2, 4, 8 and 16 steps meets no other lengths between."""
     edges: tuple[float, ...] = ()
     """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal,
-    or as `first_step` has them."""
+    or as `first_step` or `spacing` has them."""
     width: int = setting(128, least=1, most=SIZES)
     heads: int = setting(4, least=1, most=SIZES)
     hidden: int | None = setting(None, least=1, most=SIZES)

@@ -96,6 +96,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
         tolerance=None,
         horizon="steps",
         first_step=None,
+        spacing="equal",
         edges=(),
     )
 

@@ -114,6 +114,7 @@ class Transformer(eqx.Module):
             final_norm_halvings=None,
             tolerance=None,
             first_step=config.first_step if grid == own else None,
+            spacing="equal",
             edges=() if grid in (own, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
         own = isinstance(self.config.field, OwnConfig)
@@ -149,8 +150,8 @@ class Transformer(eqx.Module):
         return self.replace(weights=self.weights.changed(change), config=config)
 
     def grid(self, steps: Steps | None = None) -> Grid:
-        """The grid that is asked for: a number of steps as the config's `first_step` has it, the edges between unequal
-        steps, or the grid of training if not given.
+        """The grid that is asked for: a number of steps as the config's `first_step` and `spacing` have it, the edges
+        between unequal steps, or the grid of training if not given.
 
         **Raises:** `BadInput` if it is no grid.
         """
@@ -158,7 +159,7 @@ class Transformer(eqx.Module):
             raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
         if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
             return Grid.of_config(self.config)
-        return Grid.of(steps, self.config.first_step)
+        return Grid.of(steps, self.config.first_step, self.config.spacing)
 
     def table(self, grid: Grid) -> BlockWeights:
         """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation."""

@@ -12,7 +12,7 @@ import operator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, NamedTuple, Union
+from typing import Any, Literal, NamedTuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ from diffeqformer.plain import shown
 Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
 """What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
 `Grid`."""
+
+Spacing = Literal["equal", "dyadic"]
+"""How depth is divided where a number of steps is asked for."""
 
 ROUNDING = 1e-6
 """Of a step: times that are nearer to an edge count as on it."""
@@ -67,6 +70,22 @@ def rounding(times: Times, lengths: Any) -> Any:
     return xp.maximum(ROUNDING * lengths, 4 * float(jnp.finfo(times.dtype).eps))
 
 
+def dyadic_edges(steps: int) -> tuple[float, ...]:
+    """The times between N steps whose lengths are powers of two, the long ones first.
+
+    With k the largest power of two up to N, the 2k - N steps of length 1/k that are left of k when N - k of them, the
+    last ones, have been halved. Every step is one of the k or of the 2k equal ones: same place, same length.
+
+    **Arguments:** `steps`, N, positive.
+
+    **Returns:** N + 1 times from 0 to 1, exact in binary.
+    """
+    coarse = 1 << (steps.bit_length() - 1)
+    whole = 2 * coarse - steps
+    halves = (step / (2 * coarse) for step in range(2 * whole, 2 * coarse + 1))
+    return (*(step / coarse for step in range(whole)), *halves)
+
+
 @dataclass(frozen=True)
 class Grid:
     """L steps of depth."""
@@ -84,11 +103,12 @@ class Grid:
             raise BadInput(f"a grid has {self.steps} steps and {edges} edges, but must have a step, and an edge more.")
 
     @staticmethod
-    def of(asked: Steps, first_step: float | None = None) -> "Grid":
+    def of(asked: Steps, first_step: float | None = None, spacing: Spacing = "equal") -> "Grid":
         """The grid that a number of steps, an array of edges or a grid stands for.
 
-        **Arguments:** `asked`, as `Steps`; `first_step`, the length of the first of several steps as a fraction of
-        depth: if only a number is asked for, the others then share the rest equally.
+        **Arguments:** `asked`, as `Steps`. If only a number is asked for: `first_step`, the length of the first of
+        several steps as a fraction of depth, of which the others then share the rest equally; `spacing`, whether steps
+        are of equal lengths or of two, powers of two.
 
         **Raises:** `BadInput` if it is not a positive whole number, or edges that do not rise from 0 to 1.
         """
@@ -109,6 +129,8 @@ class Grid:
             raise BadInput(f"steps is {shown(asked)}, but must be a whole number of at least 1.")
         if steps > MOST_STEPS:
             raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
+        if spacing == "dyadic" and steps & (steps - 1):
+            return Grid(steps, dyadic_edges(steps))
         if first_step is None or steps == 1:
             return Grid(steps)
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))
@@ -116,7 +138,7 @@ class Grid:
     @staticmethod
     def of_config(config: ModelConfig) -> "Grid":
         """The grid that a model is trained on."""
-        return Grid.of(config.edges or config.steps, config.first_step)
+        return Grid.of(config.edges or config.steps, config.first_step, config.spacing)
 
     @staticmethod
     def _between(edges: Any) -> "Grid":

@@ -151,6 +151,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         horizon: float = 1.0,  # how long depth lasts in the state's clock
         steps: int = 6,
         first_step: float | None = None,  # as a fraction of depth; if None, all steps are equal
+        spacing: str = "equal",  # dyadic: lengths are powers of two, the last steps being halves
         edges: list[float] | None = None,  # the times between unequal steps, if there are as many steps
         reversible_base: str = "euler", reversible_coupling: float = 0.99,
         vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
@@ -217,6 +218,11 @@ class DiffEqFormerConfig(PreTrainedConfig):
         steps, first = self.steps, self.first_step
         if self.edges and len(self.edges) == steps + 1:
             return list(self.edges)
+        if self.spacing == "dyadic":
+            coarse = 1 << (steps.bit_length() - 1)
+            whole = 2 * coarse - steps
+            halves = (step / (2 * coarse) for step in range(2 * whole, 2 * coarse + 1))
+            return [*(step / coarse for step in range(whole)), *halves]
         if first is None or steps == 1:
             return [step / steps for step in range(steps + 1)]
         return [0.0, *(first + step * (1 - first) / (steps - 1) for step in range(steps - 1)), 1.0]

@@ -139,10 +139,25 @@ class KnotWeights(eqx.Module):
             if grid.equal or corrections is None:
                 mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), basis)
                 return unstack(mixed, grid.steps, len(basis) // grid.steps)
+            by_step = basis.reshape(grid.steps, -1, self.knots)
+            if isinstance(grid.lengths, np.ndarray):  # one correction for all steps of a length
+                return self._by_length(rows, corrections, grid.lengths, by_step)
             step = lambda each: self._mixed(corrected(rows, corrections, each[0]), each[1])
-            return jax.lax.map(step, (jnp.asarray(grid.lengths), basis.reshape(grid.steps, -1, self.knots)))
+            return jax.lax.map(step, (grid.lengths, by_step))
 
         return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
+
+    def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, basis: Array) -> PyTree:
+        """The table of steps of known lengths: rows are corrected once for each length that occurs."""
+        each, which = np.unique(lengths.round(12), return_inverse=True)
+        steps = [np.flatnonzero(which == number) for number in range(len(each))]
+
+        def part(length: float, own: np.ndarray) -> PyTree:
+            mixed = self._mixed(corrected(rows, corrections, length), basis[own].reshape(-1, self.knots))
+            return unstack(mixed, len(own), basis.shape[1])
+
+        parts, order = map(part, each.tolist(), steps), np.argsort(np.concatenate(steps))
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
     @property
     def _basis(self) -> tuple[int, str, str, jnp.dtype]:

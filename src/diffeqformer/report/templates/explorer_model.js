@@ -11,6 +11,11 @@ const backend = (() => {
 
     const edgesOf = (steps) => {
       if (steps === run.steps && model.edges.length) return model.edges;
+      if (model.dyadic) {
+        const coarse = 2 ** Math.floor(Math.log2(steps));
+        const whole = 2 * coarse - steps;
+        return Array.from({ length: steps + 1 }, (_, i) => (i < whole ? i / coarse : (i + whole) / (2 * coarse)));
+      }
       const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
       const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
       return Array.from({ length: steps + 1 }, (_, i) => (i === 0 ? 0 : i === steps ? 1 : rest(i)));
