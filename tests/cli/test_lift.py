@@ -49,6 +49,22 @@ def test_exported_at_its_own_depth_it_is_the_stock_model_to_the_bit(call, place,
     assert json.loads(back.out)["model"]["weights"]["kind"] == "knots"
 
 
+def test_layers_are_left_out_by_their_loss_on_a_text(call, place, tmp_path):
+    (tmp_path / "text.txt").write_text(200 * " ".join(WORDS))
+    words = ("lift", place.run("layer"), "--to", tmp_path / "fewer", "--weights", "layerdrop")
+    for more, sentence in (((), "--data is not given"), (("--align", "--data", "text.txt"), "--align is given")):
+        refused = call(*words, *more)
+        assert refused.status != 0 and sentence in refused.err
+    called = call(*words, "--data", tmp_path / "text.txt", "--json")
+    assert called.status == 0, called.err
+    found = json.loads(called.out)
+    assert found["difference"] == 0 and [row["steps"] for row in found["losses"]] == [1, 2]
+    assert found["model"]["weights"]["order"] in ([0, 1], [1, 0])
+    own = losses(call("eval", place.run("layer"), "--json"))
+    fewer = losses(call("eval", tmp_path / "fewer", "--steps", "1,2", "--json"))
+    assert fewer[2] == pytest.approx(own[2], rel=LOSS) and np.isfinite(fewer[1])
+
+
 def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, lifted, tmp_path):
     words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", "--depths", 2, 3)
     recipe = ("--depth.jitter", 0.5, "--depth.distill", 0.5, "--depth.teacher", "base", "--trainer.checkpoint-every", 2)
@@ -114,7 +130,7 @@ def test_a_text_weighs_fewer_knots_and_compression_is_a_page(call, place, tmp_pa
         (("lifted",), "functions of depth already (knots): it runs at any number of steps as it is."),
         (("layer", "--knots", 2, "--weights", "time"), "--knots is 2, but only --weights knots reads it."),
         (("layer", "--d-emb", 8), "--d-emb is 8, but only --weights time reads it."),
-        (("layer", "--data", "x.txt"), "--data is 'x.txt', but only fewer --knots than layers read it."),
+        (("layer", "--data", "x.txt"), "--data is 'x.txt', but only --weights layerdrop and fewer --knots"),
         (("layer", "--weights", "time", "--d-emb", 1), "d_emb is 1, but must be at least 2, the number of layers"),
     ],
 )

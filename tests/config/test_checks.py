@@ -112,6 +112,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model.modulation and model.weights.lora (of rank 4) are given: low-rank adapters are beside weights that do ",
     ),
     ({"edges": [0, 0.5, 1]}, "model.edges has 3 times, but must have model.steps + 1, 7, without model.first_step."),
+    (
+        {"steps": 3, "weights": {"kind": "layerdrop", "nested": True, "order": [0, 2, 2]}},
+        "model.weights.order is [0, 2, 2], but must have each of 3 layers once, from 0, with model.weights.nested.",
+    ),
     ({"spacing": "dyadic", "first_step": 0.5}, "model.spacing is 'dyadic', but model.first_step is 0.5: depth is "),
     ({"spacing": "dyadic", "weights": "layer"}, "model.spacing is 'dyadic', but model.weights is 'layer': steps of se"),
     ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),

@@ -138,7 +138,15 @@ def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
 @pytest.mark.parametrize(("average", "nodes"), [(True, Nodes.same(0.5)), (False, Nodes((0.5,), (0.0, 1.0)))])
 @pytest.mark.parametrize(
     "edges",
-    [(0, 1), (0, 1 / 3, 2 / 3, 1), (0, 0.25, 0.5, 0.75, 1), (0, 0.3, 0.55, 1), dyadic_edges(6), np.arange(13) / 12],
+    [
+        (0, 1),
+        (0, 1 / 3, 2 / 3, 1),
+        (0, 0.25, 0.5, 0.75, 1),
+        (0, 0.3, 0.55, 1),
+        dyadic_edges(6),
+        (0, 0.1, 0.25, 0.4, 0.8, 1),
+        np.arange(13) / 12,
+    ],
 )
 def test_linear_maps_are_corrected_by_the_length_of_each_step(average, nodes, edges):
     """As written down for each step alone, in float64; steps shorter than 1/4 are as those of 1/4."""

@@ -1,4 +1,4 @@
-"""`diffeqformer lift RUN --to RUN2 [--weights knots|time] [--knots K [--data FILES]] [--d-emb N] [--align]`"""
+"""`diffeqformer lift RUN --to RUN2 [--weights knots|time|layerdrop] [--knots K] [--d-emb N] [--data FILES]`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ from diffeqformer.progress import Terminal
 
 @dataclass(frozen=True)
 class Arguments:
-    """Make a table of layers, such as an imported GPT-2 or Llama, a function of depth, without training.
+    """Make a table of layers, such as an imported GPT-2 or Llama, run at other depths, without training.
 
-    The new run is the same model at its own number of steps, and runs at any other.
+    The new run is the same model at its own number of steps; as a function of depth it runs at any other, and with
+    layers left out at any smaller one.
 
     Example: diffeqformer lift runs/gpt2 --to runs/gpt2-lifted
     """
@@ -28,14 +29,16 @@ class Arguments:
     """Folder of the run, of a vanilla, an imported or a fine-tuned model."""
     to: Annotated[str, tyro.conf.arg(metavar="RUN")]
     """Folder of the new run, new or empty."""
-    weights: Literal["knots", "time"] = "knots"
-    """Interpolated between knots, or given by small networks of time."""
+    weights: Literal["knots", "time", "layerdrop"] = "knots"
+    """Interpolated between knots, given by small networks of time, or the table's own, with layers left out at fewer
+    steps: those that the loss on --data can best do without."""
     knots: Annotated[int | None, tyro.conf.arg(metavar="K")] = setting(None, least=1, most=MOST_STEPS)
     """Number of knots, as many as layers if not given; fewer or more make the model smaller or larger, and another."""
     align: bool = False
     """Write neighbouring layers alike first, as permutations and rotations that change nothing at their own depth."""
     data: tuple[str, ...] = ()
-    """Text files or globs, by whose activations the least squares of fewer knots are weighted."""
+    """Text files or globs, by whose activations the least squares of fewer knots are weighted, or by whose loss layers
+    are left out."""
     d_emb: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
     """Width of the time networks, at least the number of layers; twice that if not given."""
     checkpoint: Which = "latest"
@@ -48,8 +51,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
     for name, value, kind in (("knots", given.knots, "knots"), ("d-emb", given.d_emb, "time")):
         if value is not None and given.weights != kind:
             raise BadInput(f"--{name} is {value}, but only --weights {kind} reads it.")
-    if given.data and given.knots is None:
-        raise BadInput(f"--data is {shown(given.data[0])}, but only fewer --knots than layers read it.")
+    drops = given.weights == "layerdrop"
+    if given.data and given.knots is None and not drops:
+        raise BadInput(
+            f"--data is {shown(given.data[0])}, but only --weights layerdrop and fewer --knots than layers read it."
+        )
+    if drops and (not given.data or given.align):
+        wrong = "--align is given" if given.align else "--data is not given"
+        raise BadInput(f"{wrong}, but --weights layerdrop leaves layers out by their loss on --data, as they are.")
     from diffeqformer.config import to_dict
     from diffeqformer.model.count import count
     from diffeqformer.runs.lifting import lift_run
@@ -63,10 +72,16 @@ def run(words: Sequence[str], as_json: bool) -> None:
     stored, m = count(made.model), made.config.model
     if as_json:
         sizes = {"parameters": stored, "model": to_dict(m)}
-        measured = {"condition": found.condition, "difference": found.difference}
+        measured: dict[str, Any] = {"condition": found.condition, "difference": found.difference}
+        losses = [{"steps": n, "loss": loss} for n, loss in sorted((found.losses or {}).items())]
+        measured |= {"losses": losses} if losses else {}
         return print_json({"run": str(made.folder), "base": opened.which, **sizes, **measured})
     columns = ["weights", "parameters", "steps", "condition number", "largest difference of a logit"]
     difference = f"{found.difference:.1e}" if found.difference else "0, to the bit"
     print_table(
         str(made.folder), columns, [[m.weights.kind, human(stored), str(m.steps), f"{found.condition:.3g}", difference]]
     )
+    if found.losses:
+        kept = lambda n: " ".join(map(str, sorted(m.weights.order[:n])))  # pyright: ignore[reportAttributeAccessIssue]
+        rows = [[str(n), f"{loss:.4f}", kept(n)] for n, loss in found.losses.items()]
+        print_table("on --data", ["steps", "loss (nats)", "layers kept, from 0"], rows)

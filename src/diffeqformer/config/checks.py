@@ -238,6 +238,13 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "
             "steps as such, and nothing would be corrected."
         )
+    if isinstance(m.weights, LayerDropConfig) and m.weights.order:
+        layers = m.weights.layers or m.steps
+        if not m.weights.nested or sorted(m.weights.order) != list(range(layers)):
+            raise BadInput(
+                f"model.weights.order is {shown(list(m.weights.order))}, but must have each of {layers} layers once, "
+                "from 0, with model.weights.nested."
+            )
     return m
 
 

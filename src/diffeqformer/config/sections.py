@@ -118,6 +118,8 @@ class LayerDropConfig(Section):
     """K; `model.steps` if not given."""
     nested: bool = False
     """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
+    order: tuple[int, ...] = ()
+    """Of nested layers, from 0, in which they come in as steps are added; if empty, depth is always halved."""
     rank: int | None = setting(None, least=1, most=SIZES)
     """Of corrections that each linear map of a nested layer has at 1, 2, 4, ... steps, interpolated between; `None` for
     layers that are the same at all depths."""

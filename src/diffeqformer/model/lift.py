@@ -13,14 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from diffeqformer.config import KnotsConfig, LayerConfig, OwnConfig, TimeConfig, validate_model
+from diffeqformer.config import KnotsConfig, LayerConfig, LayerDropConfig, OwnConfig, TimeConfig, validate_model
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
+from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
+from diffeqformer.ode.weights.layer_drop import LayerDropWeights
 from diffeqformer.ode.weights.lifting import fit_knots, fit_time
 from diffeqformer.plain import shown
 
@@ -36,13 +38,15 @@ PROBED = 32
 
 @dataclass(frozen=True)
 class Lifted:
-    """A model whose weights are functions of depth, and how near it comes to the table that it was made of."""
+    """A model that runs at other depths, and how near it comes to the table that it was made of."""
 
     model: Transformer
     condition: float
     """Condition number of the linear system that gave its weights."""
     difference: float
     """The largest of a logit at the table's own depth, relative to the largest logit (at least to 1)."""
+    losses: dict[int, float] | None = None
+    """Of layers that are left out, by how many are kept: nats per token of the text that decided."""
 
 
 def lift(
@@ -120,6 +124,41 @@ def aligned(model: Transformer) -> Transformer:
             f"layers of a field of your own, {type(field).__name__}, cannot be aligned: its symmetries are not known."
         )
     return model.replace(weights=replace(weights, layers=align(weights.layers, field)))
+
+
+def of_rows(model: Transformer, rows: Sequence[int] | Array | np.ndarray) -> Transformer:
+    """The table of some of a table's layers, each as often as `rows` names it; every layer does what it did."""
+    layers = jax.tree.map(lambda leaf: leaf[jnp.asarray(rows)], model.weights.layers)  # pyright: ignore
+    config = replace(model.config, steps=len(rows), horizon="steps", edges=())
+    return model.replace(weights=LayerWeights(layers), config=config)
+
+
+def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
+    """The same table, whose layers are left out at fewer steps, the others doing what they did.
+
+    **Arguments:** `model`, a table of Lie-Trotter steps of 1; `order`, in which layers come in as steps are added; if
+    there is none, N steps take every (L/N)th (`ode.weights.layer_drop`).
+
+    **Raises:** `BadInput` for a model that is no such table.
+    """
+    weights, m = table_of_whole_steps(model), model.config
+    config = replace(m, weights=LayerDropConfig(m.steps, nested=bool(order), order=tuple(order)))
+    kept = LayerDropWeights(weights.layers, tuple(order))
+    return with_scheme(model.replace(weights=kept, config=config), "residual")
+
+
+def table_of_whole_steps(model: Transformer) -> LayerWeights:
+    """`table_of` a model whose layers can be left out.
+
+    **Raises:** `BadInput` for any other.
+    """
+    weights, m = table_of(model), model.config
+    if m.scheme.kind != "lie-trotter" or m.interval != m.steps or not model.grid().equal:
+        raise BadInput(
+            f"model.scheme is {m.scheme.kind!r} and model.horizon {m.interval:g} for {m.steps} layers, but layers can "
+            "only be left out of a table of 'lie-trotter' steps of length 1, such as a GPT-2 or a Llama."
+        )
+    return weights
 
 
 def difference(one: Transformer, other: Transformer) -> float:

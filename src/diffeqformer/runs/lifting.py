@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 
 from diffeqformer.analysis.compression import second_moments
+from diffeqformer.analysis.leaving_out import kept_order
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
 from diffeqformer.data.tokenizer import load_tokenizer, with_template
+from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
-from diffeqformer.model.lift import Lifted, aligned, difference, lift, table_of
+from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift, table_of, table_of_whole_steps
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
@@ -24,12 +27,14 @@ from diffeqformer.store.paths import path_of
 
 TEXTS = 128
 """Windows of a text, evenly spread over it, of which second moments are taken."""
+READ = 16_384
+"""Tokens of a text, about, on which layers are left out."""
 
 
 def lift_run(
     run: Run,
     to: str | Path,
-    kind: Literal["knots", "time"] = "knots",
+    kind: Literal["knots", "time", "layerdrop"] = "knots",
     *,
     knots: int | None = None,
     d_emb: int | None = None,
@@ -38,14 +43,14 @@ def lift_run(
     checkpoint: Which = "latest",
     progress: Progress | None = None,
 ) -> tuple[Run, Lifted]:
-    """Make a run of the model of `run`, its weights functions of depth: `lift`, from folder to folder.
+    """Make a run of the model of `run` that runs at other depths: `lift` or `left_out`, from folder to folder.
 
     The text, and with it the validation split, stays that of `run`, if it has one.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or be empty; `kind`,
-    `knots` and `d_emb` as for `lift`; `align`, whether neighbouring layers are aligned first;
-    `data`, text files or globs by whose activations fewer knots are weighted;
-    `checkpoint`, which of the run's this is.
+    `knots` and `d_emb` as for `lift`, or `layerdrop`: layers that are left out in the order of `kept_order`; `align`,
+    whether neighbouring layers are aligned first; `data`, text files or globs by whose activations fewer knots are
+    weighted, or by whose loss layers are left out; `checkpoint`, which of the run's this is.
 
     **Returns:** the new run, at update 0, and what `lift` measured.
 
@@ -55,10 +60,16 @@ def lift_run(
     progress, to = progress or Silent(), path_of(to)
     require_free(to)
     moments, model = None, aligned(run.model) if align else run.model
+    read = lambda: tokens_of(data, run.config.data, load_tokenizer(run.folder / files.TOKENIZER), progress)[0]
+    if kind == "layerdrop":
+        if not data or align or knots is not None or d_emb is not None:
+            raise BadInput("layers are left out by their loss on a text, data, and nothing else is to be set.")
+        table_of_whole_steps(model)  # before the text is read
+        lifted = without_layers(model, read(), progress)
+        return write_derived(run, to, lifted.model, checkpoint), lifted
     if data:
         table_of(run.model)  # before the text is read
-        tokens, _ = tokens_of(data, run.config.data, load_tokenizer(run.folder / files.TOKENIZER), progress)
-        moments = second_moments(model, spread_windows(tokens, TEXTS, run.config.model.context), progress=progress)
+        moments = second_moments(model, spread_windows(read(), TEXTS, run.config.model.context), progress=progress)
     with progress.stage("Lifting", 1) as stage:
         key = jax.random.key(run.config.trainer.seed)
         lifted = lift(model, kind, knots=knots, d_emb=d_emb, moments=moments, key=key)
@@ -66,6 +77,14 @@ def lift_run(
             lifted = replace(lifted, difference=difference(run.model, lifted.model))
         stage.advance(1)
     return write_derived(run, to, lifted.model, checkpoint), lifted
+
+
+def without_layers(model: Transformer, tokens: np.ndarray, progress: Progress) -> Lifted:
+    """The model that leaves layers out in the order of `kept_order`, on about `READ` of the tokens."""
+    context = model.config.context
+    kept = kept_order(model, spread_windows(tokens, -(-READ // context), context), progress=progress)
+    made = left_out(model, kept.order)
+    return Lifted(made, 1.0, difference(model, made), kept.losses)
 
 
 def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "latest") -> Run:

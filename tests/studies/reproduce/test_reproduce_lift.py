@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from diffeqformer.config import shipped_configs
+from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.progress import Silent
 from diffeqformer.runs.folder import RESULTS
 from diffeqformer.studies.reproduce import reproduce_lift
@@ -17,9 +18,7 @@ from diffeqformer.studies.reproduce.reproduce_lift import (
     Arguments,
     planned,
     result_of,
-    selected,
     study,
-    with_layers_left_out,
     write,
 )
 from tests.models import KINDS, logits, model_of, tokens
@@ -50,21 +49,22 @@ def test_what_is_fine_tuned_at_one_depth_begins_with_layers_in_order():
     assert runs["repeated-12"].rows == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
     assert runs["stacked-8"].rows == (0, 1, 2, 3, 4, 5, 0, 1)
     assert all(runs[f"alone-{depth}"].rows is None for depth in (3, 4, 8, 12))
-    assert runs["layerdrop"].depths == (3, 4, 6) and next(iter(runs)) == "dedicated-6" and len(runs) == 17
+    assert runs["layerdrop"].depths == runs["kept"].depths == (3, 4, 6)
+    assert next(iter(runs)) == "dedicated-6" and len(runs) == 18
 
 
 def test_selected_layers_do_what_they_did():
     model, ids = model_of(KINDS["vanilla"]), tokens()
-    np.testing.assert_array_equal(logits(selected(model, [0, 1, 2]), ids), logits(model, ids))
-    twice = selected(model, [0, 1, 1, 2])
+    np.testing.assert_array_equal(logits(of_rows(model, [0, 1, 2]), ids), logits(model, ids))
+    twice = of_rows(model, [0, 1, 1, 2])
     assert twice.config.interval == 4  # steps of 1
     identity = jax.tree.map(lambda leaf: leaf.at[1].set(0.0), model.weights.layers)  # a layer that adds nothing
     without = model.replace(weights=replace(model.weights, layers=identity))
-    np.testing.assert_allclose(logits(selected(without, [0, 2]), ids), logits(without, ids), atol=STATES)
+    np.testing.assert_allclose(logits(of_rows(without, [0, 2]), ids), logits(without, ids), atol=STATES)
     # LayerDrop's table is the same at its own depth; of 2 steps it reads the layers at their middles, 0 and 2.
-    left_out = with_layers_left_out(without)
+    kept = left_out(without)
     for steps in (3, 2):
-        np.testing.assert_allclose(logits(left_out, ids, steps), logits(without, ids), atol=STATES)
+        np.testing.assert_allclose(logits(kept, ids, steps), logits(without, ids), atol=STATES)
 
 
 def test_the_list_holds_numbers_for_programs(tmp_path, monkeypatch):

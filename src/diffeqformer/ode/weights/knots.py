@@ -39,6 +39,8 @@ from diffeqformer.sharding import constrain_weights
 
 PLACES = {"middle": 0.5, "end": 1.0}
 """Where in K equal parts of depth the knots lie, as a fraction of a part."""
+FEW = 4
+"""Lengths of steps, known ones, for each of which rows are corrected once; of more, for each step in a loop."""
 
 
 def cardinal_basis(
@@ -140,23 +142,24 @@ class KnotWeights(eqx.Module):
                 mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), basis)
                 return unstack(mixed, grid.steps, len(basis) // grid.steps)
             by_step = basis.reshape(grid.steps, -1, self.knots)
-            if isinstance(grid.lengths, np.ndarray):  # one correction for all steps of a length
-                return self._by_length(rows, corrections, grid.lengths, by_step)
+            lengths = grid.lengths
+            if isinstance(lengths, np.ndarray) and len(np.unique(lengths.round(12))) <= FEW:
+                return self._by_length(rows, corrections, lengths, by_step)
             step = lambda each: self._mixed(corrected(rows, corrections, each[0]), each[1])
-            return jax.lax.map(step, (grid.lengths, by_step))
+            return jax.lax.map(step, (jnp.asarray(lengths), by_step))
 
         return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
 
     def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, basis: Array) -> PyTree:
         """The table of steps of known lengths: rows are corrected once for each length that occurs."""
-        each, which = np.unique(lengths.round(12), return_inverse=True)
-        steps = [np.flatnonzero(which == number) for number in range(len(each))]
+        _, first, which = np.unique(lengths.round(12), return_index=True, return_inverse=True)
+        steps = [np.flatnonzero(which == number) for number in range(len(first))]
 
         def part(length: float, own: np.ndarray) -> PyTree:
             mixed = self._mixed(corrected(rows, corrections, length), basis[own].reshape(-1, self.knots))
             return unstack(mixed, len(own), basis.shape[1])
 
-        parts, order = map(part, each.tolist(), steps), np.argsort(np.concatenate(steps))
+        parts, order = map(part, lengths[first].tolist(), steps), np.argsort(np.concatenate(steps))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
     @property

@@ -5,8 +5,9 @@ which Fan et al. found best. A middle that lies between two layers, as all do if
 Trained at drawn depths with `depth.jitter`, layers are left out at random, one in each of N parts of depth. With the
 scheme `residual` a layer does the same whatever the others do.
 
-With `nested` one step has the last layer, two have the one of the middle besides, and so on, always halving: N steps
-have the first N layers of `nested_order`, so that a reading at N + 1 has one layer more and all others in common.
+With `nested` N steps have the first N layers of an order, so that a reading at N + 1 has one layer more and all others
+in common. Unless another order is given it is `nested_order`: one step has the last layer, two have the one of the
+middle besides, and so on, always halving.
 
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
 (lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
@@ -35,7 +36,8 @@ class LayerDropWeights(eqx.Module):
 
     layers: BlockWeights
     """Rows of all layers, in order, on one leading axis."""
-    nested: bool = eqx.field(static=True, default=False)
+    order: tuple[int, ...] = eqx.field(static=True, default=())
+    """In which nested layers come in as steps are added; none for those that are left out by their place alone."""
     corrections: PyTree = None
     """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
 
@@ -67,15 +69,15 @@ class LayerDropWeights(eqx.Module):
             raise BadInput(
                 f"steps is {grid.steps}, but this model leaves out some of {self.depth} layers: at most those."
             )
-        if not self.nested:
+        if not self.order:
             return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
         if not grid.equal:
             raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
-        kept = np.sort(nested_order(self.depth)[: grid.steps])
+        kept = np.sort(self.order[: grid.steps])
         return unstack(self._rows(grid.steps, kept), grid.steps, 1)
 
 
-def nested_order(layers: int) -> np.ndarray:
+def nested_order(layers: int) -> tuple[int, ...]:
     """All layers, from 0, in the order in which they come in as steps are added.
 
     Counted from the last one they are in van der Corput's order: 0, 1/2, 1/4, 3/4, 1/8, ... of depth (Kuipers &
@@ -83,7 +85,7 @@ def nested_order(layers: int) -> np.ndarray:
     """
     bits = (layers - 1).bit_length()
     reversed_bits = [int(f"{index:0{bits}b}"[::-1], 2) if bits else 0 for index in range(1 << bits)]
-    return np.array([layers - 1 - index for index in reversed_bits if index < layers])
+    return tuple(layers - 1 - index for index in reversed_bits if index < layers)
 
 
 def init_layer_drop(
@@ -94,7 +96,8 @@ def init_layer_drop(
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """
     depth = section.layers or grid.steps
-    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, depth, key), section.nested)
+    order = section.order or nested_order(depth) if section.nested else ()
+    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, depth, key), order)
     if not section.rank:
         return weights
     corrections = init_corrections(section.rank, depth, depth, shapes, jax.random.fold_in(key, 1))

@@ -12,7 +12,7 @@ const backend = (() => {
     const edgesOf = (steps) => {
       if (steps === run.steps && model.edges.length) return model.edges;
       if (model.dyadic) {
-        const coarse = 2 ** Math.floor(Math.log2(steps));
+        const coarse = 2 ** (31 - Math.clz32(steps));
         const whole = 2 * coarse - steps;
         return Array.from({ length: steps + 1 }, (_, i) => (i < whole ? i / coarse : (i + whole) / (2 * coarse)));
       }

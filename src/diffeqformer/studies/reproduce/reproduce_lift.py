@@ -3,7 +3,7 @@
 A GPT or a Llama of L layers is pretrained, lifted to knots, and fine-tuned once at five drawn depths with itself as the
 frozen teacher. Beside it: a model of each depth with the whole budget, and, with the same few tokens each, models of
 one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or those of the lifted
-model; and one that goes on with layers left out at random.
+model; and two that go on with layers left out, at random and by what the loss can do without.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, DepthConfig, LayerDropConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
@@ -29,7 +29,6 @@ from diffeqformer.studies.reproduce.experiments import train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
-    from diffeqformer.model.transformer import Transformer
     from diffeqformer.runs.opening import Run
     from diffeqformer.runs.trainer import TrainResult
 
@@ -39,7 +38,7 @@ DISTILL = 0.5
 """The teacher's share of what is fine-tuned at several depths."""
 RATE = 0.3
 """Learning rate of fine-tuning, of pretraining's peak; not tuned."""
-Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop"]
+Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop", "kept"]
 NAMES = {
     "dedicated": "a model of that depth, whole budget",
     "lifted": "lifted, as it is",
@@ -49,6 +48,7 @@ NAMES = {
     "repeated": "each layer repeated, fine-tuned",
     "stacked": "layers stacked, fine-tuned",
     "layerdrop": "layers left out at random, fine-tuned once at all depths",
+    "kept": "layers left out by their loss, fine-tuned once at all depths",
 }
 """The kinds of records, in order, and how they are written."""
 
@@ -74,8 +74,8 @@ class Arguments:
     """Updates of pretraining, 2,048 tokens each."""
     finetuning: int = setting(250, least=1, most=INT32)
     """Updates of each fine-tuning."""
-    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop")
-    """What is fine-tuned beside it, at one depth each but for the last."""
+    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop", "kept")
+    """What is fine-tuned beside it, at one depth each but for the last two."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
@@ -174,8 +174,8 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
     others = [depth for depth in arguments.depths if depth != layers]
     yield from (Planned("dedicated", (depth,)) for depth in (layers, *others))
     yield Planned("elastic", arguments.depths)
-    if "layerdrop" in rivals:
-        yield Planned("layerdrop", tuple(depth for depth in arguments.depths if depth <= layers))
+    fewer = tuple(depth for depth in arguments.depths if depth <= layers)
+    yield from (Planned(kind, fewer) for kind in ("layerdrop", "kept") if kind in rivals)
     for depth in others:
         spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
         starts: dict[str, tuple[int, ...] | None] = {"alone": None}
@@ -188,8 +188,10 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
 
 def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained run, trained by then."""
+    from diffeqformer.data.cache import prepare
+    from diffeqformer.model.lift import left_out, of_rows
     from diffeqformer.runs.finetune import finetune_config
-    from diffeqformer.runs.lifting import lift_run, write_derived
+    from diffeqformer.runs.lifting import lift_run, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
     vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
@@ -203,15 +205,17 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
         """Made of the pretrained run if it is not there."""
         from diffeqformer.runs.folder import CONFIG
 
-        name = f"from-{run.name}" if run.rows or run.kind == "layerdrop" else "lifted"
+        name = f"from-{run.name}" if run.rows or run.kind in ("layerdrop", "kept") else "lifted"
         if (folder / name / CONFIG).is_file():
             return load_run(folder / name)
         if name == "lifted":
             return lift_run(original(), folder / name, align=True, progress=progress)[0]
         model = original().model
-        return write_derived(
-            original(), folder / name, selected(model, run.rows) if run.rows else with_layers_left_out(model)
-        )
+        if run.kind == "kept":
+            made = without_layers(model, prepare(data, progress).train, progress).model
+        else:
+            made = of_rows(model, run.rows) if run.rows else left_out(model)
+        return write_derived(original(), folder / name, made)
 
     for run in planned(arguments):
         role, to = {"kind": run.kind, "depths": list(run.depths)}, str(folder / run.name)
@@ -219,29 +223,9 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             yield replace(vanilla, run=to, model=replace(vanilla.model, steps=run.depths[0]), data=data), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
-        depth = {"elastic": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
+        depth = {"elastic": elastic, "kept": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
         method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
         yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
-
-
-def selected(model: "Transformer", rows: Sequence[int]) -> "Transformer":
-    """The table of some of a table's layers, each as often as `rows` names it; every layer does what it did."""
-    import jax
-    import numpy as np
-
-    layers = jax.tree.map(lambda leaf: leaf[np.asarray(rows)], model.weights.layers)  # pyright: ignore
-    config = replace(model.config, steps=len(rows), horizon="steps")
-    return model.replace(weights=replace(model.weights, layers=layers), config=config)  # pyright: ignore
-
-
-def with_layers_left_out(model: "Transformer") -> "Transformer":
-    """The same table, whose layers are left out at fewer steps, the others doing what they did: LayerDrop's."""
-    from diffeqformer.model.solving import with_scheme
-    from diffeqformer.ode.weights.layer_drop import LayerDropWeights
-
-    config = replace(model.config, weights=LayerDropConfig(model.config.steps))
-    layers = model.weights.layers  # pyright: ignore[reportAttributeAccessIssue]
-    return with_scheme(model.replace(weights=LayerDropWeights(layers), config=config), "residual")
 
 
 def records(found: Sequence[Values]) -> list[Document]:

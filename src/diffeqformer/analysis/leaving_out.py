@@ -1,0 +1,63 @@
+"""Which layers a trained table can do without: the order in which they are best kept as steps are added.
+
+Greedy: of n layers the one is left out without which the loss on a text is lowest, and so on down to one. Source: Song
+et al. 2024, "SLEB: Streamlining LLMs through Redundancy Verification and Elimination of Transformer Blocks",
+arXiv:2402.09025.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from diffeqformer.errors import BadInput
+from diffeqformer.model.lift import of_rows, table_of_whole_steps
+from diffeqformer.model.loss import loss_sum
+from diffeqformer.model.transformer import Transformer
+from diffeqformer.progress import Progress, Silent
+
+
+class Kept(NamedTuple):
+    """The layers of a table by how much is lost without them."""
+
+    order: tuple[int, ...]
+    """All layers, from 0: N steps keep the first N."""
+    losses: dict[int, float]
+    """By number of layers, the loss with those that are kept, in nats per token of the text."""
+
+
+def kept_order(
+    model: Transformer, texts: Int[np.ndarray, "text position"], *, batch: int = 8, progress: Progress | None = None
+) -> Kept:
+    """The order in which the layers of a table come in as steps are added, by the loss on texts.
+
+    L layers take L (L + 1) / 2 readings of the texts.
+
+    **Arguments:** `model`, a table of Lie-Trotter steps of 1; `texts`, tokens; `batch`, texts at a time.
+
+    **Raises:** `BadInput` for a model that is no such table, or one whose loss is not finite.
+    """
+    table_of_whole_steps(model)
+    parts = [jnp.asarray(texts[start : start + batch]) for start in range(0, len(texts), batch)]
+    predicted = texts[:, 1:].size
+    loss = jax.jit(lambda model, rows, ids: loss_sum(of_rows(model, rows), ids).nats)
+    read = lambda rows: math.fsum(float(loss(model, np.asarray(rows), ids)) for ids in parts) / predicted
+    rows, left_out = list(range(model.config.steps)), []
+    with (progress or Silent()).stage("Leaving layers out", len(rows) * (len(rows) + 1) // 2) as stage:
+        losses = {len(rows): read(rows)}
+        if not math.isfinite(losses[len(rows)]):
+            raise BadInput(f"the loss of this model on the text is {losses[len(rows)]}, but must be finite.")
+        stage.advance(1)
+        while len(rows) > 1:
+            found = []
+            for place in range(len(rows)):
+                one = read(rows[:place] + rows[place + 1 :])
+                found.append(one if math.isfinite(one) else math.inf)
+                stage.advance(1)
+            best = int(np.argmin(found))
+            left_out.append(rows.pop(best))
+            losses[len(rows)] = found[best]
+    return Kept((*rows, *reversed(left_out)), losses)
