@@ -8,6 +8,7 @@
     attribution  attribute                        attention, gradients, occlusion
     faithfulness explain, faithfulness            all explanations of a prediction; which to trust
     clusters     simulate                         particles that attend to each other
+    leaving_out  kept_order                       which layers a trained table can do without
     gathering    watch_states                     clusters and distances of a model's hidden states over depth
 
 A result is a frozen dataclass: `arrays()` gives all of its numbers by name, and a notebook shows it as a table.
