@@ -34,13 +34,14 @@ from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.model.build import build
+from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.sharding import by_path
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
-from tests.models import TINY, model_of
-from tests.tolerances import roundoff
+from tests.models import TINY, logits, model_of, tokens
+from tests.tolerances import STATES, roundoff
 
 TENSORS = "model.safetensors"
 CODE = {f"{name}_diffeqformer.py" for name in ("configuration", "weights", "modeling")}
@@ -82,7 +83,8 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     assert made.continuous == (steps is None and kind not in TABLES)
     expected = run.model if made.continuous else run.model.populate(steps)
     opened = import_huggingface(tmp_path / "made", tmp_path / "run")
-    assert made.architecture == STOCK.get(kind, "DiffEqFormerForCausalLM")
+    whole = "GPT2LMHeadModel" if (kind, steps) == ("shared, gpt", 3) else "DiffEqFormerForCausalLM"  # steps of 1
+    assert made.architecture == STOCK.get(kind, whole)
     found = by_path(opened.model)
     assert found.keys() == by_path(expected).keys()
     for name, array in by_path(expected).items():
@@ -96,6 +98,17 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     filled = {"kv_heads": before.kv_heads} if isinstance(before.field, LlamaConfig) else {}
     assert m.field == dataclasses.replace(before.field, **filled)
     assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
+
+
+@pytest.mark.parametrize(("kind", "stock"), [("vanilla", "GPT2LMHeadModel"), ("llama 3", "LlamaForCausalLM")])
+def test_a_table_with_layers_left_out_is_a_stock_model_of_fewer_layers(kind, stock, tmp_path):
+    run = run_of(kind)
+    model = left_out(run.model, (2, 0, 1))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model.config), model=model)
+    made = export(run, tmp_path / "made", steps=2)
+    assert (made.architecture, made.steps) == (stock, 2)
+    opened, ids = import_huggingface(tmp_path / "made", tmp_path / "run"), tokens()
+    np.testing.assert_allclose(logits(opened.model, ids), logits(of_rows(run_of(kind).model, [0, 2]), ids), atol=STATES)
 
 
 @pytest.mark.parametrize("steps", [None, 4])

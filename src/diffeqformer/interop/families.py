@@ -251,12 +251,12 @@ def is_continuous(m: ModelConfig) -> bool:
 
 def kind_of(m: ModelConfig) -> str:
     """The model_type that a model is: one of theirs if it is a table that their classes have, else our own."""
-    plain_steps = m.interval == m.steps and m.first_step is None and not m.edges
+    whole_steps = m.interval == m.steps and m.first_step is None and not m.edges
     table = isinstance(m.weights, LayerConfig) and m.weights.rows == "step"
     rotary_gpt = isinstance(m.field, GPTConfig) and m.field.rotary is not None
     known_schemes = ("lie-trotter", "euler") if rotary_gpt else ("lie-trotter",)
-    stock = m.scheme.kind in known_schemes and plain_steps and table and not isinstance(m.field, OwnConfig)
-    stock = stock and not m.embedding_norm
+    layers = m.scheme.kind == "residual" or (m.scheme.kind in known_schemes and whole_steps)
+    stock = layers and table and not isinstance(m.field, OwnConfig) and not m.embedding_norm
     if isinstance(m.field, GPTConfig):
         if rotary_gpt:
             return "gpt_neox" if stock and m.dropout.embedding == m.dropout.residual else OWN
