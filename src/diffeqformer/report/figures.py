@@ -80,7 +80,8 @@ def color(index: int) -> str:
 
 def look(index: int, **more: Any) -> dict[str, Any]:
     """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
-    again = {"linestyle": "--"} if index >= len(COLORS) else {}
+    rounds = index // len(COLORS)
+    again = {"linestyle": ("--", ":")[(rounds - 1) % 2]} if rounds else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
 
 
