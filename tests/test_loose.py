@@ -12,7 +12,7 @@ import pytest
 
 REFUSED = {
     "compute_dtype": "model.compute_dtype is 'bf16', but must be one of 'float32', 'bfloat16'.",
-    "basis": "model.weights.basis is 'cubik', but must be one of 'hat', 'cubic'.",
+    "basis": "model.weights.basis is 'cubik', but must be one of 'hat', 'cubic', 'box'.",
     "steps": "model.steps is '3', but must be a whole number.",
     "tolerance": "model.tolerance is 0.01, but must be a table of settings.",
     "together": "depth.together is 'row', but must be one of 'one', 'rows'.",

@@ -19,6 +19,9 @@ KINDS = KINDS | {
     "knots, means over steps": dataclasses.replace(
         KINDS["knots, normalised"], weights=KnotsConfig(3, "cubic", average=True), scheme="strang", spacing="dyadic"
     ),
+    "knots, boxes": dataclasses.replace(
+        KINDS["knots, normalised"], weights=KnotsConfig(3, "box", average=True), spacing="dyadic"
+    ),
     "layers left out": dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit"),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),
 }

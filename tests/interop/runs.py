@@ -50,7 +50,7 @@ CONTINUOUS: dict[str, ModelConfig] = {
     "knots, llama": replace(TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0),
     "knots, llama 3 and qwen": replace(
         TINY,
-        weights=KnotsConfig(3, place="end"),
+        weights=KnotsConfig(3, "box", "end"),
         scheme="lie-trotter",
         field=LlamaConfig(
             kv_heads=1, head_width=6, biases=True, head_norms=True, rope_theta=100.0, rope_scaling=SCALING

@@ -54,7 +54,7 @@ def draw(number: int, adaptive: bool) -> ModelConfig:
         config = ModelConfig(
             weights=pick(
                 TimeConfig(3, 2, highest_frequency=pick(3.0, 20.0), kind=pick("time", "time-shared-mlp")),
-                KnotsConfig(pick(None, 1, 3), pick("hat", "cubic"), pick("middle", "end"), pick(False, True)),
+                KnotsConfig(pick(None, 1, 3), pick("hat", "cubic", "box"), pick("middle", "end"), pick(False, True)),
                 LayerConfig(pick("step", "node")),
                 SharedConfig(),
             ),

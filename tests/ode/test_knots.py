@@ -34,12 +34,16 @@ def test_the_basis_is_that_of_interpolation_between_the_knots(knots, place):
     at, inside = places(knots, place), np.clip(TIMES, *places(knots, place)[[0, -1]])
     hat = np.stack([np.interp(TIMES, at, one) for one in np.eye(knots)], 1)
     np.testing.assert_allclose(cardinal_basis(TIMES, knots, "hat", place), hat, rtol=0, atol=SINGLE)
+    distance = np.abs(TIMES[:, None] - at[None])
+    nearest = distance < distance.min(1, keepdims=True) + 1e-9
+    box = nearest / nearest.sum(1, keepdims=True)
+    np.testing.assert_array_equal(cardinal_basis(TIMES, knots, "box", place), box)
     if knots > 2:
         spline = CubicSpline(at, np.eye(knots), bc_type="natural")(inside)
         np.testing.assert_allclose(cardinal_basis(TIMES, knots, "cubic", place), spline, rtol=0, atol=2 * SINGLE)
 
 
-@pytest.mark.parametrize("basis", ["hat", "cubic"])
+@pytest.mark.parametrize("basis", ["hat", "cubic", "box"])
 def test_it_is_cardinal_and_sums_to_one(basis):
     for place, node in PLACES.items():
         for knots in (6, 26, 49):  # 26 * (l / 26) is not always l
@@ -55,7 +59,7 @@ def test_traced_times_give_the_same_basis():
 
 
 @pytest.mark.parametrize(("place", "node"), PLACES.items())
-@pytest.mark.parametrize("basis", ["hat", "cubic"])
+@pytest.mark.parametrize("basis", ["hat", "cubic", "box"])
 def test_at_its_own_nodes_it_is_the_table_of_its_knots_to_the_bit(place, node, basis):
     section = KnotsConfig(3, basis=basis, place=place)
     weights = model_of(dataclasses.replace(TINY, weights=section)).weights
@@ -76,11 +80,12 @@ def test_a_constant_start_is_one_layer_at_all_times_as_large_as_any():
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("knots", "basis"), [(1, "hat"), (2, "cubic"), (5, "hat"), (6, "cubic")])
+@pytest.mark.parametrize(("knots", "basis"), [(1, "hat"), (2, "cubic"), (5, "hat"), (6, "cubic"), (3, "box")])
 def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, place):
     edges = np.array([0, 0.03, 0.2, 0.21, 0.5, 0.77, 0.97, 1.0])
-    # Gauss and Legendre's rule of four points is exact for cubics, piece by piece between the knots.
-    pieces = np.unique(np.concatenate([edges, places(knots, place)]))
+    # Gauss and Legendre's rule of four points is exact for cubics, piece by piece between the knots and their middles.
+    at = places(knots, place)
+    pieces = np.unique(np.concatenate([edges, at, (at[1:] + at[:-1]) / 2]))
     at, share = np.polynomial.legendre.leggauss(4)
     expected = np.zeros((len(edges) - 1, knots))
     for start, end in pairwise(pieces):
@@ -93,6 +98,14 @@ def test_the_mean_over_a_step_is_the_integral_over_its_length(knots, basis, plac
     traced = jax.jit(lambda t: mean_basis(t, knots, basis, place))(jnp.asarray(edges, jnp.float32))
     # Edges are rounded to float32, which is 2 * SINGLE / 0.01 of the shortest step, and more of the slopes of knots.
     np.testing.assert_allclose(traced, expected, rtol=0, atol=8 * knots * SINGLE / 0.01)
+
+
+def test_boxes_are_hats_where_dyadic_steps_are_long_and_give_short_ones_the_knot_that_they_lie_in():
+    dyadic = lambda steps, basis: cardinal_basis(Grid.of(steps, spacing="dyadic").times((0.5,)), 8, basis)
+    for steps in range(1, 9):
+        np.testing.assert_array_equal(dyadic(steps, "box"), dyadic(steps, "hat"))
+    np.testing.assert_array_equal(dyadic(32, "box"), np.eye(8).repeat(4, 0))
+    assert not np.array_equal(dyadic(32, "hat"), dyadic(32, "box"))
 
 
 def test_the_mean_over_a_step_without_length_is_the_value_there():

@@ -92,8 +92,8 @@ class KnotsConfig(Section):
     kind: Literal["knots"] = dataclasses.field(default="knots", kw_only=True)
     knots: int | None = setting(None, least=1, most=MOST_STEPS)
     """K, whose parameters are those of a table of K layers; `model.steps` if not given."""
-    basis: Literal["hat", "cubic"] = "hat"
-    """Piecewise linear, or the natural cubic spline."""
+    basis: Literal["hat", "cubic", "box"] = "hat"
+    """Piecewise linear, the natural cubic spline, or piecewise constant."""
     place: Literal["middle", "end"] = "middle"
     """Knots in the middles or at the ends of K equal parts of depth; constant before the first and after the last."""
     average: bool = False

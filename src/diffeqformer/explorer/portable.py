@@ -151,7 +151,7 @@ def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
     if isinstance(weights, KnotWeights):
         rows, about = weights.rows, {"kind": "knots", "place": PLACES[weights.place]}
         about |= {"knots": weights.knots, "bends": bends(weights.basis, weights.knots).tolist()}
-        about |= {"average": weights.average}
+        about |= {"average": weights.average, "box": weights.basis == "box"}
     elif isinstance(weights, LayerWeights):
         nodes = weights.nodes or Nodes.same(1.0)
         about = {"kind": "layer", "nodes": {"attention": nodes.attention, "feed_forward": nodes.feed_forward}}

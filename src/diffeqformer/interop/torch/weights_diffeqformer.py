@@ -210,18 +210,19 @@ def interpolate(rows, times, edges, knots, basis, place, average=False, **_) -> 
 
 
 def mean_basis(edges, knots, basis, place):
-    """The mean of `B_k` over each step; Simpson's rule is exact between edges and knots."""
-    at_knots = (torch.arange(knots, dtype=edges.dtype, device="cpu") + {"middle": 0.5, "end": 1.0}[place]) / knots
-    ends = torch.cat([edges, at_knots]).sort().values
-    middle = (ends[:-1] + ends[1:]) / 2
-    first, second, third = (cardinal_basis(one, knots, basis, place) for one in (ends[:-1], middle, ends[1:]))
-    pieces = ends.diff()[:, None] / 6 * (first + 4 * second + third)
+    """The mean of `B_k` over each step; Gauss and Legendre's rule is exact between edges and halves of knots."""
+    breaks = torch.arange(1, 2 * knots, dtype=edges.dtype, device="cpu") / (2 * knots)
+    ends = torch.cat([edges, breaks]).sort().values
+    middle, half = (ends[:-1] + ends[1:]) / 2, ends.diff() / 2
+    first, second = (cardinal_basis(middle + side * half / 3**0.5, knots, basis, place) for side in (-1, 1))
+    pieces = half[:, None] * (first + second)
     within = (edges[:-1, None] <= middle) & (middle < edges[1:, None])
     return within.to(edges.dtype) @ pieces / edges.diff()[:, None]
 
 
 def cardinal_basis(times, knots, basis, place):
-    """`B_k(t)`, 1 at knot k and 0 at all others: piecewise linear (`hat`), or the natural cubic spline (`cubic`).
+    """`B_k(t)`, 1 at knot k and 0 at all others: piecewise linear (`hat`) or constant (`box`), or the natural cubic
+    spline (`cubic`).
 
     Knots lie in the middles or at the ends of `knots` equal parts of depth; before the first and after the last the
     weights are constant.
@@ -230,9 +231,10 @@ def cardinal_basis(times, knots, basis, place):
     left = at.floor().long().clamp(0, max(knots - 2, 0))
     right = (left + 1).clamp(max=knots - 1)
     b, unit = (at - left)[:, None], torch.eye(knots, dtype=times.dtype, device="cpu")
+    b = (torch.sign(b - 0.5) + 1) / 2 if basis == "box" else b
     a = 1 - b
     rows = a * unit[left] + b * unit[right]
-    if basis == "hat" or knots < 3:
+    if basis != "cubic" or knots < 3:
         return rows
     system, values = unit.clone(), torch.zeros_like(unit)  # the spline's second derivatives at the knots
     for k in range(1, knots - 1):

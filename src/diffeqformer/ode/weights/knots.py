@@ -3,7 +3,8 @@
     W(t) = sum_k B_k(t) W_k,     B_k(t_j) = 1 if j = k else 0,     k = 0..K-1
 
 with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
-a block is a function of this kind, biases and norms included. With K knots the parameters are those of a table of K
+a block is a function of this kind, biases and norms included; piecewise linear, a spline, or piecewise constant: boxes
+interpolate between no two knots, so that steps that are shorter than a box take the weights of one knot. With K knots the parameters are those of a table of K
 layers; low-rank adapters stand beside the W_k, and are added into them before weights are interpolated. Source:
 Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
 
@@ -49,7 +50,8 @@ def cardinal_basis(
     """`B_k(t)` of all knots at all times; the rows sum to one.
 
     `hat`: piecewise linear. `cubic`: the natural cubic spline through the knots, twice continuously differentiable
-    between the first and the last one (de Boor 1978, A Practical Guide to Splines, chapter 4).
+    between the first and the last one (de Boor 1978, A Practical Guide to Splines, chapter 4). `box`: 1 where knot k is
+    the nearest one, and 1/2 halfway between it and the next.
 
     **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
     `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
@@ -63,15 +65,16 @@ def mean_basis(
 ) -> Float[Array, "step knot"]:
     """The mean of `B_k` over each step, and its value where a step has no length; the rows sum to one.
 
-    Between edges and knots all `B_k` are polynomials of a degree that Simpson's rule integrates exactly.
+    Between edges, knots and the middles between knots all `B_k` are cubic polynomials at most, which Gauss and
+    Legendre's rule of two points integrates exactly.
 
     **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
     xp, t = widest(edges)
-    ends = xp.sort(xp.concatenate([t, xp.asarray((np.arange(knots) + PLACES[place]) / knots, t.dtype)]))
-    start, middle, end = ends[:-1], (ends[:-1] + ends[1:]) / 2, ends[1:]
-    first, second, third = (_values(xp, one, knots, basis, place) for one in (start, middle, end))
-    pieces = (end - start)[:, None] / 6 * (first + 4 * second + third)
+    ends = xp.sort(xp.concatenate([t, xp.asarray(np.arange(1, 2 * knots) / (2 * knots), t.dtype)]))
+    middle, half = (ends[:-1] + ends[1:]) / 2, (ends[1:] - ends[:-1]) / 2
+    first, second = (_values(xp, middle + side * half / 3**0.5, knots, basis, place) for side in (-1, 1))
+    pieces = half[:, None] * (first + second)
     within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
     length = (t[1:] - t[:-1])[:, None]
     mean = within.astype(t.dtype) @ pieces / xp.where(length > 0, length, 1)
@@ -85,6 +88,8 @@ def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Tim
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]
+    if basis == "box":
+        b = (xp.sign(b - 0.5) + 1) / 2
     unit = xp.asarray(np.eye(knots), t.dtype)
     rows = (1 - b) * unit[left] + b * unit[right]
     if len(second := bends(basis, knots)):

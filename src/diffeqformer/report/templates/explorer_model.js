@@ -28,22 +28,26 @@ const backend = (() => {
       const inner = dense(Float32Array.from([t, ...angles.map(Math.sin), ...angles.map(Math.cos)]), `${name}.first`);
       return [1, ...dense(inner.map((v) => v / (1 + Math.exp(-v))), `${name}.second`)];
     };
-    const basis = (t, { knots, place, bends }) => {
+    const basis = (t, { knots, place, bends, box }) => {
       const at = Math.round(1e9 * Math.min(Math.max(t * knots - place, 0), knots - 1)) / 1e9;
       const left = Math.min(Math.max(Math.floor(at), 0), Math.max(knots - 2, 0));
       const right = Math.min(left + 1, knots - 1);
-      const [b, a] = [at - left, 1 - (at - left)];
+      const b = box ? (Math.sign(at - left - 0.5) + 1) / 2 : at - left;
+      const a = 1 - b;
       return Array.from({ length: knots }, (_, k) => a * (k === left) + b * (k === right)
         + (bends.length ? ((a ** 3 - a) * bends[left][k] + (b ** 3 - b) * bends[right][k]) / 6 : 0));
     };
-    // The mean over a step, by Simpson's rule, which is exact between edges and knots.
+    // The mean over a step, by Gauss and Legendre's rule of two points, exact between edges and halves of knots.
     const mean = ({ t, node, length }) => {
       const [from, to] = [t - node * length, t + (1 - node) * length];
-      const knots = Array.from({ length: weights.knots }, (_, k) => (k + weights.place) / weights.knots);
-      const ends = [from, ...knots.filter((at) => from < at && at < to), to];
+      const breaks = Array.from({ length: 2 * weights.knots - 1 }, (_, k) => (k + 1) / (2 * weights.knots));
+      const ends = [from, ...breaks.filter((at) => from < at && at < to), to];
       const sum = new Array(weights.knots).fill(0);
-      ends.slice(1).forEach((end, i) => [[ends[i], 1], [(ends[i] + end) / 2, 4], [end, 1]].forEach(([at, share]) => (
-        basis(at, weights).forEach((value, k) => { sum[k] += (share * value * (end - ends[i])) / (6 * length); }))));
+      ends.slice(1).forEach((end, i) => [-1, 1].forEach((side) => {
+        const half = (end - ends[i]) / 2;
+        const at = ends[i] + half + (side * half) / Math.sqrt(3);
+        basis(at, weights).forEach((value, k) => { sum[k] += (value * half) / length; });
+      }));
       return sum;
     };
     const coefficients = (unit, when) => {
