@@ -11,6 +11,7 @@ import pytest
 from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import ToleranceConfig, dump_yaml, read_yaml, validate
+from diffeqformer.errors import BadInput
 from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import SEAL
@@ -115,6 +116,16 @@ def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
 def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
     for words in (["--model.tied", word], [f"--model.tied={word}"]):
         assert arguments_from(["quickstart-llama", *words], "train", ConfigArguments).settings.model.tied is tied
+
+
+def test_lists_of_numbers_may_have_commas():
+    for words in (["2", "4", "8"], ["2,4,8"], ["2,4", "8"], ["2,", "4", ",8"]):
+        given = ["--depth.always", *words, "--depth.sample=16,32", "--model.edges", "0,.5,1", "--data.train", "a,b"]
+        found = arguments_from(["depth-nested", *given], "train", ConfigArguments).settings
+        assert (found.depth.always, found.depth.sample, found.model.edges) == ((2, 4, 8), (16, 32), (0, 0.5, 1))
+        assert found.data.train == ("a,b",)  # which is a file's name
+    with pytest.raises(BadInput, match="--depth.always is '2', 'x', but must be numbers, such as 2 4 8 or 2,4,8"):
+        arguments_from(["depth-nested", "--depth.always=2,x"], "train", ConfigArguments)
 
 
 def test_a_horizon_is_a_word_or_a_number():

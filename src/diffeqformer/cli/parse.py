@@ -68,7 +68,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
         default = _printable(default)
     words = _joined(words, options)
     _require_known(words, list(options), prog)
-    words = _spelled(words, options)
+    words = _separated(_spelled(words, options), options)
     if not isinstance(default, ConfigArguments):  # where a list of a config's may be emptied
         _require_values(words, options)
     heard = io.StringIO()
@@ -226,6 +226,22 @@ def _spelled(words: Sequence[str], options: Hints) -> list[str]:
     return spelled
 
 
+def _separated(words: Sequence[str], options: Hints) -> list[str]:
+    """The words with lists of numbers as tyro reads them, `--depth.always 2 4 8`, if they were given as `2,4,8`."""
+    separated, numbers = [], False
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if name:
+            hint = options.get(name[2:].replace("_", "-"))
+            lists = [one for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
+            numbers = any(get_args(one)[0] in (int, float) for one in lists)
+        if numbers and "," in value:
+            separated += [*([name] if equals else []), *filter(None, value.split(","))]
+        else:
+            separated.append(word)
+    return separated
+
+
 LONGEST = 400
 """Characters of a complaint of tyro's that is not known here."""
 ALIKE = 0.75
@@ -286,7 +302,7 @@ def _sentence(box: str, prog: str) -> str:
         choices = sorted(choices) if "'None'" in choices else choices  # tyro joins those in no order
         return f"{found[2]} is {shown(found[1])}, but must be one of {', '.join(choices)}."
     if found := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", text):
-        return f"{found[1]} is {found[2][:100]}, but must be numbers."
+        return f"{found[1]} is {found[2][:100]}, but must be numbers, such as 2 4 8 or 2,4,8."
     if found := re.match(r"Missing value for argument '(.*?)'", text):
         if not found[1].startswith("-"):  # positional, and an option of that name was met in its place
             return f"`{prog}` takes {found[1].upper()} as a word of its own, without an option in front of it."
