@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -271,3 +272,24 @@ def test_the_horizon_is_kept_at_other_depths(tmp_path):
     run, ids = run_of(dataclasses.replace(TINY, weights="shared", horizon="steps")), tokens()
     export(run, tmp_path / "made")
     assert largest_difference(theirs(load(tmp_path / "made", steps=2), ids), logits(run.model, ids, 2)) <= STATES
+
+
+@pytest.mark.parametrize("basis", ["hat", "cubic", "box"])
+def test_a_basis_is_ours_wherever_a_step_may_end(basis):
+    """Boxes jump halfway between knots, where l / N * K is off by a rounding."""
+    import torch
+
+    from diffeqformer.interop.torch.weights_diffeqformer import cardinal_basis as theirs_at
+    from diffeqformer.interop.torch.weights_diffeqformer import mean_basis as theirs_over
+    from diffeqformer.ode.grid import Grid
+    from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
+
+    for knots, steps, spacing in itertools.product((1, 5, 6, 12), (*range(1, 14), 24, 100), ("equal", "dyadic")):
+        grid = Grid.of(steps, spacing=spacing)
+        for place, node in PLACES.items():
+            times, edges = (torch.from_numpy(np.array(each)) for each in (grid.times((node,)), grid.edges))
+            ours = cardinal_basis(times.numpy(), knots, basis, place)
+            # Values of at most about 1, computed in float64 and rounded to float32 once.
+            np.testing.assert_allclose(theirs_at(times, knots, basis, place), ours, rtol=0, atol=2e-7)
+            ours = mean_basis(edges.numpy(), knots, basis, place)
+            np.testing.assert_allclose(theirs_over(edges, knots, basis, place), ours, rtol=0, atol=2e-7)

@@ -12,6 +12,7 @@ from tests.models import TINY, logits, model_of, tokens
 
 BY_STEPS = {
     "knots": {"weights": KnotsConfig()},
+    "corrections by the length of the step": {"weights": KnotsConfig(rank=2)},
     "layers to leave out": {"weights": LayerDropConfig()},
     "knots of a modulation": {"modulation": ModulationConfig()},
 }
@@ -24,6 +25,16 @@ def test_rows_that_were_as_many_as_steps_stay_as_they_are(kind):
     model = adapt(base, adapted_config(base.config, 2, layers=False, lora=None), jax.random.key(0))
     assert model.config.steps == 2
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens(), 2))
+
+
+def test_lengths_that_corrections_tell_apart_stay_at_more_steps_and_can_be_given():
+    base = model_of(dataclasses.replace(TINY, steps=4, weights=KnotsConfig(3, rank=2)))
+    config = adapted_config(base.config, 9, layers=False, lora=None)
+    assert config.weights.halvings == 2
+    model = adapt(base, config, jax.random.key(0))
+    np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens(), 9))
+    given = model_of(dataclasses.replace(TINY, weights=KnotsConfig(3, rank=2, halvings=4)))
+    assert len(given.weights.corrections.attention.output.a) == 5
 
 
 def test_unequal_steps_stay_at_the_depth_they_were_trained_at():

@@ -205,5 +205,7 @@ def test_corrections_begin_as_none_and_the_limit_has_those_of_short_steps():
         BadInput, match="model.weights.rank is 17, but attention.query_key_value is 16 x 48: at most 16"
     ):
         build(dataclasses.replace(config, weights=KnotsConfig(4, rank=17)), KEY)
+    with pytest.raises(BadInput, match="model.weights.halvings is 3, but without model.weights.rank nothing"):
+        validate_model(dataclasses.replace(config, weights=KnotsConfig(4, halvings=3)))
     with pytest.raises(BadInput, match="model.weights.rank is 2, but model.tolerance is given"):
         validate_model(dataclasses.replace(config, scheme="heun", tolerance=ToleranceConfig(1e-2)))

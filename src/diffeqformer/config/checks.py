@@ -146,6 +146,8 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
         if name != "depth.jitter":
             raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
+    if len(set(d.always)) < len(d.always):
+        raise BadInput(f"depth.always is {d.always}, but must name each depth once.")
     if d.always and d.together == "rows":
         raise BadInput(f"depth.always is {d.always}, but with depth.together 'rows' no sequence is read at two depths.")
     if d.always and not 1 <= min(d.always) <= max(d.always) <= MOST_STEPS:
@@ -232,6 +234,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         raise BadInput(
             f"model.weights.rank is {m.weights.rank}, but model.tolerance is given: corrections by the length of a "
             "step need a fixed grid."
+        )
+    if isinstance(m.weights, KnotsConfig) and m.weights.halvings is not None and not m.weights.rank:
+        raise BadInput(
+            f"model.weights.halvings is {m.weights.halvings}, but without model.weights.rank nothing depends on the "
+            "length of a step."
         )
     if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
         raise BadInput(

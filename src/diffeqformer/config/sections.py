@@ -103,8 +103,15 @@ class KnotsConfig(Section):
     rank: int | None = setting(None, least=1, most=SIZES)
     """Of corrections that each linear map of a knot has in steps of the lengths 1, 1/2, 1/4, ..., interpolated between;
     `None` for weights that depend on time alone."""
+    halvings: int | None = setting(None, least=0, most=14)
+    """How often the length 1 is halved until corrections tell no shorter ones apart; until the length of each of
+    `model.steps`, or of as many steps as there are knots, if not given."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the knots; `None` for a model without."""
+
+    def halved(self, steps: int) -> int:
+        """`halvings`, or what it is at so many steps if not given."""
+        return (max(self.knots or steps, steps) - 1).bit_length() if self.halvings is None else self.halvings
 
 
 @dataclass(frozen=True)

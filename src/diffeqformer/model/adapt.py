@@ -39,7 +39,8 @@ def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAC
             )
         # A number of rows that was the trained number of steps stays so.
         if isinstance(own, KnotsConfig):
-            own = dataclasses.replace(own, knots=own.knots or config.steps, lora=lora)
+            halvings = own.halved(config.steps) if own.rank else None
+            own = dataclasses.replace(own, knots=own.knots or config.steps, halvings=halvings, lora=lora)
         elif lora:
             raise BadInput(
                 "low-rank adapters of functions of depth are beside knots, but this model has weights of kind "

@@ -4,9 +4,10 @@
 
 with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
 a block is a function of this kind, biases and norms included; piecewise linear, a spline, or piecewise constant: boxes
-interpolate between no two knots, so that steps that are shorter than a box take the weights of one knot. With K knots the parameters are those of a table of K
-layers; low-rank adapters stand beside the W_k, and are added into them before weights are interpolated. Source:
-Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
+interpolate between no two knots, so that steps that are shorter than a box take the weights of one knot. With K knots
+the parameters are those of a table of K layers; low-rank adapters stand beside the W_k, and are added into them before
+weights are interpolated. Source: Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions",
+arXiv:2106.10820.
 
 A step from a to b takes W at the scheme's nodes, or, with `average`, its mean over the step,
 
@@ -186,7 +187,7 @@ def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nod
     rows = jax.tree.map(lambda row: jnp.broadcast_to(row, (knots, *row.shape[1:])), rows)
     corrections = None
     if section.rank:
-        most = max(knots, grid.steps)
-        corrections = init_corrections(section.rank, knots, most, shapes, jax.random.fold_in(key, 1))
+        halvings = section.halved(grid.steps)
+        corrections = init_corrections(section.rank, knots, halvings, shapes, jax.random.fold_in(key, 1))
     weights = KnotWeights(rows, section.basis, section.place, section.average, corrections)
     return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights

@@ -100,5 +100,6 @@ def init_layer_drop(
     weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, depth, key), order)
     if not section.rank:
         return weights
-    corrections = init_corrections(section.rank, depth, depth, shapes, jax.random.fold_in(key, 1))
+    halvings = (depth - 1).bit_length()
+    corrections = init_corrections(section.rank, depth, halvings, shapes, jax.random.fold_in(key, 1))
     return dataclasses.replace(weights, corrections=corrections)

@@ -62,8 +62,8 @@ def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(
     return jax.tree.map(add, rows, corrections, is_leaf=lambda node: isinstance(node, Linear | Norm))
 
 
-def init_corrections(rank: int, rows: int, most: int, shapes: BlockShapes, key: Key[Array, ""]) -> PyTree:
-    """Corrections that change nothing yet, for lengths 1, 1/2, 1/4, ... down to those of `most` steps.
+def init_corrections(rank: int, rows: int, halvings: int, shapes: BlockShapes, key: Key[Array, ""]) -> PyTree:
+    """Corrections that change nothing yet, for lengths 1, 1/2, 1/4, ..., `halvings` times halved.
 
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """
@@ -72,12 +72,11 @@ def init_corrections(rank: int, rows: int, most: int, shapes: BlockShapes, key: 
             raise BadInput(
                 f"model.weights.rank is {rank}, but {name} is {shape.inputs} x {shape.outputs}: at most {smaller}."
             )
-    lengths = (most - 1).bit_length() + 1
 
     def correction(shape: PyTree, key: Key[Array, ""]) -> Correction | None:
         if not isinstance(shape, LinearShape):
             return None
-        a = jax.random.uniform(key, (lengths, rows, shape.inputs, rank), jnp.float32, minval=-1, maxval=1)
-        return Correction(a / shape.inputs**0.5, zeros((lengths, rows, rank, shape.outputs)))
+        a = jax.random.uniform(key, (halvings + 1, rows, shape.inputs, rank), jnp.float32, minval=-1, maxval=1)
+        return Correction(a / shape.inputs**0.5, zeros((halvings + 1, rows, rank, shape.outputs)))
 
     return jax.tree.map(correction, shapes, unit_keys(shapes, key), is_leaf=is_shape)
