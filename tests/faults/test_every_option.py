@@ -63,7 +63,7 @@ WORDS = {
     "reproduce adapt": "--texts a=text.txt b=text.txt --cache cache --to adapted",
     "reproduce depth": "--task text --data text.txt --cache cache --to there",
     "reproduce lift": "--data text.txt --cache cache --to there",
-    **{f"analyze {name}": "run --to page" for name in ("spectra", "induction", "steps", "depth")},
+    **{f"analyze {name}": "run --to page" for name in ("all", "spectra", "induction", "steps", "depth", "compression")},
 }
 """What else a command needs; the option comes after it, and replaces its own."""
 COMPUTES = [
@@ -171,7 +171,7 @@ def no_word_fails_in_python(answer: Callable, cases: list[Case]) -> None:
         for case, status, line in answers
         if status not in (0, 1, 2) or len(line) >= 1500 or ("failed with" in line and "with Accepted" not in line)
     ]
-    assert strange == [], f"{len(strange)} of {len(answers)}"
+    assert strange == [], "\n".join([f"{len(strange)} of {len(answers)}", *map(str, strange)])
 
 
 def no_number_is_without_bound(answer: Callable, cases: list[Case]) -> None:
@@ -181,7 +181,7 @@ def no_number_is_without_bound(answer: Callable, cases: list[Case]) -> None:
 
     answers = [(case, *answer(case.words)) for case in cases]
     strange = [(case.words, status, line[:300]) for case, status, line in answers if not is_refused(case, status, line)]
-    assert strange == [], f"{len(strange)} of {len(answers)}"
+    assert strange == [], "\n".join([f"{len(strange)} of {len(answers)}", *map(str, strange)])
 
 
 def test_a_part_of_all_words(answer):

@@ -124,6 +124,8 @@ def validate(config: Config) -> Config:
 def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if d == DepthConfig():
         return
+    if not 0 <= d.jitter <= 1:
+        raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
     name, value = next(_changed(d, DepthConfig(), "depth."))
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
@@ -132,8 +134,6 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         )
     if m.tolerance:
         raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
-    if not 0 <= d.jitter <= 1:
-        raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
     if d.jitter and isinstance(m.weights, LayerDropConfig) and m.weights.nested:
         raise BadInput(f"depth.jitter is {d.jitter}, but model.weights.nested keeps layers by the number of steps.")
     for depth in d.depths:
