@@ -147,6 +147,15 @@ def test_knots_have_times_between_steps_and_their_means_do_not(steps):
     assert np.abs(seen - at_middle).max() > 0.01 * np.abs(ov).max()
 
 
+def test_weights_that_know_the_length_of_the_step_have_none_between_steps():
+    """A time between steps belongs to no length, and rows of other lengths beside those of the steps would be jumps."""
+    knots = model_of(dataclasses.replace(TINY, weights=KnotsConfig(4, rank=2), scheme="lie-trotter-middle"))
+    modulated = model_of(dataclasses.replace(TINY, modulation=ModulationConfig()))
+    for model in (knots, modulated):
+        found = spectra(model, times=9, steps=2)
+        assert not found.continuous and len(found.times) == 2
+
+
 def test_results_do_not_depend_on_how_many_times_go_at_once(monkeypatch):
     together = spectra(model_of(TINY), times=9, ranks=(7,))
     monkeypatch.setattr("diffeqformer.analysis.spectra._CHUNK_BYTES", 1)

@@ -124,6 +124,11 @@ def test_lists_of_numbers_may_have_commas():
         found = arguments_from(["depth-nested", *given], "train", ConfigArguments).settings
         assert (found.depth.always, found.depth.sample, found.model.edges) == ((2, 4, 8), (16, 32), (0, 0.5, 1))
         assert found.data.train == ("a,b",)  # which is a file's name
+    for wrong in ("2,,4", ",", "2,x"):
+        with pytest.raises(BadInput, match="--depth.always is .*, but must be numbers, such as 2 4 8 or 2,4,8"):
+            arguments_from(["depth-nested", "--depth.always", wrong], "train", ConfigArguments)
+    with pytest.raises(BadInput, match="--depth.sample is '4-9', '12', but must be numbers, .*, or a single word"):
+        arguments_from(["depth-nested", "--depth.sample", "4-9,12"], "train", ConfigArguments)
     with pytest.raises(BadInput, match="--depth.always is '2', 'x', but must be numbers, such as 2 4 8 or 2,4,8"):
         arguments_from(["depth-nested", "--depth.always=2,x"], "train", ConfigArguments)
 

@@ -11,7 +11,7 @@ import pytest
 from diffeqformer.config import GPTConfig, KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
-from diffeqformer.model.lift import aligned, lift
+from diffeqformer.model.lift import aligned, lift, table_of_whole_steps
 from diffeqformer.ode.field import Block
 from diffeqformer.ode.weights.alignment import align
 from tests.models import KINDS, TINY, logits, model_of, tokens
@@ -167,6 +167,12 @@ def test_what_cannot_be_lifted_is_refused(make, settings, sentence):
     with pytest.raises(BadInput) as refused:
         lift(make(), **settings, key=KEY)
     assert sentence in str(refused.value)
+
+
+def test_unequal_steps_cannot_be_left_out():
+    model = model_of(replace(VANILLA, scheme="lie-trotter", horizon="steps", edges=(0.0, 0.5, 0.75, 1.0)))
+    with pytest.raises(BadInput, match="steps are 0.5, 0.25, 0.25 of depth, but layers can only be left out of equal"):
+        table_of_whole_steps(model)
 
 
 def test_what_would_not_be_exact_is_refused(monkeypatch):

@@ -201,12 +201,13 @@ def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
     ("kind", "depth", "tolerance", "between"),
     [
         ("time", {}, None, False), ("time", {"sample": (6,)}, None, False), ("time", {"sample": "4-6"}, None, True),
+        ("time", {"sample": (6,), "always": (2, 4)}, None, True),
         ("time", {"jitter": 0.5}, None, True), ("shared", {}, None, True), ("time", {}, ToleranceConfig(), True),
     ],
 )  # fmt: skip
 def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, tolerance, between):
-    model = SimpleNamespace(weights=SimpleNamespace(kind=kind), tolerance=tolerance)
-    run = SimpleNamespace(config=SimpleNamespace(depth=DepthConfig(**depth), model=model))
+    model = dataclasses.replace(TINY, weights=kind, scheme="heun", tolerance=tolerance)
+    run = SimpleNamespace(config=Config(model=model, depth=DepthConfig(**depth)))
     assert trained_between(run) is between
 
 
@@ -285,6 +286,7 @@ def test_turns_are_far_beyond_both_ends(values, what, places):
         (LayerConfig(), {}, "each step has weights of its own"),
         (SharedConfig(), {}, "its weights are the same at all depths"),
         (KnotsConfig(knots=4, average=True), {"sample": (2, 4)}, "each step computes with their mean over it"),
+        (KnotsConfig(knots=4, rank=2), {"sample": (2, 4)}, "its weights know the length of the step"),
         (KnotsConfig(knots=4), {}, "only those at the steps were trained and are shown; `--times 100`"),
         (KnotsConfig(knots=4), {"sample": (2, 4)}, "of which those at the steps are shown; `--times 100`"),
     ],

@@ -112,7 +112,7 @@ def participation(
             stage.advance(1)
     loss, kl, echo, squares, moved = sums
     squares, (attention, feed_forward) = squares / len(texts), np.sqrt(moved / len(texts))
-    energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes))
+    energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
     even = math.log(model.embedding.tokens.shape[0])
     own = np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward
     return Participation(*own, energy, rank, echo, even)
@@ -132,14 +132,19 @@ def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid
     )
 
 
-def over_depth(table: BlockWeights) -> tuple[dict[str, float], dict[str, float]]:
-    """Energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name."""
+def over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict[str, float], dict[str, float]]:
+    """Energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name.
+
+    **Arguments:** `table`, whose rows may serve all steps; `lengths` of the steps, the shares that they count.
+    """
     energy, rank = {}, {}
     for name, unit in linear_maps(table).items():
         rows = np.asarray(unit.weight, np.float64)
-        rows = rows.reshape(rows.shape[0] * rows.shape[1], -1)
+        steps, nodes = rows.shape[:2]
+        root = np.sqrt(np.repeat(lengths if steps > 1 else np.ones(1), nodes) / nodes)
+        rows = root[:, None] * rows.reshape(steps * nodes, -1)
         gram = rows @ rows.T
-        whole, mean = np.trace(gram), gram.mean() * len(gram)
+        whole, mean = np.trace(gram), root @ gram @ root
         energy[name] = float(1 - mean / whole) if whole else 0.0
         share = np.clip(np.linalg.eigvalsh(gram), 0, None)
         share = share[share > 0] / share.sum()

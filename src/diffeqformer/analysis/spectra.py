@@ -244,8 +244,16 @@ def _nodes(model: Transformer, grid: Grid) -> Nodes:
 
 
 def between_steps(model: Transformer) -> bool:
-    """Whether there are weights between those of the steps: not in a table, nor in means over steps."""
-    return model.continuous and not _averages(model.weights)
+    """Whether there are weights between those of the steps: not in a table, nor in means over steps, nor where weights
+    know the length of the step, which a time between steps does not have."""
+    return model.continuous and not _averages(model.weights) and not know_length(model.weights)
+
+
+def know_length(weights: WeightSource) -> bool:
+    """Whether weights depend on the length of the step, too."""
+    return isinstance(weights, ModulatedWeights) or (
+        isinstance(weights, KnotWeights) and weights.corrections is not None
+    )
 
 
 def _averages(weights: WeightSource) -> bool:

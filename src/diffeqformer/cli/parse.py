@@ -235,8 +235,9 @@ def _separated(words: Sequence[str], options: Hints) -> list[str]:
             hint = options.get(name[2:].replace("_", "-"))
             lists = [one for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
             numbers = any(get_args(one)[0] in (int, float) for one in lists)
-        if numbers and "," in value:
-            separated += [*([name] if equals else []), *filter(None, value.split(","))]
+        parts = value.strip(",").split(",")  # written as 2, 4, 8 each word but the last ends in one
+        if numbers and "," in value and all(parts):
+            separated += [*([name] if equals else []), *parts]
         else:
             separated.append(word)
     return separated
@@ -303,6 +304,8 @@ def _sentence(box: str, prog: str) -> str:
         return f"{found[2]} is {shown(found[1])}, but must be one of {', '.join(choices)}."
     if found := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", text):
         return f"{found[1]} is {found[2][:100]}, but must be numbers, such as 2 4 8 or 2,4,8."
+    if found := re.match(r"Error parsing (\S+): no type matching .*? could be instantiated from (?:\[(.*?)\])?", text):
+        return f"{found[1]} is {found[2][:100]}, but must be numbers, such as 2 4 8 or 2,4,8, or a single word."
     if found := re.match(r"Missing value for argument '(.*?)'", text):
         if not found[1].startswith("-"):  # positional, and an option of that name was met in its place
             return f"`{prog}` takes {found[1].upper()} as a word of its own, without an option in front of it."

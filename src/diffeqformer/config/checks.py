@@ -145,7 +145,8 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
         if name != "depth.jitter":
-            raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn.")
+            advice = "; move one of these depths there" if name == "depth.always" else ""
+            raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn{advice}.")
     if len(set(d.always)) < len(d.always):
         raise BadInput(f"depth.always is {d.always}, but must name each depth once.")
     if d.always and d.together == "rows":

@@ -57,8 +57,9 @@ WEIGHTS = {
     "time": "weights computed from the time by a network for each matrix",
     "time-shared-mlp": "weights computed from the time by one network",
     "layer": "a table of weights by layer",
-    "layerdrop": "a table of weights by layer, some left out in training",
+    "layerdrop": "a table of weights by layer, of which fewer steps leave some out",
     "knots": "weights interpolated between knots",
+    "box": "piecewise constant weights",
     "shared": "the same weights at all steps",
 }
 POINTS, TANGENTS, PROBES = 8, 4, 16
@@ -292,6 +293,7 @@ def settings_of(run: Run) -> str:
     """What kind of model it is, in words."""
     config = run.config.model
     field, weights = config.field.kind, config.weights.kind
+    weights = "box" if getattr(config.weights, "basis", None) == "box" else weights
     block = BLOCKS.get(field, f"blocks of kind {field}")
     if config.tolerance:
         trained = f"trained with adaptive steps (rtol {config.tolerance.rtol:g})"

@@ -25,6 +25,7 @@ WEIGHTS = {
     "time": "smooth functions of depth, given by a small network for each",
     "time-shared-mlp": "smooth functions of depth, given by one small network for all",
     "knots": "interpolated between knots in depth",
+    "box": "piecewise constant in depth",
     "shared": "the same at every depth",
     "layer": "a table of layers",
 }
@@ -60,11 +61,12 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     templates.filters |= {"inline": inline, "count": "{:,}".format}
+    kind = "box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind
     entry, results = _results(run)
     return templates.get_template("card.md").render(
         facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config)[1], m=m,
         base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
-        weights=WEIGHTS.get(m.weights.kind, m.weights.kind), entry=entry, results=results,
+        weights=WEIGHTS.get(kind, kind), entry=entry, results=results,
         settings=fenced(settings, "yaml"),
     )  # fmt: skip
 

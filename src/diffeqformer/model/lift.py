@@ -153,7 +153,10 @@ def table_of_whole_steps(model: Transformer) -> LayerWeights:
     **Raises:** `BadInput` for any other.
     """
     weights, m = table_of(model), model.config
-    if m.scheme.kind != "lie-trotter" or m.interval != m.steps or not model.grid().equal:
+    if not model.grid().equal:
+        lengths = ", ".join(f"{length:.3g}" for length in model.grid().lengths[:20])
+        raise BadInput(f"this model's steps are {lengths} of depth, but layers can only be left out of equal steps.")
+    if m.scheme.kind != "lie-trotter" or m.interval != m.steps:
         raise BadInput(
             f"model.scheme is {m.scheme.kind!r} and model.horizon {m.interval:g} for {m.steps} layers, but layers can "
             "only be left out of a table of 'lie-trotter' steps of length 1, such as a GPT-2 or a Llama."

@@ -119,16 +119,20 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def trained_between(run: "Run") -> bool:
     """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths,
     adaptive steps."""
-    depth, m = run.config.depth, run.config.model
-    return m.weights.kind == "shared" or m.tolerance is not None or len(depth.depths) > 1 or depth.jitter > 0
+    config, m = run.config, run.config.model
+    return (
+        m.weights.kind == "shared" or m.tolerance is not None or len(config.trained_at) > 1 or config.depth.jitter > 0
+    )
 
 
 def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
-    from diffeqformer.analysis.spectra import between_steps
+    from diffeqformer.analysis.spectra import between_steps, know_length
 
     if run.config.model.weights.kind == "shared":
         return "its weights are the same at all depths"
+    if know_length(run.model.weights):
+        return "its weights know the length of the step, which a time between steps does not have"
     if between_steps(run.model):
         only = "those at the steps" if trained_between(run) else "only those at the steps were trained and"
         return (

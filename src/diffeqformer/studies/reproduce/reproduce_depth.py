@@ -196,7 +196,8 @@ def energy(model: "Transformer") -> float:
     """The share of the matrices' squared length over the deepest grid that is not that of their mean over depth."""
     from diffeqformer.analysis.participation import over_depth
 
-    found, _ = over_depth(model.weights.table(model.grid(), model.scheme.nodes))
+    grid = model.grid()
+    found, _ = over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
     return sum(found.values()) / len(found)
 
 
