@@ -115,6 +115,13 @@ def test_headline_follows_the_numbers():
     assert run_text.comparison(models).startswith(
         "They were not trained equally long: DiffEqFormer on 3.07\u00a0M tokens"
     )
+    models[1]["validation"]["loss"] = 4.2
+    assert run_text.headline(models).startswith(
+        "Not trained equally long: of 3 models, DiffEqFormer has the lowest validation loss, 4.080 nats per token: "
+    )
+    for model in models:
+        model["compute"] = 9000
+    assert run_text.headline(models).startswith("Of 3 models, ")
 
 
 def test_effective_parameters_stand_beside_the_stored_ones():

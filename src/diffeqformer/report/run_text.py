@@ -36,6 +36,8 @@ def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
     others = ranked[len(leaders) :]
     verb = "has" if len(leaders) == 1 else "share"
     sentence = f"Of {len(models)} models, {join(leaders)} {verb} the lowest validation loss, {written} nats per token"
+    if not _alike(models):
+        sentence = f"Not trained equally long: of {sentence[3:]}"
     if others:
         gaps = [f"{nats(m['validation']['loss'] - best['loss'])} below {m['name']}" for m in others]
         sentence += f": {join(gaps)}"
@@ -76,13 +78,12 @@ def steps(number_of: int) -> str:
 def comparison(models: Sequence[Model]) -> str:
     """On what terms the models were compared: tokens seen, parameters stored, number of runs."""
     one = len(models) == 1
-    if len({(m["tokens"], m["updates"]) for m in models}) == 1:
+    if _as_many(models):
         amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
         trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}{_unlike(models)}."
     else:
         seen = join([f"{m['name']} on {compact(m['tokens'])} tokens" for m in models])
-        compute = [m.get("compute", 0) for m in models]
-        if 0 < max(compute) <= 1.01 * min(compute):
+        if _alike(models):
             trained = f"Each was trained once, with the same compute (NFE times tokens): {seen}."
         else:
             trained = f"They were not trained equally long: {seen}, once each."
@@ -96,6 +97,17 @@ def comparison(models: Sequence[Model]) -> str:
         parameters = f"{parameters[:-1]}; effective, once the weights of every step are populated: {said}."
     caution = "" if one else " With a single run of each, a small difference can be chance."
     return f"{trained} {parameters}{caution}{_rates(models)}"
+
+
+def _as_many(models: Sequence[Model]) -> bool:
+    """Whether all made as many updates on as many tokens."""
+    return len({(m["tokens"], m["updates"]) for m in models}) == 1
+
+
+def _alike(models: Sequence[Model]) -> bool:
+    """Whether losses compare at all: as many updates and tokens, or else the same compute."""
+    compute = [m.get("compute", 0) for m in models]
+    return _as_many(models) or 0 < max(compute) <= 1.01 * min(compute)
 
 
 def _rates(models: Sequence[Model]) -> str:
