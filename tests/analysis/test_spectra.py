@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.over_depth import evaluation_times
 from diffeqformer.analysis.products import product_eigenvalues, product_singular_values
 from diffeqformer.analysis.spectra import (
     Spectrum,
-    evaluation_times,
     follow,
     hidden_subsets,
     pairs_of,

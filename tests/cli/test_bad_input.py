@@ -328,7 +328,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
     [
         (["eval", "layer", "--steps", "2,3"], "is a table of 2 layers and cannot run at 3 steps"),
         (["eval", "layer", "--scheme", "euler"], "for the scheme 'lie-trotter' and cannot run by 'euler'"),
-        (["eval", "layer", "--tolerance", "1e-3"], "a table of layers has no weights between its steps"),
+        (["eval", "layer", "--tolerance", "1e-3"], "with --tolerance 0.001: model.tolerance.rtol is given, but"),
         (["eval", "time", "--scheme", "rk5"], "model.scheme is 'rk5', but must be one of euler, "),
         (["eval", "time", "--scheme", "rk4", "--tolerance", "1e-3"], "'rk4' has no error estimate to choose steps by"),
         (["eval", "time", "--tolerance", "-1"], "--tolerance is -1.0, but must be a positive number"),

@@ -19,7 +19,7 @@ from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.reading import eigenvalues_of
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
-from diffeqformer.config import DepthConfig, KnotsConfig, ToleranceConfig
+from diffeqformer.config import DepthConfig, KnotsConfig, LayerDropConfig, ToleranceConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
@@ -124,6 +124,10 @@ def test_what_a_run_offers(session):
     free, table = session.about()
     assert (free["least"], free["most"], free["schemes"][0]) == (1, MOST_STEPS, "euler") and 1e-3 in free["tolerances"]
     assert (table["least"], table["most"], table["schemes"], table["tolerances"]) == (3, 3, ["lie-trotter"], [])
+    fewer = run_of("layers left out")  # trained at fewer steps than it has layers
+    config = dataclasses.replace(fewer.config.model, steps=2, weights=LayerDropConfig(layers=5))
+    fewer = dataclasses.replace(fewer, config=dataclasses.replace(fewer.config, model=config), model=model_of(config))
+    assert [session_of(fewer).about()[0][name] for name in ("least", "steps", "most")] == [1, 2, 5]
     assert (free["name"], table["name"]) == ("DiffEqFormer", "Vanilla GPT") and free["folder"] == "diffeqformer"
     assert free["said"].endswith("by a network for each matrix, scheme euler, trained at 3 steps")
     assert table["said"].startswith("blocks as in GPT, a table of weights by layer, scheme lie-trotter")

@@ -112,7 +112,10 @@ REFUSED = [
     ({"sample": [0, 4]}, "depth.sample is 0, but must be at least 1."),
     ({"sample": [4, 4]}, "depth.sample is (4, 4), but must name each depth once."),
     ({"sample": [4, 6], "always": [2, 2]}, "depth.always is (2, 2), but must name each depth once."),
-    ({"always": [2, 4]}, "depth.always is (2, 4), but without depth.sample nothing is drawn; move one of these depths there."),
+    (
+        {"always": [2, 4]},
+        "depth.always is (2, 4), but without depth.sample nothing is drawn; move one of these depths there.",
+    ),
     ({"weights": "inverse"}, "depth.weights is 'inverse', but without depth.sample nothing is drawn."),
     ({"shallow_fraction": 0.5}, "depth.shallow_fraction is 0.5, but without depth.sample nothing is drawn."),
     ({"sample": [4, 6], "shallow_fraction": 1.5}, "depth.shallow_fraction is 1.5, but must be at least 0 and below 1."),

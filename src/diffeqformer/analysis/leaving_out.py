@@ -38,9 +38,11 @@ def kept_order(
 
     **Arguments:** `model`, a table of Lie-Trotter steps of 1; `texts`, tokens; `batch`, texts at a time.
 
-    **Raises:** `BadInput` for a model that is no such table, or one whose loss is not finite.
+    **Raises:** `BadInput` for a model that is no such table, one whose loss is not finite, and texts of one token.
     """
     table_of_whole_steps(model)
+    if not texts[:, 1:].size:
+        raise BadInput(f"texts have the shape {texts.shape}, but must have at least two tokens: nothing is predicted.")
     parts = [jnp.asarray(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     predicted = texts[:, 1:].size
     loss = jax.jit(lambda model, rows, ids: loss_sum(of_rows(model, rows), ids).nats)

@@ -10,24 +10,22 @@ Everything here is computed in float64 on the host's CPU, whatever the precision
 factors alone (`products.py`). Source: paper section 5.1 and appendix E.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import PyTree
 from scipy.optimize import linear_sum_assignment
 
+from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.field import Block, BlockWeights
-from diffeqformer.ode.grid import Grid, Nodes, Steps
-from diffeqformer.ode.weights import KnotWeights, ModulatedWeights, WeightSource
+from diffeqformer.ode.field import BlockWeights
+from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
@@ -223,73 +221,6 @@ def follow(eigenvalues: np.ndarray) -> np.ndarray:
             now = flat[time, head]
             ordered[time, head] = now[linear_sum_assignment(np.abs(ordered[time - 1, head][:, None] - now[None]))[1]]
     return ordered.reshape(eigenvalues.shape)
-
-
-def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block.
-
-    Of means over steps they are the middles, and so they are where a scheme takes one row of a step at several nodes.
-    """
-    grid = model.grid(steps)
-    nodes = _nodes(model, grid)
-    return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
-
-
-def _nodes(model: Transformer, grid: Grid) -> Nodes:
-    """The nodes in a step of the rows that the model's weights have for it."""
-    nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
-    middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(model.weights))
-    own = lambda half, nodes: (0.5,) if middle(half.norm.scale.shape[1], nodes) else nodes
-    return Nodes(own(table.attention, nodes.attention), own(table.feed_forward, nodes.feed_forward))
-
-
-def between_steps(model: Transformer) -> bool:
-    """Whether there are weights between those of the steps: not in a table, nor in means over steps, nor where weights
-    know the length of the step, which a time between steps does not have."""
-    return model.continuous and not _averages(model.weights) and not know_length(model.weights)
-
-
-def know_length(weights: WeightSource) -> bool:
-    """Whether weights depend on the length of the step, too."""
-    return isinstance(weights, ModulatedWeights) or (
-        isinstance(weights, KnotWeights) and weights.corrections is not None
-    )
-
-
-def _averages(weights: WeightSource) -> bool:
-    """Whether a step takes the mean of the weights over it."""
-    if isinstance(weights, ModulatedWeights):
-        return _averages(weights.base)
-    return isinstance(weights, KnotWeights) and weights.average
-
-
-def rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
-    """Weights at times, stacked: those of the forward pass where it takes some, else the function of depth itself.
-
-    What a step takes may depend on the grid: means, layers that are left out, modulation by the step's length.
-    """
-    nodes, table = _nodes(model, grid), jax.tree.map(np.asarray, model.weights.table(grid, model.scheme.nodes))
-
-    def half(between: PyTree, rows: PyTree, nodes: tuple[float, ...], times: np.ndarray) -> PyTree:
-        taken, first = np.unique(grid.times(nodes), return_index=True)
-        here = np.isin(times, taken)
-        step, node = np.divmod(first[np.searchsorted(taken, times[here])], len(nodes))
-
-        def put(between: Array, rows: np.ndarray) -> np.ndarray:
-            found = np.array(between)
-            found[here] = rows[np.minimum(step, len(rows) - 1), node]  # one row may serve all steps
-            return found
-
-        return jax.tree.map(put, between, rows)
-
-    def at(times: np.ndarray) -> BlockWeights:
-        between = model.weights.at(times)
-        return Block(
-            half(between.attention, table.attention, nodes.attention, times),
-            half(between.feed_forward, table.feed_forward, nodes.feed_forward, times),
-        )
-
-    return at
 
 
 def spectra(

@@ -83,8 +83,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = opened.model
-    if arguments.scheme is not None or arguments.tolerance is not None:
-        model = with_scheme(model, arguments.scheme, arguments.tolerance)
+    asked = {"--scheme": arguments.scheme, "--tolerance": arguments.tolerance}
+    if given := " ".join(f"{name} {value}" for name, value in asked.items() if value is not None):
+        try:
+            model = with_scheme(model, arguments.scheme, arguments.tolerance)
+        except BadInput as refused:
+            raise BadInput(f"with {given}: {refused}") from None
     if arguments.scheme is None and model.config.scheme != opened.model.config.scheme:
         progress.say(
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "

@@ -12,6 +12,7 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, attribute
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.lyapunov import pairwise
+from diffeqformer.analysis.over_depth import evaluation_times, rows_at
 from diffeqformer.analysis.reading import (
     Walk,
     eigenvalues,
@@ -23,7 +24,7 @@ from diffeqformer.analysis.reading import (
     settled,
     walk,
 )  # fmt: skip
-from diffeqformer.analysis.spectra import evaluation_times, rows_at
+from diffeqformer.config import LayerDropConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
 from diffeqformer.model.solving import with_scheme
@@ -270,16 +271,18 @@ def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
 def about_run(run: Run) -> Document:
     """What the page says of a run, and offers of it."""
     config, any_depth = run.config.model, run.model.continuous
-    own = config.scheme.kind
+    own, steps = config.scheme.kind, run.model.grid().steps
+    drops = isinstance(config.weights, LayerDropConfig)
+    layers = (config.weights.layers if drops else None) or steps  # of a table: the steps that it has weights for
     return {
         "name": name_of_run(run.config)[1],
         "folder": run.folder.name,
         "update": run.step,
         "said": settings_of(run),
         "trained": list(run.config.trained_at),
-        "steps": run.model.grid().steps,
-        "most": MOST_STEPS if any_depth else run.model.grid().steps,
-        "least": 1 if any_depth or config.weights.kind == "layerdrop" else run.model.grid().steps,
+        "steps": steps,
+        "most": MOST_STEPS if any_depth else layers,
+        "least": 1 if any_depth or drops else steps,
         "scheme": own,
         "stops": [] if trained_between(run) else np.round(np.union1d(*evaluation_times(run.model)), 9).tolist(),
         "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],

@@ -127,7 +127,7 @@ def trained_between(run: "Run") -> bool:
 
 def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
-    from diffeqformer.analysis.spectra import between_steps, know_length
+    from diffeqformer.analysis.over_depth import between_steps, know_length
 
     if run.config.model.weights.kind == "shared":
         return "its weights are the same at all depths"
