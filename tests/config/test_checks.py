@@ -23,6 +23,7 @@ from diffeqformer.config import (
     read_yaml,
     validate,
     validate_model,
+    with_values,
 )
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import vanilla_twin
@@ -196,6 +197,25 @@ def test_a_bare_word_is_short_for_its_kind():
     assert config == from_dict(ModelConfig, words) == from_dict(ModelConfig, {k: {"kind": v} for k, v in words.items()})
     assert dataclasses.replace(config, scheme="rk4", weights="layer").scheme == SchemeConfig("rk4")
     assert ModelConfig(weights="shared").weights == SharedConfig() and ModelConfig(weights="layer").lora is None
+
+
+@pytest.mark.parametrize("ordered", [1, -1])
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [
+        ("model.weights=time-shared-mlp", "d_emb", 24),
+        ("model.weights=knots", "knots", 5),
+        ("data.puzzle=permutations", "problems", 100),
+        ("optimizer.schedule=trapezoidal", "decay_fraction", 0.3),
+        ("model.scheme=reversible", "coupling", 0.9),
+    ],
+)
+def test_a_word_and_its_settings_are_one_section_in_either_order(kind, setting, value, ordered):
+    section, word = kind.split("=")
+    given = [(section, word), (f"{section}.{setting}", value)][::ordered]
+    where, last = section.split(".")
+    found = getattr(getattr(with_values(Config(), dict(given)), where), last)
+    assert (found.kind, getattr(found, setting)) == (word, value)
 
 
 def test_each_choice_of_a_model_is_a_section_that_builds_its_object():

@@ -53,6 +53,13 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
         "Of the best of each kind, sharing over depth loses less than low rank within layers at 3/4: w"
     )
     assert said.endswith("(low rank per layer); the whole model has 15.00. At 1/4 it is the other way round.")
+    level = {"loss": math.log(18.01)}
+    even = [row | (level if row["way"].startswith("rank") and row["size"] == 1 else {}) for row in FOUND]
+    said = result(even, NEAR, "a text").findings[0]
+    assert said.startswith(
+        "Of the best of each kind, sharing over depth loses as much as low rank within layers at 1/4:"
+    )
+    assert said.endswith("has 15.00. At 3/4 sharing over depth loses less.")
 
 
 def test_layers_that_are_functions_of_depth_are_no_proof_for_others():

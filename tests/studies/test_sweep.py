@@ -38,6 +38,9 @@ def test_drawn_trials_lie_in_their_ranges_and_do_not_depend_on_their_number():
     assert 80 < sum(rate < 1e-3 for rate in rates) < 120  # evenly on a logarithmic scale, four standard deviations
     assert {trial["model.steps"] for trial in many} == {2, 3, 4, 5}
     assert {trial["optimizer.rule"] for trial in many} == {"adamw", "lion"}
+    assert trials_of(["data.tokenizer=../of.json,train"], None) == [
+        {"data.tokenizer": "../of.json"}, {"data.tokenizer": "train"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

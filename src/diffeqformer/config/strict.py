@@ -85,17 +85,19 @@ def parse_value(text: str) -> Any:
 def with_values(config: Any, values: Values) -> Any:
     """The config with settings replaced, named as in `optimizer.learning_rate`; a section that is absent begins.
 
+    A section may be replaced by its kind, a word, and have settings besides, in whichever order.
+
     **Raises:** `BadInput` as `from_dict`.
     """
     found = to_dict(config)
-    for name, value in values.items():
+    for name in sorted(values, key=lambda name: name.count(".")):  # a section before its settings
         *sections, last = name.split(".")
         section = found
         for part in sections:
-            if not isinstance(section.get(part), dict):
-                section[part] = {}
+            if not isinstance(inner := section.get(part), dict):
+                section[part] = {"kind": inner} if isinstance(inner, str) else {}
             section = section[part]
-        section[last] = value
+        section[last] = values[name]
     return from_dict(type(config), found)
 
 

@@ -200,16 +200,20 @@ def headline(found: Sequence[Values], known: Values) -> str:
     shares = lambda chosen: join([f"{one}/{known['layers']}" for one in chosen])
     level = [one for one in lead if abs(lead[one]) < LEVEL and one != size]
     turned = [one for one in lead if sign * lead[one] <= -LEVEL]
-    where = (
-        f"at all {len(lead)} sizes" if not level and not turned and len(lead) > 1 else f"at {size}/{known['layers']}"
-    )
     alike = [one for one in lead if one not in (*level, *turned, size)]
-    otherwise = f" So it is at {shares(alike)}." if alike and (level or turned) else ""
-    otherwise += f" At {shares(turned)} it is the other way round." if turned else ""
+    even = abs(lead[size]) < LEVEL
+    everywhere = not level and not turned and len(lead) > 1 and not (even and alike)
+    where = f"at all {len(lead)} sizes" if everywhere else f"at {size}/{known['layers']}"
+    if even:
+        lesser = zip((alike, turned), names, strict=True)
+        otherwise = "".join(f" At {shares(some)} {name} loses less." for some, name in lesser if some)
+    else:
+        otherwise = f" So it is at {shares(alike)}." if alike and (level or turned) else ""
+        otherwise += f" At {shares(turned)} it is the other way round." if turned else ""
     if level:
         by = " or ".join(dict.fromkeys(WAYS[best(one, sides[0])["way"]] for one in level))
         otherwise += f" At {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
-    loses = "loses less than" if abs(lead[size]) >= LEVEL else "loses as much as"
+    loses = "loses as much as" if even else "loses less than"
     return (
         f"Of the best of each kind, {names[0]} {loses} {names[1]} {where}: with {size}/{known['layers']} of the "
         f"blocks' parameters ({within_reach}) and no training, perplexity {said(best(size, winner))} against "

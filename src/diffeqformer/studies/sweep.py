@@ -137,7 +137,7 @@ def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
         raise BadInput(f"--over has {shown(word)}, but must be KEY=VALUES, such as optimizer.learning_rate=1e-3,3e-3.")
     if name in ("trainer.seed",) or name.startswith("base."):
         raise BadInput(f"--over has {name}, which is no setting to search; --seeds are given by themselves.")
-    if ".." in values:
+    if ".." in values and not {*values} & {*",/"}:  # a path has two dots, too
         ends = [parse_value(end) for end in values.split("..", 1)]
         if not all(type(end) in (int, float) and 0 < end < math.inf for end in ends) or ends[0] >= ends[1]:
             raise BadInput(f"--over {name} is {shown(values)}, but a range must be two positive numbers that rise.")
