@@ -1,12 +1,15 @@
 """Continuous-depth language models: transformers whose weights are smooth functions of depth.
 
-The whole API on one screen. A name is loaded when it is first used, so that importing the package costs nothing.
+The whole API on one screen. A name is loaded when it is first used, so that importing the package costs nothing: the
+imports below are for type checkers and editors, and are read here for where each name is.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the same names again, for type checkers and editors
+if TYPE_CHECKING:
     # isort: off
     from diffeqformer.analysis.attribution import attribute
     from diffeqformer.analysis.clusters import simulate
@@ -54,53 +57,12 @@ if TYPE_CHECKING:  # the same names again, for type checkers and editors
     from diffeqformer.studies.run_report import write_report
     from diffeqformer.training.recipe import Callback, Recipe
 
-_MODULES = {
-    "diffeqformer.analysis.attribution": "attribute",
-    "diffeqformer.analysis.clusters": "simulate",
-    "diffeqformer.analysis.end_to_end": "end_to_end",
-    "diffeqformer.analysis.exponents": "flow_exponents",
-    "diffeqformer.analysis.faithfulness": "faithfulness",
-    "diffeqformer.analysis.induction": "measure_induction",
-    "diffeqformer.analysis.lyapunov": "pairwise",
-    "diffeqformer.analysis.spectra": "spectra",
-    "diffeqformer.config": "BaseConfig Config DataConfig DepthConfig DropoutConfig GPTConfig GradientConfig "
-    "EMAConfig KnotsConfig LayerConfig LayerDropConfig LlamaConfig LoRAConfig MeshConfig ModelConfig "
-    "ModulationConfig OptimizerConfig RecursiveConfig ReversibleConfig SchemeConfig SharedConfig TimeConfig "
-    "ToleranceConfig TrainerConfig read_yaml validate",
-    "diffeqformer.data.cache": "TokenCache prepare",
-    "diffeqformer.data.loader": "EvaluationBatches Loader",
-    "diffeqformer.errors": "BadInput DiffEqFormerError Interrupted RunFailed",
-    "diffeqformer.evaluation.depth": "at_depths",
-    "diffeqformer.evaluation.perplexity": "Evaluation evaluate",
-    "diffeqformer.interop.exporting": "export",
-    "diffeqformer.interop.huggingface": "from_huggingface",
-    "diffeqformer.interop.importing": "import_huggingface",
-    "diffeqformer.interop.peft": "load_adapter",
-    "diffeqformer.model.build": "abstract build",
-    "diffeqformer.model.count": "flops parameters vanilla_twin",
-    "diffeqformer.model.generate": "generate",
-    "diffeqformer.model.lift": "lift",
-    "diffeqformer.model.loss": "next_token_loss",
-    "diffeqformer.model.solving": "with_scheme",
-    "diffeqformer.model.speculate": "speculate",
-    "diffeqformer.model.transformer": "Transformer",
-    "diffeqformer.ode.early_exit": "EarlyExit",
-    "diffeqformer.ode.field": "Field",
-    "diffeqformer.ode.grid": "Grid",
-    "diffeqformer.ode.schemes": "SCHEMES OneStep Scheme",
-    "diffeqformer.ode.solve": "solve",
-    "diffeqformer.ode.solvers": "SchemeSolver",
-    "diffeqformer.ode.weights": "LayerWeights SharedWeights TimeWeights WeightSource",
-    "diffeqformer.progress": "Silent Terminal",
-    "diffeqformer.runs.finetune": "finetune_config",
-    "diffeqformer.runs.lifting": "lift_run",
-    "diffeqformer.runs.opening": "Run load_run",
-    "diffeqformer.runs.sampling": "continue_text",
-    "diffeqformer.runs.trainer": "TrainResult train",
-    "diffeqformer.studies.run_report": "write_report",
-    "diffeqformer.training.recipe": "Callback Recipe",
+_HOMES = {
+    name.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_bytes()))
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffeqformer.")
+    for name in node.names
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
