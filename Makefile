@@ -116,7 +116,7 @@ QUICK_FLAGS := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_sp
 KNOWN_FLAGS = XLA_FLAGS="$(QUICK_FLAGS)" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
 QUICKLY = flags=; $(KNOWN_FLAGS) && flags="$(QUICK_FLAGS)"; \
-	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$XLA_FLAGS $$flags"; $(PYTEST)
+	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 XLA_FLAGS="$$XLA_FLAGS $$flags"; $(PYTEST)
 
 test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
 	@$(QUICKLY) $(ARGS)
