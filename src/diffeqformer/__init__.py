@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name.name: node.module
     for node in ast.walk(ast.parse(Path(__file__).read_bytes()))
-    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffeqformer.")
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("diffeqformer.")
     for name in node.names
 }
 

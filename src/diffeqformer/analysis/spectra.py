@@ -25,7 +25,7 @@ from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
-from diffeqformer.ode.grid import Steps
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 

@@ -272,8 +272,7 @@ def about_run(run: Run) -> Document:
     """What the page says of a run, and offers of it."""
     config, any_depth = run.config.model, run.model.continuous
     own, steps = config.scheme.kind, run.model.grid().steps
-    drops = isinstance(config.weights, LayerDropConfig)
-    layers = (config.weights.layers if drops else None) or steps  # of a table: the steps that it has weights for
+    dropped = config.weights if isinstance(config.weights, LayerDropConfig) else None
     return {
         "name": name_of_run(run.config)[1],
         "folder": run.folder.name,
@@ -281,8 +280,8 @@ def about_run(run: Run) -> Document:
         "said": settings_of(run),
         "trained": list(run.config.trained_at),
         "steps": steps,
-        "most": MOST_STEPS if any_depth else layers,
-        "least": 1 if any_depth or drops else steps,
+        "most": MOST_STEPS if any_depth else (dropped and dropped.layers) or steps,
+        "least": 1 if any_depth or dropped else steps,
         "scheme": own,
         "stops": [] if trained_between(run) else np.round(np.union1d(*evaluation_times(run.model)), 9).tolist(),
         "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],
