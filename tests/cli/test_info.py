@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from diffeqformer.cli import info, main
-from diffeqformer.config import Config, DataConfig, ModelConfig, PHopConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, ModelConfig, PHopConfig, TimeConfig, read_yaml, shipped_configs
 from diffeqformer.data.tokenizer import vocabulary_size
 
 THERE = "cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {}"
@@ -78,3 +78,12 @@ def test_a_share_of_nearly_all_operations_is_no_power_of_ten(capsys):
     config = Config(model=ModelConfig(steps=2, width=16, heads=2, context=16, vocabulary=280))
     info._print_d_emb(config, [{"d_emb": 8, "stored": 9, "generation_share": 0.996}])
     assert "99.6 %" in capsys.readouterr().out
+
+
+def test_a_share_of_operations_is_of_all_of_them():
+    """Those of generated weights included: with ever more features it goes to 1."""
+    weights = TimeConfig(d_emb=5_000)
+    config = Config(model=ModelConfig(weights=weights, steps=2, width=16, heads=2, context=16, vocabulary=280))
+    shares = {one["d_emb"]: one["generation_share"] for one in info._d_emb_choices(config, weights)}
+    assert all(0 < share < 1 for share in shares.values())
+    assert shares[5_000] > 0.5 and shares[5_000] == max(shares.values()) > min(shares.values())

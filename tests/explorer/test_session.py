@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -247,6 +249,30 @@ def test_only_the_page_is_answered():
         with pytest.raises(BadInput, match="cannot be used"):
             serve("", {}, server.server_port)
         server.shutdown()
+
+
+def test_a_page_that_is_closed_before_its_answer_is_no_error(capsys):
+    answered = threading.Event()
+
+    def slow(asked):
+        left.wait(10)
+        answered.set()
+        return {"long": "x" * 1_000_000}
+
+    left = threading.Event()
+    server, address = serve("", {"slow": slow})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with socket.create_connection(server.server_address) as page:
+        page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # gone at once
+        path, host = address.removeprefix("http://").partition("/")[2], address.split("/")[2]
+        page.sendall(f"POST /{path}slow HTTP/1.0\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        threading.Event().wait(0.2)
+    left.set()
+    assert answered.wait(10)
+    threading.Event().wait(0.3)  # for what it would say of the connection that is gone
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_runs_own_pages_are_served_and_nothing_else_of_their_folders(tmp_path):

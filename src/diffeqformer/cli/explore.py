@@ -1,8 +1,8 @@
 """`diffeqformer explore RUN [RUN2]`"""
 
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -66,5 +66,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
     server, address = serve(served_page(session), session.answers, arguments.port, folders)
     print_json({"address": address}) if as_json else print_text(f"{address}\nCtrl-C ends it.")
     sys.stdout.flush()
-    with server, suppress(KeyboardInterrupt):
-        server.serve_forever()
+    try:
+        with server:
+            server.serve_forever()
+    except KeyboardInterrupt:
+        if any(thread.daemon for thread in threading.enumerate()):
+            raise  # an answer is still computed: the process must end without the interpreter's teardown

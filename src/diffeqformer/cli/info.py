@@ -117,7 +117,8 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
     choices = []
     for d_emb in sorted({*D_EMB_TABLE, time.d_emb}):
         model = dataclasses.replace(config.model, weights=dataclasses.replace(time, d_emb=d_emb))
-        share = operations.generating_weights * d_emb / time.d_emb / training
+        generating = operations.generating_weights * d_emb / time.d_emb
+        share = generating / (training + generating)
         choices.append({"d_emb": d_emb, "stored": count(abstract(model)), "generation_share": share})
     return choices
 

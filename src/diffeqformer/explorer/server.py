@@ -80,17 +80,18 @@ def serve(
 
         def _send(self, status: int, kind: str, content: str | bytes) -> None:
             body = content.encode() if isinstance(content, str) else content
-            self.send_response(status)
-            for name, value in (
-                ("Content-Type", kind),
-                ("Content-Length", str(len(body))),
-                ("Cache-Control", "no-store"),
-                ("Referrer-Policy", "no-referrer"),
-                ("X-Content-Type-Options", "nosniff"),
-            ):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the page may be closed by now
+                self.send_response(status)
+                for name, value in (
+                    ("Content-Type", kind),
+                    ("Content-Length", str(len(body))),
+                    ("Cache-Control", "no-store"),
+                    ("Referrer-Policy", "no-referrer"),
+                    ("X-Content-Type-Options", "nosniff"),
+                ):
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the terminal is the user's."""
