@@ -275,6 +275,19 @@ def test_a_page_that_is_closed_before_its_answer_is_no_error(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_ctrl_c_ends_the_server_as_it_ends_any_command(monkeypatch, capsys):
+    """By an exception, for which the process ends without a teardown: an answer may still be computed."""
+
+    def interrupted(server):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffeqformer.explorer.server.ThreadingHTTPServer.serve_forever", interrupted)
+    monkeypatch.setattr("diffeqformer.runs.opening.load_run", lambda *given: run_of("diffeqformer"))
+    assert main(["explore", "run", "--text", TEXT]) == 130
+    said = capsys.readouterr()
+    assert "http://127.0.0.1:" in said.out and said.err.endswith("diffeqformer: interrupted.\n")
+
+
 def test_the_runs_own_pages_are_served_and_nothing_else_of_their_folders(tmp_path):
     run = tmp_path / "runs" / "my run"
     for name in ("analysis/index.html", "analysis/steps/steps.svg", "report.html", "config.yaml", "analysis/notes.txt"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,6 +14,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
 from diffeqformer.studies.inputs import positive_numbers, whole_numbers
+
+if TYPE_CHECKING:
+    from diffeqformer.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,6 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.accuracy import accuracy_of
     from diffeqformer.evaluation.depth import at_depths, require_depths
-    from diffeqformer.model.solving import with_scheme
     from diffeqformer.ode.early_exit import EarlyExit
     from diffeqformer.report.text import number
     from diffeqformer.runs.opening import load_run
@@ -83,12 +85,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = opened.model
-    asked = {"--scheme": arguments.scheme, "--tolerance": arguments.tolerance}
-    if given := " ".join(f"{name} {value}" for name, value in asked.items() if value is not None):
-        try:
-            model = with_scheme(model, arguments.scheme, arguments.tolerance)
-        except BadInput as refused:
-            raise BadInput(f"with {given}: {refused}") from None
+    model = solved_by(model, arguments.scheme, arguments.tolerance)
     if arguments.scheme is None and model.config.scheme != opened.model.config.scheme:
         progress.say(
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "
@@ -141,6 +138,21 @@ def _cells(row: Document) -> list[str]:
         number(row["bits_per_byte"], 4),
         f"{row['tokens_per_second']:,.0f}",
     ]
+
+
+def solved_by(model: "Transformer", scheme: str | None, rtol: float | None = None) -> "Transformer":
+    """The model, by `--scheme` and `--tolerance` where they are given.
+
+    **Raises:** `BadInput` as `with_scheme`, after what was asked for.
+    """
+    from diffeqformer.model.solving import with_scheme
+
+    asked = {"--scheme": scheme, "--tolerance": rtol}
+    given = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+    try:
+        return with_scheme(model, scheme, rtol) if given else model
+    except BadInput as refused:
+        raise BadInput(f"with {given}: {refused}") from None
 
 
 def _check(arguments: Arguments, steps: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
 """`diffeqformer explore RUN [RUN2]`"""
 
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -66,9 +65,5 @@ def run(words: Sequence[str], as_json: bool) -> None:
     server, address = serve(served_page(session), session.answers, arguments.port, folders)
     print_json({"address": address}) if as_json else print_text(f"{address}\nCtrl-C ends it.")
     sys.stdout.flush()
-    try:
-        with server:
-            server.serve_forever()
-    except KeyboardInterrupt:
-        if any(thread.daemon for thread in threading.enumerate()):
-            raise  # an answer is still computed: the process must end without the interpreter's teardown
+    with server:
+        server.serve_forever()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from diffeqformer.cli.eval import solved_by
 from diffeqformer.cli.output import print_json, print_text
 from diffeqformer.cli.parse import parse
 from diffeqformer.config import Which
@@ -57,13 +58,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     arguments = parse(Arguments, words, "diffeqformer sample")
     if arguments.draft_length is not None and arguments.draft_steps is None:
         raise BadInput(f"--draft-length is {arguments.draft_length}, but without --draft-steps nothing is drafted.")
-    from diffeqformer.model.solving import with_scheme
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.sampling import continue_text, continue_text_with_drafts
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    model = opened.model if arguments.scheme is None else with_scheme(opened.model, arguments.scheme)
+    model = solved_by(opened.model, arguments.scheme)
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")
     settings = {
         "new_tokens": arguments.tokens,

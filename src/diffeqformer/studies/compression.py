@@ -202,7 +202,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
     turned = [one for one in lead if sign * lead[one] <= -LEVEL]
     alike = [one for one in lead if one not in (*level, *turned, size)]
     even = abs(lead[size]) < LEVEL
-    everywhere = not level and not turned and len(lead) > 1 and not (even and alike)
+    everywhere = len(lead) > 1 and not (even or level or turned)
     where = f"at all {len(lead)} sizes" if everywhere else f"at {size}/{known['layers']}"
     if even:
         lesser = zip((alike, turned), names, strict=True)
