@@ -1,5 +1,5 @@
 """`python -m diffeqformer`"""
 
-from diffeqformer.cli.program import program
+from diffeqformer.program import program
 
 program()

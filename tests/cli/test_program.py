@@ -60,6 +60,32 @@ def test_an_interruption_that_python_drops_comes_again(number):
     assert (done.returncode, done.stderr) == (130, "diffeqformer: interrupted.\n")
 
 
+@pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM"])
+def test_what_an_import_makes_of_an_interruption_is_one(number):
+    body = f"    try: os.kill(os.getpid(), {number}); time.sleep(9)\n    except KeyboardInterrupt: raise ImportError"
+    done = ended(body)
+    assert (done.returncode, done.stderr) == (130, "diffeqformer: interrupted.\n")
+    assert "failed with ImportError" in ended("    raise ImportError").stderr
+
+
+def test_before_the_command_line_is_imported_ctrl_c_has_its_sentence_too():
+    start = """
+import os, runpy, signal, sys
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "diffeqformer.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupted())
+sys.argv[1:] = ["--help"]
+runpy.run_module("diffeqformer", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "diffeqformer: interrupted.\n")
+
+
 def test_other_exceptions_that_python_drops_are_shown():
     done = ended("    gc.callbacks.append(lambda *_: gc.callbacks.clear() or 1 / 0); gc.collect(); return 0")
     assert done.returncode == 0 and "ZeroDivisionError" in done.stderr

@@ -7,17 +7,17 @@ import difflib
 import importlib
 import logging
 import os
-import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, reason
 from diffeqformer.plain import brief, clean, is_utf8, shown, version_of
+from diffeqformer.program import INTERRUPTED, say_interrupted
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -92,10 +92,6 @@ NO_MEMORY = (
 )
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C or SIGTERM."""
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
@@ -105,20 +101,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def say_interrupted() -> None:
-    """Report that Ctrl-C or SIGTERM has ended the command."""
-    with suppress(OSError):
-        print("diffeqformer: interrupted.", file=sys.stderr)
+def command(words: Sequence[str] | None = None, interrupted: Callable[[], bool] = lambda: False) -> int:
+    """As `main`, but an interruption goes on as `KeyboardInterrupt`.
 
-
-def command(words: Sequence[str] | None = None) -> int:
-    """As `main`, but an interruption goes on as `KeyboardInterrupt`."""
+    **Arguments:** `interrupted`, whether one came that an import may have made an error of its own of.
+    """
     own_process = words is None
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
-    if own_process:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; training answers both in its own way
     if not debug:  # what JAX would print of an error that comes back as an exception, too
         logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     try:
@@ -136,6 +127,8 @@ def command(words: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141
     except Exception as error:
+        if interrupted() and isinstance(error, ImportError):
+            raise KeyboardInterrupt from error
         if debug:
             traceback.print_exc()
         with suppress(OSError):

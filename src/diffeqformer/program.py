@@ -4,12 +4,24 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
-from diffeqformer.cli import INTERRUPTED, command, say_interrupted
-
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM."""
 SOON = 0.01
 """Seconds until an interruption that was dropped comes again."""
+
+
+class Interruption:
+    """The handler of signals that ask to end."""
+
+    came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        """Raise `KeyboardInterrupt`, of which an extension that is just being imported may make an `ImportError`."""
+        self.came = True
+        raise KeyboardInterrupt
 
 
 def program() -> NoReturn:
@@ -19,12 +31,19 @@ def program() -> NoReturn:
     threads of its own, and crashes on memory that is gone. By then every `with` block has closed its files and waited
     for its checkpoints.
     """
+    interruption, signals = Interruption(), (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     sys.unraisablehook = _again
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for jobs in the background
+            signal.signal(number, interruption)  # training answers the first two in its own way
     try:
-        status = command()
-    except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):  # nothing is left that a second one could stop
+        from diffeqformer.cli import command  # takes a while, in which Ctrl-C is answered already
+
+        status = command(interrupted=lambda: interruption.came)
+    except (KeyboardInterrupt, ImportError):
+        if not interruption.came:
+            raise
+        for number in signals:  # nothing is left that a second one could stop
             signal.signal(number, signal.SIG_IGN)
         say_interrupted()
         for stream in (sys.stdout, sys.stderr):
@@ -32,6 +51,12 @@ def program() -> NoReturn:
                 stream.flush()
         os._exit(INTERRUPTED)
     sys.exit(status)
+
+
+def say_interrupted() -> None:
+    """Report that Ctrl-C or SIGTERM has ended the command."""
+    with suppress(OSError):
+        print("diffeqformer: interrupted.", file=sys.stderr)
 
 
 def _again(dropped: "sys.UnraisableHookArgs") -> None:
