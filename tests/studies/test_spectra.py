@@ -240,6 +240,8 @@ def test_the_headline_tells_whose_signs_turn_first():
     )
     near = headline(spectra_of(radii, shares | {"QK": [0.43, 0.44, 0.44, 0.45]}))
     assert "QK (which tokens heads look at) stay half and half (43 % → 45 %)" in near
+    least = headline(spectra_of(radii, shares | {"QK": [0.38, 0.39, 0.4, 0.43]}))
+    assert "QK (which tokens heads look at) stay half and half (38 % → 43 %)" in least
     assert other.index("OV (what") < other.index("QK (which") < other.index("FF (the")
     assert change([("m", found)], SHARE, percent).endswith(
         "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."

@@ -19,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, Locator, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.plain import clean
 from diffeqformer.report.text import finite
@@ -141,16 +141,30 @@ def legend(figure: Figure, handles: list[Line2D], names: list[str], width: float
         text.set_text(line)
 
 
-def log_axis(
-    axes: Axes, name: Literal["x", "y"], ticks: Locator | Sequence[float | int] | None = None, base: int = 10
-) -> None:
+class PlainTicks(Locator):
+    """Ticks of a logarithmic axis at numbers that are read at once, some four to ten of them however far it spans."""
+
+    def __call__(self) -> Sequence[float]:
+        """Where ticks stand on the axis as it is drawn."""
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Where ticks stand between two positive numbers."""
+        low, high = sorted((vmin, vmax))
+        if high < 5 * low:
+            return MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high).tolist()
+        subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 300 * low else (1,)
+        return LogLocator(subs=subs, numticks=10).tick_values(low, high).tolist()
+
+
+def log_axis(axes: Axes, name: Literal["x", "y"], ticks: Sequence[float | int] | None = None, base: int = 10) -> None:
     """Make the axis of this name logarithmic, its ticks plain numbers, and none there that are not written."""
     getattr(axes, f"set_{name}scale")("log", base=base)
     axis: Axis = getattr(axes, f"{name}axis")
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
-    if ticks is not None:
-        axis.set_major_locator(ticks if isinstance(ticks, Locator) else FixedLocator(ticks))
+    axis.set_major_locator(PlainTicks() if ticks is None else FixedLocator(ticks))
 
 
 def steps_axis(
@@ -183,8 +197,7 @@ def perplexity_scale(axis: Axes, values: Sequence[float], label: str = "") -> No
     """A logarithmic axis with plain numbers, and so labelled, where perplexities span more than a factor of four."""
     axis.margins(y=0.1)
     if values and max(values) > 4 * min(values):
-        few = max(values) < 50 * min(values)
-        log_axis(axis, "y", LogLocator(subs=(1, 2, 3, 5) if few else (1, 3), numticks=12))
+        log_axis(axis, "y")
         label = f"{label} (log scale)" if label else ""
     axis.set_ylabel(label)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.report.figures import (
     INK,
@@ -137,7 +137,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             names.append(f"guessing uniformly (ln {vocabulary:,})")
         steps_axis(axis, steps, trained, width, own="trained")
         if losses and max(losses) > 4 * min(losses) > 0:
-            log_axis(axis, "y", LogLocator(subs=(1, 2, 3, 5)))
+            log_axis(axis, "y")
         axis.margins(y=0.07)
         axis.set_ylabel("validation loss (nats per token)")
         legend(figure, handles, names, width)

@@ -11,7 +11,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.clusters import SPHERES, Simulation
@@ -74,7 +73,7 @@ def measures(simulations: Sequence[Simulation], share: float, *, width: float = 
             axis.margins(x=0.02)
         for axis in axes[:2]:
             axis.set_ylim(0, 1.05 * simulations[0].states.shape[1])
-        log_axis(axes[2], "y", LogLocator(numticks=6))
+        log_axis(axes[2], "y")
         axes[3].axhline(math.e / 2, color=INK, linestyle=":", linewidth=1.0)
         legend(
             figure, [key(color=color(i)) for i in range(len(simulations))],

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.evaluation.depth import DepthCurve
 from diffeqformer.evaluation.perplexity import Evaluation
@@ -66,7 +66,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             drawn = _draw(axis, curve, place, written)
             far = [x for x, _ in drawn]
             if far and max(far) > 3 * min(far) > 0:
-                log_axis(axis, "x", LogLocator(subs=(1, 2, 5)))
+                log_axis(axis, "x")
             else:
                 axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
             axis.margins(x=0.08)

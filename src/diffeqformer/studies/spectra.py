@@ -38,6 +38,8 @@ MEANING = (
 )
 HALVES = "half and half"
 """Signs of real parts of which neither has more than 60 %."""
+TURN = 0.1
+"""Change of a share of signs from which on it is told as a turn."""
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -71,6 +73,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
     from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
     from diffeqformer.runs.opening import load_run
+    from diffeqformer.studies.spectra_figures import display_names
 
     opened, folder = arguments.open("spectra", progress)
     others = [arguments.against] if arguments.against else []
@@ -99,10 +102,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     arrays = dict(bare[0][1].arrays())
     for _, found in bare[1:]:
         arrays |= {f"against_{key}": value for key, value in found.arrays().items()}
+    whose = f"{display_names([name for name, _ in models])[models[0][0]]}: " if len(models) > 1 else ""
     return Result(
         "spectra", "How do eigenvalues change over depth?",
         (
-            headline(models[0][1]),
+            whose + headline(models[0][1]),
             *([change(models, SHARE, percent)] if len(models) > 1 else []),
             change(models, RADIUS, digits) + by_head(models[0][1]),
             MEANING,
@@ -272,10 +276,10 @@ def headline(found: "Spectra") -> str:
         others = [one for one in map(_mostly, values[turns(values, SHARE)]) if one not in (first, HALVES)]
         rank, does_what = (
             (0, f"turn from {first} to {last}")
-            if first != last
+            if first != last and abs(values[-1] - values[0]) > TURN
             else (1, f"turn {others[0]} on the way and back")
             if others
-            else (2, f"{'are' if found.alike else 'stay'} {first}")
+            else (2, f"{'are' if found.alike else 'stay'} {first if first == last else HALVES}")
         )
         said.append((rank, f"those of {pair} ({does}) {does_what} ({path(found, pair, SHARE, percent)})"))
     told = "; ".join(sentence for _, sentence in sorted(said, key=lambda one: one[0]))

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.spectra import RADIUS, Spectra
@@ -93,9 +93,7 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
                     axis.plot(x, y.mean(1), **look, linewidth=1.1, linestyle="-" if found.continuous else ":")
         for row, pair in enumerate(pairs):
             axis = axes[row, names.index(RADIUS)]
-            low, high = axis.dataLim.intervaly
-            subs = (1, 2, 5) if 0 < high < 100 * low else (1,)
-            log_axis(axis, "y", LogLocator(subs=subs, numticks=8))  # of two models, one may be many times the other
+            log_axis(axis, "y")  # of two models, one may be many times the other
             axes[row, 0].set_title(pair) if stacked else axes[row, 0].set_ylabel(pair)
         for column, name in enumerate(names):
             axes[0, column].set_ylabel(name, fontsize=8) if stacked else axes[0, column].set_title(name, fontsize=8)

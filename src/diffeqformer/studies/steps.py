@@ -244,10 +244,10 @@ def by_step(found: "Participation", caption: str = "After every step", tuned: Pr
     probed = ("tuned loss", "tuned KL") if tuned else ()
     rows = [
         (
-            str(i), at[i], f"{found.loss[i]:.3f}", f"{found.kl[i]:.3f}", digits(found.length[i]),
+            str(i), at[i], f"{found.loss[i]:.3f}", f"{found.kl[i]:z.3f}", digits(found.length[i]),
             *((digits(part[i - 1]) for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
             *([percent(found.echo[i])] if echoed else []),
-            *(f"{values[i]:.3f}" for values in tuned or ()),
+            *(f"{values[i]:z.3f}" for values in tuned or ()),
         )
         for i in range(len(found.loss))
     ]  # fmt: skip

@@ -141,7 +141,6 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
     """Temporary memory of a gradient in MiB against the number of steps, a curve per method, both axes logarithmic."""
-    from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import drawing, legend, log_axis, look
 
@@ -152,7 +151,7 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
             own = [(row["steps"], row["temporary_bytes"] / 2**20) for row in rows if row["gradient"] == method]
             handles += axis.plot(*zip(*own, strict=True), **look(index))
         log_axis(axis, "x", sorted({row["steps"] for row in rows}), base=2)
-        log_axis(axis, "y", LogLocator(subs=(1, 2, 5)))
+        log_axis(axis, "y")
         axis.set(xlabel="steps (depth)", ylabel="temporary memory (MiB)")
         legend(figure, handles, methods, width)
     return figure

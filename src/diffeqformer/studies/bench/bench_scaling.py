@@ -147,7 +147,6 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawing":
     """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
-    from matplotlib.ticker import LogLocator
 
     from diffeqformer.report.figures import INK, WIDE, color, drawing, key, legend, log_axis, look
 
@@ -163,7 +162,7 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
                 counted = [milliseconds[-1] * operations / row["flops"][-1] for operations in row["flops"]]
                 panel.plot(row["sizes"], counted, linestyle="--", linewidth=1, color=color(index), marker="None")
             log_axis(panel, "x", sorted({size for row in own for size in row["sizes"]}), base=2)
-            log_axis(panel, "y", LogLocator(subs=(1, 2, 5)))
+            log_axis(panel, "y")
             panel.set_xlabel(name)
         panels[0].set_ylabel("ms per update")
         handles = [*(key(**look(i)) for i in range(len(models))), key(color=INK, linestyle="--", linewidth=1)]
