@@ -171,7 +171,8 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
     if any(trains):
         window = max(map(run_figures.smooth_window, trains))
         average = f" and as a moving average over up to {window} of its points" if window > 1 else ""
-        notes.append(f"Lines: training loss (faint; means of a few updates in long runs){average}.")
+        faint = "faint; " if average else ""
+        notes.append(f"Lines: training loss ({faint}means of a few updates in long runs){average}.")
     if any(m["curve"]["validation"] for m in models):
         some = {n for m in models if (n := m["config"].get("trainer", {}).get("evaluate_batches"))}
         way = f", estimated during training on at most {text.join(sorted(map(str, some)))} batches" if some else ""

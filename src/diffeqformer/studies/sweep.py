@@ -202,7 +202,7 @@ def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
         loss = f"{row['loss']:.4f}" if math.isfinite(row["loss"]) else "not finite"
         speed = "–" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
         cells.append((str(rank), *values, loss, spread, speed))
-    return Table("Trials", ("rank", *names, "loss (nats)", "spread of seeds", "tokens/s"), cells)
+    return Table("Trials", ("rank", *names, "loss (nats)", "range of seeds", "tokens/s"), cells)
 
 
 def losses_by(name: str, rows: Sequence[Values], *, width: float) -> "Figure":
