@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from diffeqformer.config import Config, ModelConfig, ToleranceConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.store.files import write_sealed
-from diffeqformer.studies.inputs import whole_split
+from diffeqformer.studies.inputs import whole_numbers, whole_split
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,17 @@ def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(
     assert found == (
         " On its whole validation split the run has 5.654 nats per token, perplexity 285.5." if said else ""
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("6", [6]), ("6, 12,24", [6, 12, 24]), ("2-5", [2, 3, 4, 5]), ("3 - 3,1-2", [3, 1, 2])],
+)
+def test_numbers_are_lists_or_ranges(text, numbers):
+    assert list(whole_numbers(text, "--steps")) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "6,", "-3", "4-", "5-2", "1-2-3", "2–5", "1-16385", "a", "1.5"])
+def test_what_is_no_list_of_whole_numbers_is_refused(text):
+    with pytest.raises(BadInput, match="--steps is .*, but must be whole numbers of at least 1 and at most 16384"):
+        whole_numbers(text, "--steps")

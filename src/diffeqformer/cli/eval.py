@@ -31,7 +31,7 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
-    """Numbers of depth steps, such as 6 or 6,12,24; as in training if not given."""
+    """Numbers of depth steps, such as 6, 6,12,24 or 2-6; as in training if not given."""
     scheme: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5 (not for a table of layers)."""
     tolerance: Annotated[float | None, tyro.conf.arg(metavar="RTOL")] = setting(None, positive=True)

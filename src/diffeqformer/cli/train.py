@@ -104,7 +104,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     validation = result.entry["validation"]
     digits = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
     row = [number(validation[name], decimals) for name, decimals in digits.items()]
-    cost = [evaluations(result.entry.get("evaluations")), f"{result.entry['tokens_per_second']:,.0f}"]
+    cost = [evaluations(result.entry.get("evaluations")), number(result.entry["tokens_per_second"] or None)]
     columns = ["run", "loss (nats)", "perplexity", "bits/byte", "NFE", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])
     if drawn := drawn_depths(result.entry):

@@ -72,17 +72,18 @@ class OfRun:
 
 
 def whole_numbers(text: str, name: str) -> tuple[int, ...]:
-    """`"6,12,24"` as numbers.
+    """`"6,12,24"`, or `"2-6,12"`, as numbers.
 
-    **Raises:** `BadInput` if a part is not a whole number from 1 to `MOST_STEPS`.
+    **Raises:** `BadInput` if a part is not a whole number from 1 to `MOST_STEPS`, or two that rise.
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 20 and 1 <= int(part) <= MOST_STEPS for part in parts):
+    ends = [[end.strip() for end in part.split("-")] for part in text.split(",")]
+    written = all(end.isdecimal() and len(end) < 20 and 1 <= int(end) <= MOST_STEPS for part in ends for end in part)
+    if not written or any(len(part) > 2 or int(part[0]) > int(part[-1]) for part in ends):
         raise BadInput(
-            f"{name} is {shown(text)}, but must be whole numbers of at least 1 and at most {MOST_STEPS}, such as 6 or "
-            "6,12,24."
+            f"{name} is {shown(text)}, but must be whole numbers of at least 1 and at most {MOST_STEPS}, such as 6, "
+            "6,12,24 or 2-6."
         )
-    return tuple(int(part) for part in parts)
+    return tuple(number for part in ends for number in range(int(part[0]), int(part[-1]) + 1))
 
 
 def positive_numbers(text: str, name: str) -> tuple[float, ...]:
