@@ -9,7 +9,7 @@ With `nested` N steps have the first N layers of an order, so that a reading at 
 in common. Unless another order is given it is `nested_order`: one step has the last layer, two have the one of the
 middle besides, and so on, always halving.
 
-With `octaves` the layers are nested within a doubling of N alone: 1 step, 2 to 3, 4 to 7, 8 to 15, ... steps each have
+With `octaves` the layers are nested within a doubling of N alone: 1, 2, 3 to 4, 5 to 8, 9 to 16, ... steps each have
 layers of their own, so that no layer serves depths that are far apart, at the price of storing them.
 
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
@@ -40,8 +40,8 @@ class LayerDropWeights(eqx.Module):
     layers: BlockWeights
     """Rows of all layers, in order, on one leading axis; of several tables, one after the other."""
     orders: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
-    """In which nested layers, as rows, come in as steps are added: the first for 1 step, the next for 2 to 3, then for
-    4 to 7, ..., the last for all others; none for layers that are left out by their place alone."""
+    """In which nested layers, as rows, come in as steps are added: if there are several, the first for 1 step, then for
+    2, for 3 to 4, for 5 to 8, ...; none for layers that are left out by their place alone."""
     corrections: PyTree = None
     """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
 
@@ -52,7 +52,7 @@ class LayerDropWeights(eqx.Module):
 
     def _kept(self, steps: int) -> Int[np.ndarray, " steps"]:
         """Rows of the nested layers that a number of steps keeps, from the first one to the last."""
-        octave = min(steps.bit_length(), len(self.orders)) - 1
+        octave = min((steps - 1).bit_length(), len(self.orders) - 1)
         return np.sort(self.orders[octave][:steps])
 
     def _rows(self, steps: int, kept: Int[np.ndarray, " kept"]) -> BlockWeights:
@@ -97,10 +97,10 @@ def nested_order(layers: int) -> tuple[int, ...]:
 def octave_orders(layers: int) -> tuple[tuple[int, ...], ...]:
     """The rows of a table for each octave of numbers of steps, in the order in which they come in.
 
-    That of N = n to 2n - 1 steps, n a power of two, has 2n - 1 rows, at most `layers`, in `nested_order`; tables follow
-    each other from N = 1 on.
+    1 step, 2, 3 to 4, ..., n/2 + 1 to n, n a power of two, have n rows, at most `layers`, in `nested_order`; tables
+    follow each other.
     """
-    sizes = [min((2 << octave) - 1, layers) for octave in range(layers.bit_length())]
+    sizes = [min(1 << octave, layers) for octave in range((layers - 1).bit_length() + 1)]
     firsts = [sum(sizes[:octave]) for octave in range(len(sizes))]
     return tuple(tuple(first + row for row in nested_order(size)) for first, size in zip(firsts, sizes, strict=True))
 
