@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,8 +39,36 @@ REFUSED = {
     "no tokens": "ids have the shape (2, 0), but must have",
     "traced": "steps is traced, but decides which program is compiled:",
     "no steps": "but must be a whole number of at least 1.",
-    "edges": "a grid has 2 steps and 2 edges, but must have a step, and an edge more.",
-    "threshold": "the threshold of early exit is nan, but must not be negative.",
+    "edges": "a grid has 2 steps and 2 edges, but must have an edge more than steps.",
+    "edges back": "the times between steps are [0.0, 2.0, 1.0], but must rise from 0 to 1.",
+    "most steps": "steps is 20000, but must be at most 16384.",
+    "bool steps": "steps is True, but must be a whole number of at least 1.",
+    "threshold": "the threshold of early exit is nan, but must be a number, and not negative.",
+    "numpy threshold": "the threshold of early exit is np.float32(-1.0), but must be a number, and not negative.",
+    "word threshold": "the threshold of early exit is 'a', but must be a number, and not negative.",
+    "wrapped id": "token id 4294967303 does not exist",
+    "last target": "token id -20 does not exist",
+    "one token": "the text has 1 token, but must have at least 2, of which the second is predicted.",
+    "mask of weights": "the mask is float32 of the shape (2, 12), but must be bool of the shape (2, 12): true where",
+    "mask of another shape": "the mask is bool of the shape (12, 2), but must be bool of the shape (2, 12)",
+    "evaluated mask": "the mask is bool of the shape (12, 2), but must be bool of the shape (2, 12)",
+    "attributed id": "token id 41 does not exist",
+    "pairwise id": "token id -1 does not exist",
+    "watched id": "token id 41 does not exist",
+    "induction": "token id 49 does not exist",
+    "pieces": "tokens has 1 pieces, but the text has 4 tokens.",
+    "no outputs": "outputs is empty, but must name at least one of the text's tokens, 0 to 3.",
+    "half an output": "an output is 2.0, but must be a whole number.",
+    "prompt of one axis": "ids have the shape (4,), but must have (batch, position), none of them 0.",
+    "no prompts": "the prompt is empty, but must have at least one token.",
+    "trajectory of one text": "ids have the shape (4,), but must have (batch, position), none of them 0.",
+    "scheme": "but must be an object with the methods of Scheme.",
+    "flow": "dt is 0.0, but must be a number other than 0.",
+    "checkpoint": "checkpoint is 'Best', but must be one of latest, best, sound.",
+    "method": "method is 'adapter', but must be one of lora, full, continuous.",
+    "tuned steps": "steps is [0, 0.1, 1], but must be a whole number.",
+    "count": "count is 0, but must be at least 1.",
+    "NaN": "the model's logits are not finite",
     "trajectory": "it keeps neither states nor a cache.",
     "populate": "what is asked for here takes all steps of a grid.",
 }
@@ -59,7 +88,10 @@ def test_it_is_refused_by_name(said, thing):
     assert REFUSED[thing] in said[thing]
 
 
-@pytest.mark.parametrize("thing", ["config", "list", "generate", "speculate", "grid", "evaluate", "pairwise"])
+@pytest.mark.parametrize(
+    "thing",
+    ["config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges"],
+)
 def test_numbers_of_numpy_and_paths_are_taken_as_what_they_stand_for(said, thing):
     assert said[thing] == "the same"
 
@@ -81,17 +113,27 @@ def _say() -> dict[str, str]:
         OptimizerConfig,
         TrainerConfig,
         at_depths,
+        attribute,
         build,
+        continue_text,
+        evaluate,
+        finetune_config,
+        flow_exponents,
         generate,
         lift,
+        load_run,
         measure_induction,
+        next_token_loss,
         pairwise,
         simulate,
         speculate,
         validate,
+        with_scheme,
     )  # fmt: skip
+    from diffeqformer.analysis.gathering import watch_states
     from diffeqformer.config import dump_yaml
     from diffeqformer.config.files import read_yaml
+    from diffeqformer.data.tokenizer import train_tokenizer
     from tests.models import KINDS, TINY, model_of, tokens
 
     found, key, model, ids = {}, jax.random.key(0), model_of(TINY), tokens(positions=4)
@@ -143,7 +185,38 @@ def _say() -> dict[str, str]:
     refused("traced", lambda: eqx.filter_jit(model)(ids, steps=np.int64(2)))
     refused("no steps", lambda: at_depths(model, [batch], np.array([0])))
     refused("edges", lambda: Grid(2, (0.0, 1.0)))
+    refused("edges back", lambda: model(ids, steps=Grid(2, [0.0, 2.0, 1.0])))
+    refused("most steps", lambda: Grid(20_000))
+    refused("bool steps", lambda: Grid(True))
     refused("threshold", lambda: model(ids, steps=EarlyExit(4, float("nan"))))
+    refused("numpy threshold", lambda: model(ids, steps=EarlyExit(4, np.float32(-1))))
+    refused("word threshold", lambda: model(ids, steps=EarlyExit(4, "a")))
+    refused("wrapped id", lambda: model(np.array([[2**32 + 7, 3]])))
+    texts, beyond = jnp.asarray(batch[0]), np.array([0, 1, 41, 2])
+    refused("last target", lambda: next_token_loss(model, texts.at[0, -1].set(-20)))
+    refused("one token", lambda: next_token_loss(model, texts[:, :1]))
+    refused("mask of weights", lambda: next_token_loss(model, texts, jnp.full((2, 12), 0.5)))
+    refused("mask of another shape", lambda: next_token_loss(model, texts, jnp.ones((12, 2), bool)))
+    refused("evaluated mask", lambda: evaluate(model, [(batch[0], batch[1].T)]))
+    refused("attributed id", lambda: attribute(model, beyond, [3], points=2))
+    refused("pairwise id", lambda: pairwise(model, np.array([0, -1]), [1]))
+    refused("watched id", lambda: watch_states(model, beyond[None]))
+    refused("induction", lambda: measure_induction(model, candidates=np.arange(45, 50), length=3, repeats=2, samples=9))
+    refused("pieces", lambda: attribute(model, ids[0], [3], points=2, tokens=["a"]))
+    refused("no outputs", lambda: attribute(model, ids[0], [], points=2))
+    refused("half an output", lambda: pairwise(model, ids[0], [2.0]))
+    refused("prompt of one axis", lambda: generate(model, ids[0], 2, key=key))
+    refused("no prompts", lambda: generate(model, ids[:0], 2, key=key))
+    refused("trajectory of one text", lambda: model.trajectory(ids[0]))
+    refused("scheme", lambda: with_scheme(model, 3))
+    refused("flow", lambda: flow_exponents(lambda t, x: x, jnp.ones(2), dt=0.0, steps=2))
+    refused("checkpoint", lambda: load_run("nowhere", "Best"))
+    base = SimpleNamespace(model=model, config=Config(model=TINY))
+    refused("method", lambda: finetune_config(base, "tuned", method="adapter"))
+    refused("tuned steps", lambda: finetune_config(base, "tuned", steps=[0, 0.1, 1]))
+    refused("count", lambda: continue_text(model, train_tokenizer(["a"], 257), "a", count=0))
+    broken = table.replace(final_norm=jax.tree.map(lambda x: x * jnp.nan, table.final_norm))
+    refused("NaN", lambda: lift(broken, key=key))
     refused("trajectory", lambda: model.trajectory(ids, steps=EarlyExit(4, 0.1)))
     refused("populate", lambda: model.populate(EarlyExit(4, 0.1)))
 
@@ -172,6 +245,11 @@ def _say() -> dict[str, str]:
     same("pairwise", *edges)
     if found["pairwise"] == "the same":
         same("pairwise", *number)
+    some = [pairwise(model, ids[0], own, iterations=0).exponents for own in ([0, 3], np.array([0, 3]))]
+    same("outputs", *map(np.nan_to_num, some))
+    same("lists", generate(model, ids, 2, key=key), generate(model, ids.tolist(), 2, key=key))
+    given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
+    same("list of edges", *(one(ids) for one in given))
     return found
 
 

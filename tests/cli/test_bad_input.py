@@ -217,6 +217,17 @@ def test_debug_shows_where(call):
         ("latin.txt", b"caf\xe9 au lait\n" * 400, "has undecodable bytes at byte 3; data.strict refuses it"),
         ("wide.txt", "the cat\n".encode("utf-16"), "file '{here}/wide.txt' is UTF-16 or UTF-32; save it as UTF-8"),
         ("wide.jsonl", '{"text": "a"}\n'.encode("utf-32-le"), "wide.jsonl' is UTF-16 or UTF-32; save it as UTF-8"),
+        (
+            "late.txt",
+            b"the cat\n" * 600 + ("the cat\n" * 900).encode("utf-16-le"),
+            "is UTF-16 or UTF-32 from byte 4801 on; save it",
+        ),
+        (
+            "nul.txt",
+            b"the cat\n" * 100 + bytes(3000),
+            "nul.txt' has a run of NUL bytes near byte 800, which no text has",
+        ),
+        ("nuls.txt", b"the cat\n" * 2000 + bytes(5000), "has a run of NUL bytes near byte 16000, which no text has"),
         ("text.pdf", b"%PDF", "has an unknown suffix; known are .txt"),
     ],
 )

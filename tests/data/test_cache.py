@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from diffeqformer.data import cache as module
 from diffeqformer.data import encode
@@ -33,6 +33,25 @@ def decoded(cache, tokens):
             text.append(token)
     assert not text
     return found
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [("the cat sat\n", 0), ("the dog sat\n", 3), ("日本", 2), ("The cat\n", 1), ("the  cat\n", 1)],
+)
+def test_what_a_tokenizer_loses_is_counted(text, lost):
+    words = ["[UNK]", "the", "cat", "sat", " ", "\n"]
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    own.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("  ", " ")])
+    own.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s"), "isolated")
+    own.decoder = decoders.Fuse()
+    loss = encode.Loss(own)
+    loss.see(text, own.encode(text).ids)
+    assert loss.share == pytest.approx(lost / len(text))
+    every = train_tokenizer([text], 300)
+    loss = encode.Loss(every)
+    loss.see(text, [*every.encode(text).ids, end_of_text(every)])
+    assert loss.share == 0
 
 
 def names(folder):

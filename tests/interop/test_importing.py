@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from diffeqformer.data.tokenizer import train_tokenizer
-from diffeqformer.errors import RunFailed
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
+from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.lifting import write_derived
 from diffeqformer.runs.opening import load_run
 from tests.interop.folders import CONFIGS, WORDS, golden, word_tokenizer, write
 from tests.models import logits
@@ -88,6 +90,44 @@ def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text, place
         assert called.status == 0, called.err
     for folder in (*runs, tmp_path / "made"):
         assert (folder / "chat_template.jinja").read_text() == template
+
+
+def test_special_tokens_go_all_the_way(published, tmp_path):
+    """They are what templates name; generation still ends at all that end a text or a turn."""
+    path = published / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    vocabulary = load_tokenizer(published).get_vocab(with_added_tokens=True)
+    bos, eos, unk = sorted(vocabulary, key=vocabulary.__getitem__)[3:6]
+    own = {"bos_token": bos, "eos_token": {"content": eos, "lstrip": False}, "unk_token": unk, "pad_token": "nowhere"}
+    path.write_text(json.dumps(settings | own))
+    run = import_huggingface(published, tmp_path / "run")
+    write_derived(run, tmp_path / "derived", run.model)
+    export(load_run(tmp_path / "derived"), tmp_path / "made")
+    read = lambda name: json.loads((tmp_path / "made" / name).read_text())
+    end = run.tokenizer.id_to_token(end_of_text(run.tokenizer))
+    names = {"bos_token": bos, "eos_token": eos, "unk_token": unk, "pad_token": end}
+    if run.start:  # its first token stands before a text, whatever its name
+        names["bos_token"] = bos
+    assert {role: read("tokenizer_config.json")[role] for role in names} == names
+    for role in ("bos_token", "eos_token", "pad_token"):
+        assert read("config.json")[f"{role}_id"] == vocabulary[names[role]]
+    assert read("generation_config.json")["eos_token_id"][:2] == [vocabulary[eos], vocabulary[end]]
+
+
+def test_tokens_that_only_the_settings_declare_are_added(published, tmp_path):
+    tokenizer, path = load_tokenizer(published), published / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    number = vocabulary_size(tokenizer)
+    declare = lambda number: path.write_text(json.dumps(settings | {"added_tokens_decoder": {
+        str(end_of_text(tokenizer)): {"content": tokenizer.id_to_token(end_of_text(tokenizer))},
+        str(number): {"content": "<|turn|>", "special": True, "normalized": False},
+    }}))  # fmt: skip
+    declare(number)
+    found = load_tokenizer(published)
+    assert found.token_to_id("<|turn|>") == number and vocabulary_size(found) == number + 1
+    declare(number + 2)
+    with pytest.raises(BadInput, match=f"gives token '<|turn|>' the id {number + 2}, but it would be {number} here"):
+        load_tokenizer(published)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from diffeqformer.analysis.lyapunov import populated, require_outputs
+from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
@@ -90,10 +90,9 @@ def attribute(
 
     **Returns:** `Attributions`.
 
-    **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or `points`
-    below 1.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `points` below 1.
     """
-    outputs = require_outputs(outputs, ids.size)
+    ids, outputs = require_text(model, ids, outputs, tokens)
     if points < 1:
         raise BadInput(f"points is {points}, but must be at least 1.")
     model = populated(model, steps)

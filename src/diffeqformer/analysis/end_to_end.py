@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.finite import require_finite
-from diffeqformer.analysis.lyapunov import populated, require_outputs
+from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -74,11 +74,11 @@ def end_to_end(
 
     **Returns:** an `EndToEnd`.
 
-    **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or `probes`
-    out of range; `RunFailed` if the derivatives are not finite.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `probes` out of
+    range; `RunFailed` if the derivatives are not finite.
     """
+    ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
-    outputs = require_outputs(outputs, positions)
     if not min(2, width) <= probes <= width:
         raise BadInput(f"probes is {probes}, but must be from 2 to the model's width, {width}.")
     model = populated(model, steps)

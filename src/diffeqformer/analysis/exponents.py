@@ -1,5 +1,6 @@
 """Lyapunov exponents of any vector field: tangents carried along a trajectory and orthonormalised on the way."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -90,7 +91,7 @@ def flow_exponents(
 
     **Returns:** exponents in units of 1 / time, in the order of the decomposition, which over long times is descending.
 
-    **Raises:** `BadInput` if `tangents` is not from 1 to the width, or a number of steps is out of range.
+    **Raises:** `BadInput` if `tangents` is not from 1 to the width, a number of steps is out of range, or `dt` is 0.
 
     Sources: Benettin et al. 1980, Meccanica 15:9; Wolf et al. 1985, Physica D 16:285.
     """
@@ -100,6 +101,8 @@ def flow_exponents(
     for name, value, least in (("steps", steps, 1), ("every", every, 1), ("skip", skip, 0)):
         if value < least:
             raise BadInput(f"{name} is {value}, but must be at least {least}.")
+    if not (math.isfinite(dt) and dt != 0):
+        raise BadInput(f"dt is {dt}, but must be a number other than 0.")
     key = jax.random.key(0) if key is None else key
 
     def advance(t: Array, x: Array) -> Array:

@@ -10,6 +10,7 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import known_ids
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -76,13 +77,13 @@ def watch_states(
     **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those trained
     with if not given.
 
-    **Raises:** `RunFailed` if a state is not finite.
+    **Raises:** `BadInput` for tokens that do not exist; `RunFailed` if a state is not finite.
     """
-    grid = model.grid(steps)
+    grid, ids = model.grid(steps), known_ids(texts, model.embedding.tokens.shape[0], 2)
     run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=grid))
     measures, norms, projection, explained = [], [], np.empty(0), np.empty(0)
-    with (progress or Silent()).stage("Watching hidden states", len(texts)) as stage:
-        for number, text in enumerate(texts):
+    with (progress or Silent()).stage("Watching hidden states", len(ids)) as stage:
+        for number, text in enumerate(ids):
             states = np.asarray(run(model, text[None]), np.float64)
             require_finite(states)
             measures.append(together([measure(now[None]) for now in states], 0))  # one depth's pairs at a time

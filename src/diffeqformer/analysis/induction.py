@@ -25,6 +25,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import require_tokens
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.progress import Progress, Silent
@@ -102,6 +103,7 @@ def measure_induction(
     candidates = np.arange(config.vocabulary or 0) if candidates is None else np.asarray(candidates)
     asked = {"sequences": sequences, "length": length, "repeats": repeats}
     ids = repeated_sequences(candidates, **asked, seed=seed)
+    require_tokens(ids, model.embedding.tokens.shape[0])
     positions = length * repeats
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))

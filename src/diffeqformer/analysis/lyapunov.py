@@ -18,9 +18,11 @@ from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
 from diffeqformer.analysis.tables import scores_html
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
+from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import as_bits, wide
 from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
 from diffeqformer.ode.grid import Grid, Steps
@@ -82,13 +84,21 @@ class Pairwise:
         return scores_html("pairwise exponents", self.outputs, scores, self.tokens)
 
 
-def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
-    """The outputs as a tuple.
+def require_text(
+    model: Transformer, ids: Any, outputs: Sequence[int], tokens: Sequence[str] = ()
+) -> tuple[Array, tuple[int, ...]]:
+    """The tokens of a text as an array, and the outputs as a tuple.
 
-    **Raises:** `BadInput` if there are none, or one is not a position of the text.
+    **Raises:** `BadInput` for tokens that do not exist, no outputs, one that is not a position of the text, or another
+    number of pieces than of tokens.
     """
-    if positions < 1:
+    if not np.size(ids):
         raise BadInput("the text is empty, but must have at least one token.")
+    ids = known_ids(ids, model.embedding.tokens.shape[0], 1)
+    positions = ids.size
+    if tokens and len(tokens) != positions:
+        raise BadInput(f"tokens has {len(tokens)} pieces, but the text has {positions} tokens.")
+    outputs = [whole("an output", output) for output in np.atleast_1d(np.asarray(outputs, object))]
     if not outputs:
         raise BadInput(f"outputs is empty, but must name at least one of the text's tokens, 0 to {positions - 1}.")
     for output in outputs:
@@ -96,7 +106,7 @@ def require_outputs(outputs: Sequence[int], positions: int) -> tuple[int, ...]:
             raise BadInput(
                 f"output token {output} does not exist: the text has {positions} tokens, 0 to {positions - 1}."
             )
-    return tuple(outputs)
+    return ids, tuple(outputs)
 
 
 def pairwise(
@@ -134,11 +144,11 @@ def pairwise(
 
     **Returns:** a `Pairwise`.
 
-    **Raises:** `BadInput` for an empty text or one longer than the context, an output that does not exist, or
-    `tangents` out of range; `RunFailed` if derivatives that first tangents are refined by are not finite.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `tangents` out of
+    range; `RunFailed` if derivatives that first tangents are refined by are not finite.
     """
+    ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
-    outputs = require_outputs(outputs, positions)
     number = width if tangents is None else tangents
     if not 1 <= number <= width:
         raise BadInput(f"tangents is {number}, but must be from 1 to the model's width, {width}.")

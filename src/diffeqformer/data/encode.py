@@ -1,6 +1,7 @@
 """Documents to tokens, piece by piece: text of any length passes through bounded memory."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from tokenizers import Tokenizer
@@ -32,6 +33,29 @@ def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[
         encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
         for (text, last), encoding in zip(batch, encodings, strict=True):
             yield text, last, [*encoding.ids, end] if last else encoding.ids
+
+
+class Loss:
+    """The share of a text's characters that its tokens no longer tell: unknown ones, and what is left out or made
+    alike, such as capitals. Counted in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._seen, self._lost, self._passed = tokenizer, 0, 0, 0
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self._unknown = None if unknown is None else tokenizer.token_to_id(unknown)
+
+    def see(self, text: str, ids: Sequence[int]) -> None:
+        """Count in a piece and its tokens."""
+        if self._passed % BATCH_CHARACTERS < PIECE_CHARACTERS:
+            told = self._tokenizer.decode([one for one in ids if one != self._unknown], skip_special_tokens=True)
+            self._seen += len(text)
+            self._lost += 0 if told == text else (Counter(text) - Counter(told)).total()
+        self._passed += len(text)
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self._lost / max(self._seen, 1)
 
 
 def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

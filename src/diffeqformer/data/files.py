@@ -28,6 +28,8 @@ OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 BLOCK_BYTES = 1 << 20
+_WINDOW = 1 << 12
+"""Bytes that are looked at together for what is no text."""
 LONGEST_LINE = 1 << 28
 """Bytes; a small compressed file can hold a line of any length."""
 PRESSED_BYTES = 1 << 10
@@ -241,8 +243,8 @@ class _Decoder:
         self.path, self.strict, self.replaced = path, strict, 0
 
     def decode(self, raw: bytes, offset: int, place: str = "") -> str:
-        if not offset and _is_wide(raw):
-            raise BadInput(f"file {str(self.path)!r} is UTF-16 or UTF-32; save it as UTF-8.")
+        if (found := _not_text(raw, offset)) is not None:
+            raise BadInput(f"file {str(self.path)!r} {found}")
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -269,10 +271,21 @@ class _Decoder:
         ) from None
 
 
-def _is_wide(first: bytes) -> bool:
-    """Whether a file's first block is text of two or four bytes a character: by its mark, or by its many NULs."""
-    beginning = first[:4096]
-    return beginning.startswith((b"\xff\xfe", b"\xfe\xff")) or beginning.count(0) > len(beginning) // 4
+def _not_text(raw: bytes, offset: int) -> str | None:
+    """What a block of a file has that UTF-8 text has not; `None` if nothing.
+
+    Text of two or four bytes a character is known by its mark, or by NULs that stand at some places of four alone; as
+    many NULs at all of them are what is left of a file that was not written to its end.
+    """
+    marked = not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    for start in () if marked or not raw.count(0) else range(0, len(raw), _WINDOW):
+        window = raw[start : start + _WINDOW]
+        if window.count(0) > len(window) // 4:
+            places, first = [window[place::4].count(0) for place in range(4)], offset + start + window.index(0)
+            if 4 * min(places) >= max(places):
+                return f"has a run of NUL bytes near byte {first}, which no text has; remove them."
+            return f"is UTF-16 or UTF-32{f' from byte {first} on' if first > 8 else ''}; save it as UTF-8."
+    return "is UTF-16 or UTF-32; save it as UTF-8." if marked else None
 
 
 def _parse(line: str, where: str) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput, reason
@@ -22,8 +22,8 @@ ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|en
 """Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
 ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
 """Beside the files of a vocabulary; tokenizer.json has itself what they say, unless it is older."""
-TEMPLATE = "chat_template.jinja"
-"""How the turns of a chat become one text."""
+TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
+"""How the turns of a chat become one text, and the names of special tokens, as Transformers calls these files."""
 TOKENIZER_BYTES = 256 << 20
 """Of a tokenizer's file."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
@@ -167,9 +167,35 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
         tokens = sorted(added.items(), key=lambda one: int(one[1]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
-    for name, number in tokens:
+    _require_ids(tokenizer, file, [(AddedToken(name), number) for name, number in tokens])
+
+
+def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
+    """Tokens that the settings beside a tokenizer declare and it has not itself, as older files do.
+
+    **Raises:** `BadInput` for an id that would be another.
+    """
+    try:
+        declared = sorted(
+            (int(number), dict(one)) for number, one in _settings_of(folder)["added_tokens_decoder"].items()
+        )
+        missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return
+    how = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    tokens = [(AddedToken(one["content"], **{k: bool(one[k]) for k in how if k in one}), n) for one, n in missing]
+    _require_ids(tokenizer, folder / SETTINGS, tokens)
+
+
+def _require_ids(tokenizer: Tokenizer, file: Path, tokens: Iterable[tuple[AddedToken, int]]) -> None:
+    """Add those tokens that are not there, each as the next one.
+
+    **Raises:** `BadInput` if that is not the id that `file` gives it.
+    """
+    for token, number in tokens:
+        name = token.content
         if tokenizer.token_to_id(name) is None:
-            tokenizer.add_tokens([name])
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         if (own := tokenizer.token_to_id(name)) != number:
             raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
 
@@ -179,6 +205,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         tokenizer = _from_file(folder / "tokenizer.json")
         if (folder / ADDED).is_file():
             _add_tokens(tokenizer, folder / ADDED)
+        _add_declared(tokenizer, folder)
         return tokenizer
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
@@ -202,11 +229,30 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
-def with_template(folder: Path) -> dict[str, str]:
-    """The chat template of a run's folder, or of one that Transformers wrote, as a file by its name.
+def beside_tokenizer(folder: Path) -> dict[str, str]:
+    """What goes with a tokenizer from a folder that Transformers wrote, or a run's, to a run's: files by their names.
 
-    It is a file there, or one of the tokenizer's settings, of several the default one. Nothing if none can be read.
+    The chat template, a file there or one of the tokenizer's settings, of several the default one; and the names of the
+    special tokens, which templates use. Nothing of what cannot be read.
     """
+    special = special_tokens(folder)
+    named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
+    return _template(folder) | named
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The names of the tokens that begin and end a text, pad it, and stand for unknown ones, as far as said there."""
+    found: dict[str, str] = {}
+    for file in (SETTINGS, SPECIAL):
+        for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            token = _settings_of(folder, file).get(role)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str) and is_utf8(token):
+                found[role] = token
+    return found
+
+
+def _template(folder: Path) -> dict[str, str]:
     try:
         found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
     except (OSError, UnicodeDecodeError):
@@ -217,10 +263,10 @@ def with_template(folder: Path) -> dict[str, str]:
     return {TEMPLATE: found} if isinstance(found, str) and is_utf8(found) else {}
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
+def _settings_of(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
     """What is said beside a vocabulary; nothing if that cannot be read."""
     try:
-        found = json.loads(read_small(folder / SETTINGS, TOKENIZER_BYTES))
+        found = json.loads(read_small(folder / file, TOKENIZER_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config.sections import KnotsConfig
-from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation, with_template
+from diffeqformer.data.tokenizer import adding_nothing, beside_tokenizer, ends_of_generation, special_tokens
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous
@@ -87,13 +87,7 @@ def export(
     if steps is not None or not is_continuous(model.config):
         model = model.populate(steps)
     settings, tensors = to_huggingface(model)
-    # The end-of-text token also stands before a text's first token, and padding is made of it.
-    (end, *turns), names = ends_of_generation(run.tokenizer), ("bos_token", "eos_token", "pad_token")
-    special = dict.fromkeys(names, run.tokenizer.id_to_token(end))
-    ids = {f"{name}_id": end for name in names}
-    if run.start:  # an imported model's own
-        ids["bos_token_id"], special["bos_token"] = run.start[0], run.tokenizer.id_to_token(run.start[0])
-    stops = {"eos_token_id": [end, *turns]} if turns else {}
+    special, ids, stops = _special(run)
     tokenizer = run.tokenizer if run.start else adding_nothing(run.tokenizer)
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
     if own_code:
@@ -107,7 +101,7 @@ def export(
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
         new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
         _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids, **stops})
-        for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **with_template(run.folder)}.items():
+        for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **beside_tokenizer(run.folder)}.items():
             write_whole(aside / name, text)
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
         padding = {"padding_side": "left"}  # for generation
@@ -122,6 +116,23 @@ def export(
         write_whole(aside / "README.md", model_card(run, made, adapter))
         write_sums(aside)
     return made
+
+
+def _special(run: Run) -> tuple[dict[str, str], dict[str, int], dict[str, list[int]]]:
+    """The names of special tokens, their ids, and at which generation stops, if at several.
+
+    They are those of the model that was imported; else the end-of-text token also stands before a text's first token,
+    and padding is made of it.
+    """
+    ends, entries = ends_of_generation(run.tokenizer), run.tokenizer.get_vocab(with_added_tokens=True)
+    named = {number: name for name, number in entries.items()}
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), named[ends[0]])
+    if run.start:
+        special["bos_token"] = named[run.start[0]]
+    special |= {role: name for role, name in special_tokens(run.folder).items() if name in entries}
+    ids = {f"{role}_id": entries[name] for role, name in special.items() if role != "unk_token"}
+    several = list(dict.fromkeys((ids["eos_token_id"], *ends)))
+    return special, ids, {"eos_token_id": several} if len(several) > 1 else {}
 
 
 def _write_json(path: Path, values: Document) -> None:

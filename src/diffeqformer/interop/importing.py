@@ -8,7 +8,14 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
-from diffeqformer.data.tokenizer import TEMPLATE, end_of_text, load_tokenizer, vocabulary_size, with_template
+from diffeqformer.data.tokenizer import (
+    SPECIAL,
+    TEMPLATE,
+    beside_tokenizer,
+    end_of_text,
+    load_tokenizer,
+    vocabulary_size,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter
@@ -26,7 +33,7 @@ SENTENCEPIECE = "tokenizer.model"
 MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, files.CONFIG)
 """What is fetched from the hub; the last makes a repository a run."""
 RUN_FILES = (
-    files.CONFIG, files.TOKENIZER, TEMPLATE, files.DATA, files.IMPORTED, files.METRICS, files.RESULTS,
+    files.CONFIG, files.TOKENIZER, TEMPLATE, SPECIAL, files.DATA, files.IMPORTED, files.METRICS, files.RESULTS,
     f"{files.CHECKPOINTS}/*",
 )  # fmt: skip
 LEARNING_RATE = 1e-4
@@ -77,7 +84,7 @@ def import_huggingface(
             origin |= {} if adapter is None else {"adapter": str(adapter)}
             origin |= {"hub": repository.name} if repository else {}
             more = {files.IMPORTED: json.dumps(origin, indent=1) + "\n"}
-            files.write_model(aside, config, tokenizer, model, None, more | with_template(published.folder))
+            files.write_model(aside, config, tokenizer, model, None, more | beside_tokenizer(published.folder))
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0, "imported")
 

@@ -43,8 +43,8 @@ def build(
     """
     own = {"weights": weights, "field": field, "scheme": scheme}
     for (name, part), kind in zip(own.items(), (WeightSource, Field, Scheme), strict=True):
-        if part is not None and (isinstance(part, type) or not isinstance(part, kind)):
-            raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}.")
+        if part is not None:
+            require_part(name, part, kind)
     if not any(isinstance(getattr(config, name), OwnConfig) for name in own):
         config = validate_model(config)
     if config.vocabulary is None:
@@ -74,6 +74,12 @@ def build(
         head=None if tied else vectors(head_key, config.vocabulary),
         config=dataclasses.replace(config, **sections),
     )
+
+
+def require_part(name: str, part: Any, kind: type) -> None:
+    """**Raises:** `BadInput` for what is no object with the methods of a protocol: another one, or a class of them."""
+    if isinstance(part, type) or not isinstance(part, kind):
+        raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}.")
 
 
 def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:

@@ -1,15 +1,18 @@
 """Sampling text with a key-value cache."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.embedding import require_tokens
+from diffeqformer.nn.embedding import known_ids
 
 COLDEST = 1e-6
 """Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""
@@ -39,30 +42,30 @@ def generate(
 
     **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
     """
-    asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    return _generate(model.populate(steps).merge(), prompt, key, *asked)
+    prompt, *_ = asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    return _generate(model.populate(steps).merge(), prompt, key, *asked[1:])
 
 
 def require_sampling(
-    model: Transformer, prompt: Array, new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
-) -> tuple[int, float, int | None, float | None]:
+    model: Transformer, prompt: Any, new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
+) -> tuple[Array, int, float, int | None, float | None]:
     """Check what text is asked for; computes nothing.
 
-    **Returns:** the last four as Python's own numbers.
+    **Returns:** the prompt as an array, and the other four as Python's own numbers.
 
     **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
-    require_tokens(prompt, vocabulary)
-    if prompt.shape[1] < 1:
+    if not np.size(prompt):
         raise BadInput("the prompt is empty, but must have at least one token.")
+    prompt = known_ids(prompt, vocabulary, 2)
     new_tokens = whole("the number of new tokens", new_tokens, 1)
     if prompt.shape[1] + new_tokens > context:
         raise BadInput(
             f"the prompt has {prompt.shape[1]} tokens and {new_tokens} new ones are asked for, "
             f"but together they must not exceed the model's context of {context}."
         )
-    return new_tokens, *require_choice(vocabulary, temperature, top_k, top_p)
+    return prompt, new_tokens, *require_choice(vocabulary, temperature, top_k, top_p)
 
 
 def require_choice(

@@ -168,6 +168,8 @@ def difference(one: Transformer, other: Transformer) -> float:
     """The largest difference of the logits of two models of one depth, relative to the largest logit (at least 1).
 
     Both compute in float32: in bfloat16 weights that are equal to rounding are rounded apart.
+
+    **Raises:** `BadInput` if a logit is not finite.
     """
     exact = lambda model: model.replace(config=replace(model.config, compute_dtype="float32"))
     one, other = exact(one), exact(other)
@@ -175,6 +177,10 @@ def difference(one: Transformer, other: Transformer) -> float:
     run = jax.jit(lambda model, ids: model(ids))
     with jax.default_matmul_precision("highest"):
         expected, found = run(one, ids), run(other.populate(one.config.steps), ids)
+    if not jnp.isfinite(jnp.stack([expected, found])).all():
+        raise BadInput(
+            "the model's logits are not finite: it, or what it becomes, has weights that are NaN or infinite."
+        )
     return float(jnp.abs(found - expected).max() / jnp.maximum(jnp.abs(expected).max(), 1.0))
 
 

@@ -14,7 +14,7 @@ from diffeqformer.config import (
 from diffeqformer.config.sections import SchemeSection
 from diffeqformer.config.strict import section_of
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import own_section
+from diffeqformer.model.build import own_section, require_part
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import USUAL, can_adapt
 from diffeqformer.ode.schemes import EULER_MIDDLE, Reversible, Scheme
@@ -40,6 +40,8 @@ def with_scheme(
         scheme = f"diffrax:{USUAL}" if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
         scheme = config.scheme if scheme == config.scheme.kind else section_of(_SECTIONS, scheme, "model.scheme")
+    if not isinstance(scheme, _SECTIONS):
+        require_part("scheme", scheme, Scheme)
     section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme, config.scheme)
     if isinstance(scheme, _SECTIONS):
         scheme = model.scheme if scheme == config.scheme else scheme.build()

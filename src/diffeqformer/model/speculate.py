@@ -62,7 +62,7 @@ def speculate(
     arXiv:2309.08168.
     """
     asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    new_tokens, temperature, top_k, top_p = asked
+    prompt, new_tokens, temperature, top_k, top_p = asked
     for name in ("vocabulary", "context"):
         own, its = getattr(model.config, name), getattr(draft.config, name)
         if own != its:

@@ -17,7 +17,7 @@ from diffeqformer.config import LayerConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
 from diffeqformer.nn.dropout import dropout
-from diffeqformer.nn.embedding import Embedding, require_tokens
+from diffeqformer.nn.embedding import Embedding, known_ids
 from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
@@ -81,11 +81,7 @@ class Transformer(eqx.Module):
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position width"]:
         """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
-        ids = jnp.asarray(ids)
-        if ids.ndim not in (1, 2) or not ids.size:
-            raise BadInput(
-                f"ids have the shape {ids.shape}, but must have (position,) or (batch, position), none of them 0."
-            )
+        ids = known_ids(ids, self.embedding.tokens.shape[0], 1, 2)
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
         return self.normalise(x, steps).reshape(*ids.shape, -1)
 
@@ -176,9 +172,9 @@ class Transformer(eqx.Module):
         States have the precision of the parameters at any depth, whatever that of computation: in bfloat16 the sum of
         many small steps would be off by as much as their number.
         """
+        ids = known_ids(ids, self.embedding.tokens.shape[0], 2)
         if ids.shape[1] > self.config.context:
             raise BadInput(f"the text has {ids.shape[1]} tokens, but the model's context is {self.config.context}.")
-        require_tokens(ids, self.embedding.tokens.shape[0])
         x = self.embedding(ids, jnp.arange(ids.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32))
         if self.config.embedding_norm:
             x = unit_rms(x, self.config.norm_epsilon)

@@ -1,5 +1,7 @@
 """Tokens and positions as vectors."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,22 @@ def require_tokens(ids: Array | np.ndarray, vocabulary: int) -> None:
             f"token id {low if low < 0 else high} does not exist: the model's vocabulary has {vocabulary} entries, "
             f"0 to {vocabulary - 1}."
         )
+
+
+def known_ids(ids: Any, vocabulary: int, *axes: int) -> Array:
+    """Token ids as an array, checked before JAX could make others of them: it wraps what 32 bits do not hold.
+
+    **Arguments:** `axes`, how many the ids may have: 1 for a text, 2 for a batch of them.
+
+    **Raises:** `BadInput` as `require_tokens`, or for other axes, or one of length 0.
+    """
+    ids = ids if isinstance(ids, Array) else np.asarray(ids)
+    if ids.ndim not in axes or not ids.size:
+        shapes = {1: "(position,)", 2: "(batch, position)"}
+        must = " or ".join(shapes[number] for number in axes)
+        raise BadInput(f"ids have the shape {ids.shape}, but must have {must}, none of them 0.")
+    require_tokens(ids, vocabulary)
+    return jnp.asarray(ids)
 
 
 class Embedding(eqx.Module):

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
 from diffeqformer.errors import BadInput
@@ -14,6 +16,7 @@ from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.grid import Grid, Nodes, Steps
 from diffeqformer.ode.schemes import Evaluations, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.solve import Solution, solve
+from diffeqformer.plain import shown
 
 
 class EarlyExit(NamedTuple):
@@ -102,8 +105,11 @@ def solve_until_settled(
     Source: the criterion is this project's; states that are copied to later layers are Schuster et al. 2022,
     arXiv:2207.07061.
     """
-    if isinstance(threshold, int | float) and not threshold >= 0:
-        raise BadInput(f"the threshold of early exit is {threshold}, but must not be negative.")
+    known = not isinstance(threshold, Tracer)
+    if known and not (
+        np.ndim(threshold) == 0 and np.issubdtype(np.asarray(threshold).dtype, np.number) and threshold >= 0
+    ):
+        raise BadInput(f"the threshold of early exit is {shown(threshold)}, but must be a number, and not negative.")
     if not isinstance(scheme, OneStep):
         name = type(scheme).__name__
         raise BadInput(

@@ -11,6 +11,7 @@ Times that are known are float64 constants: in float32, `sin(1000 t)` is already
 import operator
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Union
 
@@ -86,9 +87,13 @@ def dyadic_edges(steps: int) -> tuple[float, ...]:
     return (*(step / coarse for step in range(whole)), *halves)
 
 
+def _no_rise(edges: Any) -> BadInput:
+    return BadInput(f"the times between steps are {list(edges)[:20]}, but must rise from 0 to 1.")
+
+
 @dataclass(frozen=True)
 class Grid:
-    """L steps of depth."""
+    """L steps of depth, or of a part of it; some of no length, where one program serves several grids."""
 
     steps: int
     """L"""
@@ -96,11 +101,20 @@ class Grid:
     """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.given, np.ndarray):  # a tuple is hashable, and so a constant of a compiled program
-            object.__setattr__(self, "given", tuple(self.given.tolist()))
-        if self.steps < 1 or (self.given is not None and len(self.given) != self.steps + 1):
-            edges = "no" if self.given is None else len(self.given)
-            raise BadInput(f"a grid has {self.steps} steps and {edges} edges, but must have a step, and an edge more.")
+        steps, given = self.steps, self.given
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+            raise BadInput(f"steps is {shown(steps)}, but must be a whole number of at least 1.")
+        if steps > MOST_STEPS:
+            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
+        if given is not None and len(given) != steps + 1:
+            raise BadInput(f"a grid has {steps} steps and {len(given)} edges, but must have an edge more than steps.")
+        if given is None or isinstance(given, Tracer):
+            return
+        times = tuple(np.asarray(given, np.float64).tolist())
+        if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
+            raise _no_rise(times)
+        equal = np.allclose(times, np.arange(steps + 1) / steps, 0, ROUNDING / steps)
+        object.__setattr__(self, "given", None if equal else times)  # hashable: a constant of a compiled program
 
     @staticmethod
     def of(asked: Steps, first_step: float | None = None, spacing: Spacing = "equal") -> "Grid":
@@ -115,7 +129,11 @@ class Grid:
         if isinstance(asked, Grid):
             return asked
         if np.ndim(asked) == 1:
-            return Grid._between(asked)
+            edges = asked if isinstance(asked, Tracer) else tuple(np.asarray(asked, np.float64).tolist())
+            known = isinstance(edges, tuple)
+            if known and (len({*edges}) < max(len(edges), 2) or {edges[0], edges[-1]} != {0.0, 1.0}):
+                raise _no_rise(edges)
+            return Grid(len(edges) - 1, edges)
         if isinstance(asked, Tracer):
             raise BadInput(
                 "steps is traced, but decides which program is compiled: close over it, or give an int, which "
@@ -127,30 +145,17 @@ class Grid:
             steps = 0
         if steps < 1:
             raise BadInput(f"steps is {shown(asked)}, but must be a whole number of at least 1.")
-        if steps > MOST_STEPS:
-            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
+        equal = Grid(steps)
         if spacing == "dyadic" and steps & (steps - 1):
             return Grid(steps, dyadic_edges(steps))
         if first_step is None or steps == 1:
-            return Grid(steps)
+            return equal
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))
 
     @staticmethod
     def of_config(config: ModelConfig) -> "Grid":
         """The grid that a model is trained on."""
         return Grid.of(config.edges or config.steps, config.first_step, config.spacing)
-
-    @staticmethod
-    def _between(edges: Any) -> "Grid":
-        if isinstance(edges, Tracer):
-            return Grid(len(edges) - 1, edges)
-        times = tuple(np.asarray(edges, np.float64).tolist())
-        rising = len(times) > 1 and all(before < after for before, after in pairwise(times))
-        if not rising or (min(times), max(times)) != (0.0, 1.0):
-            raise BadInput(f"the times between steps are {list(times)[:20]}, but must rise from 0 to 1.")
-        steps = len(times) - 1
-        equal = np.allclose(times, np.arange(steps + 1) / steps, rtol=0, atol=ROUNDING / steps)
-        return Grid(steps, None if equal else times)
 
     @property
     def equal(self) -> bool:

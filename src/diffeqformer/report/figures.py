@@ -153,9 +153,9 @@ class PlainTicks(Locator):
         """Where ticks stand between two positive numbers."""
         low, high = sorted((vmin, vmax))
         if high < 5 * low:
-            return MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high).tolist()
+            return list(MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high))
         subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 300 * low else (1,)
-        return LogLocator(subs=subs, numticks=10).tick_values(low, high).tolist()
+        return list(LogLocator(subs=subs, numticks=10).tick_values(low, high))
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], ticks: Sequence[float | int] | None = None, base: int = 10) -> None:

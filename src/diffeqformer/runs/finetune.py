@@ -14,11 +14,13 @@ from diffeqformer.config import (
     TrainerConfig,
     Which,
 )
+from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapted_config
 from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import TOKENIZER
 from diffeqformer.runs.opening import Run, load_run
@@ -90,7 +92,9 @@ def finetune_config(
         raise BadInput(
             f"fine-tuning makes weights of a config, but those of this model are an object of your own, {name}."
         )
-    steps = base.model.grid(steps).steps
+    if method not in ROLES:
+        raise BadInput(f"method is {shown(method)}, but must be one of {', '.join(ROLES)}.")
+    steps = base.model.grid(None if steps is None else whole("steps", steps)).steps
     system = name_of_run(replace(base.config, model=base.model.config))[1]
     if base.config.base.method is None:  # the name of a fine-tuned one says its depth
         system += f"{',' if ',' in system else ''} {model.steps}"

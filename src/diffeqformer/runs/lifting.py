@@ -13,7 +13,7 @@ from diffeqformer.analysis.leaving_out import kept_order
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
-from diffeqformer.data.tokenizer import load_tokenizer, with_template
+from diffeqformer.data.tokenizer import beside_tokenizer, load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift, table_of, table_of_whole_steps
@@ -108,5 +108,5 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
         require_space(aside, 4 * count(model), "the run")
         text = files.text_of(run.folder)
-        files.write_model(aside, config, run.tokenizer, model, text, with_template(run.folder))
+        files.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder))
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

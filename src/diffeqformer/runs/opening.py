@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from tokenizers import Tokenizer
 
@@ -11,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.build import Build, abstract
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -64,6 +65,8 @@ def load_run(
     **Raises:** `BadInput` if there is no run, no such checkpoint in it yet, or no `build` for parts of your own;
     `RunFailed` if it is damaged, or another file that the model needs is.
     """
+    if which not in get_args(Which):
+        raise BadInput(f"checkpoint is {shown(which)}, but must be one of {', '.join(get_args(Which))}.")
     folder = path_of(folder)
     config = files.open_config(folder)
     checkpoints = Checkpoints(folder / files.CHECKPOINTS)

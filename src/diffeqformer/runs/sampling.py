@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.data.tokenizer import ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
@@ -119,7 +120,7 @@ def _arguments(
         )
     if not 0 <= seed < 1 << 32:
         raise BadInput(f"seed is {seed}, but must be at least 0 and below {1 << 32}.")
-    prompts = jnp.asarray([ids] * count, jnp.int32)
+    prompts = jnp.asarray([ids] * whole("count", count, 1), jnp.int32)
     return prompts, min(NEW_TOKENS, room) if new_tokens is None else new_tokens, jax.random.key(seed)
 
 

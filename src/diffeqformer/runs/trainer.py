@@ -19,7 +19,7 @@ from diffeqformer.config import Config, validate
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
-from diffeqformer.data.tokenizer import end_of_text, vocabulary_size, with_template
+from diffeqformer.data.tokenizer import beside_tokenizer, end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.build import Build
@@ -110,7 +110,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     if config.trainer.samples:
         samples = Samples(config.trainer.samples, tokens.tokenizer, config.model.context)
         recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
-    with folder.held(tokens, beginning.bytes, with_template(base.folder) if base else {}):
+    with folder.held(tokens, beginning.bytes, beside_tokenizer(base.folder) if base else {}):
         state, resumed = beginning.state(progress)
         step = int(state.step)
         entry = by_main(lambda: _finished(folder, step, progress))
