@@ -14,7 +14,7 @@ from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.weights import LayerWeights
-from diffeqformer.ode.weights.layer_drop import LayerDropWeights, nested_order, octave_orders
+from diffeqformer.ode.weights.layer_drop import LayerDropWeights, nested_order
 from tests.models import logits, model_of
 
 CONFIG = ModelConfig(weights="layerdrop", scheme="residual", steps=8, width=16, heads=2, context=8, vocabulary=11)
@@ -83,43 +83,6 @@ def test_each_number_of_steps_keeps_the_layers_of_all_smaller_ones():
     asked = {"model": {"weights": {"kind": "layerdrop", "nested": True}, "scheme": "residual", "horizon": "steps"}}
     with pytest.raises(BadInput, match="depth.jitter is 0.5, but model.weights.nested keeps layers by the number"):
         validate(from_dict(Config, asked | {"depth": {"sample": [2, 4], "jitter": 0.5}}))
-
-
-@pytest.mark.parametrize(
-    ("layers", "sizes"), [(1, [1]), (2, [1, 2]), (7, [1, 2, 4, 7]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])]
-)
-def test_octaves_have_layers_of_their_own(layers, sizes):
-    orders = octave_orders(layers)
-    assert [len(order) for order in orders] == sizes
-    assert [row for order in orders for row in sorted(order)] == list(range(sum(sizes)))
-    model = model_of(replace(CONFIG, weights=LayerDropConfig(layers, nested=True, octaves=True)))
-    assert model.weights.depth == layers
-    rows = jax.tree.map(lambda leaf: np.arange(float(sum(sizes)))[:, None], model.weights.layers)
-    source = replace(model.weights, layers=rows)
-    kept = [source.table(Grid(n)).attention.norm.scale[:, 0, 0].tolist() for n in range(1, layers + 1)]
-    for fewer, more in pairwise(kept):
-        within = len(fewer).bit_count() > 1
-        assert more == sorted(more) and (set(fewer) < set(more) if within else not set(fewer) & set(more))
-    middles = source.at(Grid(layers).times((0.5,))).attention.norm.scale[:, 0]
-    assert middles.tolist() == list(range(sum(sizes) - layers, sum(sizes)))
-    with pytest.raises(BadInput, match=f"leaves out some of {layers} layers: at most those"):
-        source.table(Grid(layers + 1))
-
-
-def test_a_model_of_octaves_is_an_ordinary_one_at_each_number_of_steps():
-    model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, octaves=True, rank=2)))
-    for steps in (2, 3, 5, 8):
-        np.testing.assert_allclose(logits(model.populate(steps), IDS), logits(model, IDS, steps), atol=1e-6)
-    counted, plain = (
-        parameters(replace(CONFIG, weights=LayerDropConfig(nested=True, octaves=o))) for o in (True, False)
-    )
-    block = plain.stored - parameters(replace(CONFIG, weights=LayerDropConfig(7, nested=True), steps=7)).stored
-    assert counted.stored - plain.stored == (1 + 2 + 4) * block
-    for wrong, said in ({"nested": False}, "model.weights.nested is false"), ({"order": [*range(8)]}, "order is given"):
-        section = {"kind": "layerdrop", "nested": True, "octaves": True} | wrong
-        asked = {"model": {"weights": section, "scheme": "residual", "horizon": "steps", "steps": 8}}
-        with pytest.raises(BadInput, match=f"model.weights.octaves is true, but .*{said}"):
-            validate(from_dict(Config, asked))
 
 
 @pytest.mark.parametrize(

@@ -246,9 +246,6 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "
             "steps as such, and nothing would be corrected."
         )
-    if isinstance(m.weights, LayerDropConfig) and m.weights.octaves and (m.weights.order or not m.weights.nested):
-        wrong = "model.weights.order is given" if m.weights.nested else "model.weights.nested is false"
-        raise BadInput(f"model.weights.octaves is true, but {wrong}: each octave nests its layers by halving depth.")
     if isinstance(m.weights, LayerDropConfig) and m.weights.order:
         layers = m.weights.layers or m.steps
         if not m.weights.nested or sorted(m.weights.order) != list(range(layers)):

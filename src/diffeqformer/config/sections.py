@@ -125,8 +125,6 @@ class LayerDropConfig(Section):
     """K; `model.steps` if not given."""
     nested: bool = False
     """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
-    octaves: bool = False
-    """Whether 1, 2, 3 to 4, 5 to 8, ... steps each have nested layers of their own: up to three times K."""
     order: tuple[int, ...] = ()
     """Of nested layers, from 0, in which they come in as steps are added; if empty, depth is always halved."""
     rank: int | None = setting(None, least=1, most=SIZES)

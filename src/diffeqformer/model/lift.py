@@ -143,7 +143,7 @@ def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
     """
     weights, m = table_of_whole_steps(model), model.config
     config = replace(m, weights=LayerDropConfig(m.steps, nested=bool(order), order=tuple(order)))
-    kept = LayerDropWeights(weights.layers, (tuple(order),) if order else ())
+    kept = LayerDropWeights(weights.layers, tuple(order))
     return with_scheme(model.replace(weights=kept, config=config), "residual")
 
 

@@ -9,9 +9,6 @@ With `nested` N steps have the first N layers of an order, so that a reading at 
 in common. Unless another order is given it is `nested_order`: one step has the last layer, two have the one of the
 middle besides, and so on, always halving.
 
-With `octaves` the layers are nested within a doubling of N alone: 1, 2, 3 to 4, 5 to 8, 9 to 16, ... steps each have
-layers of their own, so that no layer serves depths that are far apart, at the price of storing them.
-
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
 (lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
 
@@ -38,22 +35,16 @@ class LayerDropWeights(eqx.Module):
     """K layers, of which a grid of at most K steps takes its own."""
 
     layers: BlockWeights
-    """Rows of all layers, in order, on one leading axis; of several tables, one after the other."""
-    orders: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
-    """In which nested layers, as rows, come in as steps are added: if there are several, the first for 1 step, then for
-    2, for 3 to 4, for 5 to 8, ...; none for layers that are left out by their place alone."""
+    """Rows of all layers, in order, on one leading axis."""
+    order: tuple[int, ...] = eqx.field(static=True, default=())
+    """In which nested layers come in as steps are added; none for those that are left out by their place alone."""
     corrections: PyTree = None
     """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
 
     @property
     def depth(self) -> int:
         """K"""
-        return len(self.orders[-1]) if self.orders else self.layers.attention.norm.scale.shape[0]
-
-    def _kept(self, steps: int) -> Int[np.ndarray, " steps"]:
-        """Rows of the nested layers that a number of steps keeps, from the first one to the last."""
-        octave = min((steps - 1).bit_length(), len(self.orders) - 1)
-        return np.sort(self.orders[octave][:steps])
+        return self.layers.attention.norm.scale.shape[0]
 
     def _rows(self, steps: int, kept: Int[np.ndarray, " kept"]) -> BlockWeights:
         """Rows of some layers, as a reading at `steps` steps has them."""
@@ -64,7 +55,9 @@ class LayerDropWeights(eqx.Module):
         xp, times = widest(times)
         rounded = times + rounding(times, 1 / self.depth)
         rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
-        layers = self._rows(self.depth, self._kept(self.depth)) if self.orders else self.layers
+        layers = self.layers
+        if self.corrections is not None:
+            layers = self._rows(self.depth, np.arange(self.depth))
         return jax.tree.map(lambda leaf: leaf[rows], layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
@@ -76,11 +69,12 @@ class LayerDropWeights(eqx.Module):
             raise BadInput(
                 f"steps is {grid.steps}, but this model leaves out some of {self.depth} layers: at most those."
             )
-        if not self.orders:
+        if not self.order:
             return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
         if not grid.equal:
             raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
-        return unstack(self._rows(grid.steps, self._kept(grid.steps)), grid.steps, 1)
+        kept = np.sort(self.order[: grid.steps])
+        return unstack(self._rows(grid.steps, kept), grid.steps, 1)
 
 
 def nested_order(layers: int) -> tuple[int, ...]:
@@ -94,17 +88,6 @@ def nested_order(layers: int) -> tuple[int, ...]:
     return tuple(layers - 1 - index for index in reversed_bits if index < layers)
 
 
-def octave_orders(layers: int) -> tuple[tuple[int, ...], ...]:
-    """The rows of a table for each octave of numbers of steps, in the order in which they come in.
-
-    1 step, 2, 3 to 4, ..., n/2 + 1 to n, n a power of two, have n rows, at most `layers`, in `nested_order`; tables
-    follow each other.
-    """
-    sizes = [min(1 << octave, layers) for octave in range((layers - 1).bit_length() + 1)]
-    firsts = [sum(sizes[:octave]) for octave in range(len(sizes))]
-    return tuple(tuple(first + row for row in nested_order(size)) for first, size in zip(firsts, sizes, strict=True))
-
-
 def init_layer_drop(
     section: LayerDropConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> LayerDropWeights:
@@ -113,12 +96,10 @@ def init_layer_drop(
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """
     depth = section.layers or grid.steps
-    orders = ((section.order or nested_order(depth)),) if section.nested else ()
-    orders = octave_orders(depth) if section.octaves else orders
-    rows = sum(map(len, orders)) or depth
-    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, rows, key), orders)
+    order = section.order or nested_order(depth) if section.nested else ()
+    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, depth, key), order)
     if not section.rank:
         return weights
     halvings = (depth - 1).bit_length()
-    corrections = init_corrections(section.rank, rows, halvings, shapes, jax.random.fold_in(key, 1))
+    corrections = init_corrections(section.rank, depth, halvings, shapes, jax.random.fold_in(key, 1))
     return dataclasses.replace(weights, corrections=corrections)

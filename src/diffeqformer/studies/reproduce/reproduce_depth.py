@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 Kind = Literal[
-    "gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "octaves", "corrected", "dyadic",
-    "drawn", "first-recipe",
+    "gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "corrected", "dyadic", "drawn",
+    "first-recipe",
 ]  # fmt: skip
 """Shipped configs, each `depth-KIND`."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")

@@ -30,7 +30,6 @@ NAMES = {
     "loop": "LoopFormer-style",
     "shared": "shared weights",
     "nested": "nested layers, all depths in every update",
-    "octaves": "nested layers of their own for each octave of depths",
     "corrected": "elastic, corrected by the length of steps",
     "dyadic": "elastic, corrected, with dyadic steps",
     "drawn": "elastic, drawn depths",
@@ -210,7 +209,7 @@ def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
 
 def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     rows, elastic = [], means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "nested", "octaves", "corrected", "dyadic", "drawn", "first-recipe"):
+    for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "dyadic", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
