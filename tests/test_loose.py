@@ -88,10 +88,14 @@ def test_it_is_refused_by_name(said, thing):
     assert REFUSED[thing] in said[thing]
 
 
-@pytest.mark.parametrize(
-    "thing",
-    ["config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges"],
-)
+SAME = (
+    "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
+    "sum of lengths", "whole", "known threshold",
+)  # fmt: skip
+"""What is taken as what it stands for."""
+
+
+@pytest.mark.parametrize("thing", SAME)
 def test_numbers_of_numpy_and_paths_are_taken_as_what_they_stand_for(said, thing):
     assert said[thing] == "the same"
 
@@ -250,6 +254,13 @@ def _say() -> dict[str, str]:
     same("lists", generate(model, ids, 2, key=key), generate(model, ids.tolist(), 2, key=key))
     given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
     same("list of edges", *(one(ids) for one in given))
+    sums = np.cumsum([0, *[1 / 9] * 9])
+    same("sum of lengths", Grid(np.int64(9), sums).edges, Grid(9).edges)
+    number, stop = Grid(np.int64(3)).steps, jnp.float32(0.1)
+    found["whole"] = "the same" if type(number) is int else f"{type(number)}"
+    stopped = jax.jit(lambda i: model(i, steps=EarlyExit(4, stop)))(ids)
+    near = np.allclose(stopped, model(ids, steps=EarlyExit(4, stop)), atol=1e-4)
+    found["known threshold"] = "the same" if near else "another"
     return found
 
 

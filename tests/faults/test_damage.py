@@ -37,6 +37,7 @@ NOT_READ_BY_A_MODEL = {
     **NOT_READ_FROM_A_RUN,
     "data.json": "says which text belongs to the run; read where a text is",
     "metrics.jsonl": "is read where curves are",
+    "special_tokens_map.json": "names tokens for chat templates; read, and refused if damaged, where a run is exported",
     "results.json": "is read where results are",
 }
 NOT_READ_FROM_AN_EXPORT = {

@@ -89,7 +89,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
 
     if not is_main():
         return
-    from diffeqformer.report.text import drawn_depths, evaluations, number
+    from diffeqformer.report.text import drawn_depths, evaluations, number, speed
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import read_results
     from diffeqformer.studies.run_report import write_linked_report
@@ -104,7 +104,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     validation = result.entry["validation"]
     digits = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
     row = [number(validation[name], decimals) for name, decimals in digits.items()]
-    cost = [evaluations(result.entry.get("evaluations")), number(result.entry["tokens_per_second"] or None)]
+    cost = [evaluations(result.entry.get("evaluations")), speed(result.entry["tokens_per_second"])]
     columns = ["run", "loss (nats)", "perplexity", "bits/byte", "NFE", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])
     if drawn := drawn_depths(result.entry):

@@ -46,11 +46,15 @@ class Loss:
 
     def see(self, text: str, ids: Sequence[int]) -> None:
         """Count in a piece and its tokens."""
+        length = len(text)
         if self._passed % BATCH_CHARACTERS < PIECE_CHARACTERS:
+            if len(text) > PIECE_CHARACTERS:  # of what cannot be cut into pieces
+                text = text[:PIECE_CHARACTERS]
+                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
             told = self._tokenizer.decode([one for one in ids if one != self._unknown], skip_special_tokens=True)
             self._seen += len(text)
             self._lost += 0 if told == text else (Counter(text) - Counter(told)).total()
-        self._passed += len(text)
+        self._passed += length
 
     @property
     def share(self) -> float:

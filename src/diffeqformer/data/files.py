@@ -28,8 +28,8 @@ OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 BLOCK_BYTES = 1 << 20
-_WINDOW = 1 << 12
-"""Bytes that are looked at together for what is no text."""
+_WINDOW, _FEW = 1 << 12, 64
+"""Bytes that are looked at together for what is no text; NULs that may stand in a part of a file."""
 LONGEST_LINE = 1 << 28
 """Bytes; a small compressed file can hold a line of any length."""
 PRESSED_BYTES = 1 << 10
@@ -280,7 +280,7 @@ def _not_text(raw: bytes, offset: int) -> str | None:
     marked = not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     for start in () if marked or not raw.count(0) else range(0, len(raw), _WINDOW):
         window = raw[start : start + _WINDOW]
-        if window.count(0) > len(window) // 4:
+        if window.count(0) > max(len(window) // 4, _FEW if len(raw) > len(window) or offset else 0):
             places, first = [window[place::4].count(0) for place in range(4)], offset + start + window.index(0)
             if 4 * min(places) >= max(places):
                 return f"has a run of NUL bytes near byte {first}, which no text has; remove them."

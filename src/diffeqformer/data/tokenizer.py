@@ -167,13 +167,17 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
         tokens = sorted(added.items(), key=lambda one: int(one[1]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
-    _require_ids(tokenizer, file, [(AddedToken(name), number) for name, number in tokens])
+    for name, number in tokens:
+        if tokenizer.token_to_id(name) is None:
+            tokenizer.add_tokens([name])
+        if (own := tokenizer.token_to_id(name)) != number:
+            raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
 
 
 def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
     """Tokens that the settings beside a tokenizer declare and it has not itself, as older files do.
 
-    **Raises:** `BadInput` for an id that would be another.
+    Those whose id is not the next one are left out: they are not what the model was trained with.
     """
     try:
         declared = sorted(
@@ -183,21 +187,10 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
     except (KeyError, ValueError, TypeError, AttributeError):
         return
     how = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    tokens = [(AddedToken(one["content"], **{k: bool(one[k]) for k in how if k in one}), n) for one, n in missing]
-    _require_ids(tokenizer, folder / SETTINGS, tokens)
-
-
-def _require_ids(tokenizer: Tokenizer, file: Path, tokens: Iterable[tuple[AddedToken, int]]) -> None:
-    """Add those tokens that are not there, each as the next one.
-
-    **Raises:** `BadInput` if that is not the id that `file` gives it.
-    """
-    for token, number in tokens:
-        name = token.content
-        if tokenizer.token_to_id(name) is None:
+    for one, number in missing:
+        if number == vocabulary_size(tokenizer):
+            token = AddedToken(one["content"], **{k: bool(one[k]) for k in how if k in one})
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if (own := tokenizer.token_to_id(name)) != number:
-            raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
 
 
 def _from_folder(folder: Path) -> Tokenizer:
@@ -221,6 +214,7 @@ def _from_folder(folder: Path) -> Tokenizer:
             tokenizer = _byte_level(model)
             if (folder / ADDED).is_file():
                 _add_tokens(tokenizer, folder / ADDED)
+            _add_declared(tokenizer, folder)
             tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
             return tokenizer
     raise BadInput(
@@ -229,15 +223,16 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
-def beside_tokenizer(folder: Path) -> dict[str, str]:
+def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """What goes with a tokenizer from a folder that Transformers wrote, or a run's, to a run's: files by their names.
 
     The chat template, a file there or one of the tokenizer's settings, of several the default one; and the names of the
-    special tokens, which templates use. Nothing of what cannot be read.
+    special tokens, which templates use. Nothing of what cannot be read, or is not in the vocabulary.
     """
-    special = special_tokens(folder)
+    found = special_tokens(folder)
+    special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
     named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
-    return _template(folder) | named
+    return chat_template(folder) | named
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -252,7 +247,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def _template(folder: Path) -> dict[str, str]:
+def chat_template(folder: Path) -> dict[str, str]:
+    """The chat template in such a folder, as a file by its name; nothing if none can be read."""
     try:
         found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
     except (OSError, UnicodeDecodeError):

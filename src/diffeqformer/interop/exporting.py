@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config.sections import KnotsConfig
-from diffeqformer.data.tokenizer import adding_nothing, beside_tokenizer, ends_of_generation, special_tokens
+from diffeqformer.data.tokenizer import SPECIAL, adding_nothing, chat_template, ends_of_generation, special_tokens
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous
@@ -101,7 +101,7 @@ def export(
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
         new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
         _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids, **stops})
-        for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **beside_tokenizer(run.folder)}.items():
+        for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **chat_template(run.folder)}.items():
             write_whole(aside / name, text)
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
         padding = {"padding_side": "left"}  # for generation
@@ -123,13 +123,18 @@ def _special(run: Run) -> tuple[dict[str, str], dict[str, int], dict[str, list[i
 
     They are those of the model that was imported; else the end-of-text token also stands before a text's first token,
     and padding is made of it.
+
+    **Raises:** `BadInput` if what the run keeps of them is damaged.
     """
     ends, entries = ends_of_generation(run.tokenizer), run.tokenizer.get_vocab(with_added_tokens=True)
     named = {number: name for name, number in entries.items()}
     special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), named[ends[0]])
     if run.start:
         special["bos_token"] = named[run.start[0]]
-    special |= {role: name for role, name in special_tokens(run.folder).items() if name in entries}
+    kept = special_tokens(run.folder)
+    if (run.folder / SPECIAL).is_file() and not (kept and entries.keys() >= {*kept.values()}):
+        raise BadInput(f"file {str(run.folder / SPECIAL)!r} names no tokens of the run's tokenizer; it is damaged.")
+    special |= kept
     ids = {f"{role}_id": entries[name] for role, name in special.items() if role != "unk_token"}
     several = list(dict.fromkeys((ids["eos_token_id"], *ends)))
     return special, ids, {"eos_token_id": several} if len(several) > 1 else {}

@@ -84,7 +84,9 @@ def import_huggingface(
             origin |= {} if adapter is None else {"adapter": str(adapter)}
             origin |= {"hub": repository.name} if repository else {}
             more = {files.IMPORTED: json.dumps(origin, indent=1) + "\n"}
-            files.write_model(aside, config, tokenizer, model, None, more | beside_tokenizer(published.folder))
+            files.write_model(
+                aside, config, tokenizer, model, None, more | beside_tokenizer(published.folder, tokenizer)
+            )
             stage.advance(1)
     return Run(run, config, tokenizer, model, 0, "imported")
 

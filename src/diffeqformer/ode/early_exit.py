@@ -105,10 +105,8 @@ def solve_until_settled(
     Source: the criterion is this project's; states that are copied to later layers are Schuster et al. 2022,
     arXiv:2207.07061.
     """
-    known = not isinstance(threshold, Tracer)
-    if known and not (
-        np.ndim(threshold) == 0 and np.issubdtype(np.asarray(threshold).dtype, np.number) and threshold >= 0
-    ):
+    known = None if isinstance(threshold, Tracer) else np.asarray(threshold)  # JAX would trace the comparison
+    if known is not None and not (known.ndim == 0 and jnp.issubdtype(known.dtype, jnp.number) and known >= 0):
         raise BadInput(f"the threshold of early exit is {shown(threshold)}, but must be a number, and not negative.")
     if not isinstance(scheme, OneStep):
         name = type(scheme).__name__

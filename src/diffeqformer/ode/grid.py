@@ -106,11 +106,14 @@ class Grid:
             raise BadInput(f"steps is {shown(steps)}, but must be a whole number of at least 1.")
         if steps > MOST_STEPS:
             raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
+        object.__setattr__(self, "steps", operator.index(steps))
         if given is not None and len(given) != steps + 1:
             raise BadInput(f"a grid has {steps} steps and {len(given)} edges, but must have an edge more than steps.")
         if given is None or isinstance(given, Tracer):
             return
         times = tuple(np.asarray(given, np.float64).tolist())
+        if abs(times[-1] - 1) <= ROUNDING / steps:  # a sum of lengths
+            times = (*times[:-1], 1.0)
         if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
             raise _no_rise(times)
         equal = np.allclose(times, np.arange(steps + 1) / steps, 0, ROUNDING / steps)

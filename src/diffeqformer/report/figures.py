@@ -142,7 +142,7 @@ def legend(figure: Figure, handles: list[Line2D], names: list[str], width: float
 
 
 class PlainTicks(Locator):
-    """Ticks of a logarithmic axis at numbers that are read at once, some four to ten of them however far it spans."""
+    """Ticks of a logarithmic axis at numbers that are read at once: at least four, however far it spans."""
 
     def __call__(self) -> Sequence[float]:
         """Where ticks stand on the axis as it is drawn."""
@@ -152,10 +152,14 @@ class PlainTicks(Locator):
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         """Where ticks stand between two positive numbers."""
         low, high = sorted((vmin, vmax))
-        if high < 5 * low:
-            return list(MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high))
-        subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 300 * low else (1,)
-        return list(LogLocator(subs=subs, numticks=10).tick_values(low, high))
+        ways = [LogLocator(subs=subs, numticks=10) for subs in ((1,), (1, 3), (1, 2, 5))]
+        ways += [MaxNLocator(number, steps=[1, 2, 5, 10]) for number in (5, 8, 12)]
+        ticks: list[float] = []
+        for way in ways:
+            ticks = [tick for tick in way.tick_values(low, high) if low <= tick <= high]
+            if len(ticks) > 3:
+                break
+        return ticks
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], ticks: Sequence[float | int] | None = None, base: int = 10) -> None:

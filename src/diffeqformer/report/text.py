@@ -26,6 +26,11 @@ def number(value: object, decimals: int = 0) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
+def speed(value: object) -> str:
+    """Tokens per second, of which 0 are those of a run too short for them to be measured."""
+    return number(value or None)
+
+
 def signed(value: object, decimals: int = 0) -> str:
     """`+0.34`, `−0.18`: as `number`, with its sign."""
     return f"{value:+,.{decimals}f}".replace("-", "−") if finite(value) else number(value)

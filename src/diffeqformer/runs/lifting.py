@@ -108,5 +108,5 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
         require_space(aside, 4 * count(model), "the run")
         text = files.text_of(run.folder)
-        files.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder))
+        files.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder, run.tokenizer))
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

@@ -110,7 +110,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     if config.trainer.samples:
         samples = Samples(config.trainer.samples, tokens.tokenizer, config.model.context)
         recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
-    with folder.held(tokens, beginning.bytes, beside_tokenizer(base.folder) if base else {}):
+    with folder.held(tokens, beginning.bytes, beside_tokenizer(base.folder, base.tokenizer) if base else {}):
         state, resumed = beginning.state(progress)
         step = int(state.step)
         entry = by_main(lambda: _finished(folder, step, progress))

@@ -11,7 +11,7 @@ from diffeqformer.store.paths import path_of
 
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "added_tokens.json",
-    "tokenizer_config.json", "chat_template.jinja",
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
 _NAME = re.compile(rf"(?:hf://)?((?:{_PART}/)?{_PART})(?:@([\w./-]{{1,200}}))?", re.ASCII)

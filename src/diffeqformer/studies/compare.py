@@ -15,7 +15,7 @@ from diffeqformer.config import to_dict
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed
+from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed, speed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import ANALYSES_FOLDER
 from diffeqformer.studies.study import Result
@@ -187,7 +187,7 @@ def _run(side: "Side") -> tuple[str, ...]:
     return (
         side.name, side.folder.name, nats(found.get("loss")), perplexity(found.get("perplexity")),
         nats(found.get("bits_per_byte")), compact(size["stored"]), compact(size["effective"]),
-        compact(entry.get("tokens")), number(entry.get("tokens_per_second")), duration(entry.get("seconds")),
+        compact(entry.get("tokens")), speed(entry.get("tokens_per_second")), duration(entry.get("seconds")),
     )  # fmt: skip
 
 

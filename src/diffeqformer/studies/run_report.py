@@ -143,7 +143,7 @@ def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
     add("NFE", lambda m: m.get("evaluations"), text.evaluations)
     add("parameters", lambda m: m["parameters"]["stored"], text.compact)
     add("effective parameters", lambda m: m["parameters"].get("effective"), text.compact)
-    add("tokens per second", lambda m: m["tokens_per_second"] or None, text.number)  # other work slows: not ranked
+    add("tokens per second", lambda m: m["tokens_per_second"], text.speed)  # other work slows: not ranked
     add("training time", lambda m: m["seconds"], text.duration)
     names, cells = zip(*columns, strict=True)
     return Table("Results", names, tuple(zip(*cells, strict=True))), best

@@ -16,6 +16,7 @@ from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import speed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.study import Result
@@ -86,7 +87,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                 speeds.append(entry["tokens_per_second"])
         known = [math.inf if loss is None else loss for loss in losses]
         rows.append({"settings": dict(trial), "losses": losses, "loss": sum(known) / len(known),
-                     "tokens_per_second": sum(speeds) / len(speeds) if speeds else None})  # fmt: skip
+                     "tokens_per_second": sum(filter(None, speeds)) / max(sum(map(bool, speeds)), 1)})  # fmt: skip
     rows.sort(key=lambda row: row["loss"])
     names, losses = list(trials[0]), [[math.nan if one is None else one for one in row["losses"]] for row in rows]
     figures = tuple(
@@ -200,8 +201,8 @@ def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
         finite = [loss for loss in row["losses"] if loss is not None]
         spread = f"{max(finite) - min(finite):.4f}" if len(finite) > 1 else "–"
         loss = f"{row['loss']:.4f}" if math.isfinite(row["loss"]) else "not finite"
-        speed = "–" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
-        cells.append((str(rank), *values, loss, spread, speed))
+        pace = speed(row["tokens_per_second"])
+        cells.append((str(rank), *values, loss, spread, pace))
     return Table("Trials", ("rank", *names, "loss (nats)", "range of seeds", "tokens/s"), cells)
 
 
