@@ -255,7 +255,7 @@ def _say() -> dict[str, str]:
     given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
     same("list of edges", *(one(ids) for one in given))
     sums = np.cumsum([0, *[1 / 9] * 9])
-    same("sum of lengths", Grid(np.int64(9), sums).edges, Grid(9).edges)
+    same("sum of lengths", Grid(np.int64(9), sums).edges, Grid.of(sums).edges, Grid(9).edges)
     number, stop = Grid(np.int64(3)).steps, jnp.float32(0.1)
     found["whole"] = "the same" if type(number) is int else f"{type(number)}"
     stopped = jax.jit(lambda i: model(i, steps=EarlyExit(4, stop)))(ids)

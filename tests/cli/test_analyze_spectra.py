@@ -21,7 +21,7 @@ def test_spectra_of_two_runs_side_by_side(place, call):
         page.count('class="narrow"') == 4 + 1 + 6
         and "Share of positive real parts from the first step to the last" in page
     )
-    assert "time: Signs of the eigenvalues" in page.replace("&#x27;", "'")
+    assert "time: Signs of the eigenvalues" in page
     arrays = np.load(folder / "spectra.npz")
     assert arrays["QK_eigenvalues"].dtype == complex and arrays["FF_4_eigenvalues"].shape[-1] == 4
     assert set(told["models"][0]["pairs"]) == {"QK", "OV", "FF", "FF 4"}

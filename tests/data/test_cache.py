@@ -45,13 +45,13 @@ def test_what_a_tokenizer_loses_is_counted(text, lost):
     own.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("  ", " ")])
     own.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s"), "isolated")
     own.decoder = decoders.Fuse()
-    loss = encode.Loss(own)
-    loss.see(text, own.encode(text).ids)
-    assert loss.share == pytest.approx(lost / len(text))
+    counted = encode.LostText(own)
+    counted.see(text, own.encode(text).ids)
+    assert counted.share == pytest.approx(lost / len(text))
     every = train_tokenizer([text], 300)
-    loss = encode.Loss(every)
-    loss.see(text, [*every.encode(text).ids, end_of_text(every)])
-    assert loss.share == 0
+    counted = encode.LostText(every)
+    counted.see(text, [*every.encode(text).ids, end_of_text(every)])
+    assert counted.share == 0
 
 
 def names(folder):

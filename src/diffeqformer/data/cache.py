@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, open_corpus
-from diffeqformer.data.encode import Loss, encoded, pieces_of
+from diffeqformer.data.encode import LostText, encoded, pieces_of
 from diffeqformer.data.files import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
@@ -206,7 +206,7 @@ def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
 def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress) -> Document:
     """Write the tokens of `part` to `path` as they are made, and a mask beside if it is masked; returns its counts."""
     documents = text_bytes = tokens = targets = 0
-    loss = Loss(tokenizer)
+    lost = LostText(tokenizer)
     ends, sources = np.cumsum(part.sources), []  # of the sources of a mixture: in documents, in tokens
     with ExitStack() as stack:
         file = stack.enter_context(path.open("wb"))
@@ -220,7 +220,7 @@ def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: 
             documents, tokens = documents + last, tokens + len(ids)
             targets, text_bytes = targets + counts * len(ids), text_bytes + len(text.encode())
             sources += [tokens] if last and documents in ends else []
-            loss.see(text, ids)
+            lost.see(text, ids)
             stage.advance(part.amount(text, last))
         for written in (file, masks) if masks else (file,):
             flush(written)
@@ -228,12 +228,12 @@ def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: 
         raise BadInput(f"the {split} split has no text, but needs at least one document that is not empty.")
     if not targets:
         raise BadInput(f"the {split} split has {tokens} tokens, but none of them counts as a target.")
-    if loss.share > LOSSY:
+    if lost.share > LOSSY:
         progress.say(
-            f"The tokenizer loses {100 * loss.share:.1f} % of the characters of the {split} split: it has no tokens "
+            f"The tokenizer loses {100 * lost.share:.1f} % of the characters of the {split} split: it has no tokens "
             "for them, or makes them others. Bits per byte, which only a whole text has, are not given."
         )
-    known = not part.masked and loss.share <= LOSSY
+    known = not part.masked and lost.share <= LOSSY
     found = {"documents": documents, "bytes": text_bytes if known else None, "tokens": tokens}
     found |= {"targets": targets} if part.masked else {}
     found |= {"sources": np.diff(sources, prepend=0).tolist()} if part.sources and split == "train" else {}

@@ -35,9 +35,9 @@ def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[
             yield text, last, [*encoding.ids, end] if last else encoding.ids
 
 
-class Loss:
-    """The share of a text's characters that its tokens no longer tell: unknown ones, and what is left out or made
-    alike, such as capitals. Counted in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`."""
+class LostText:
+    """Counts the characters of a text that its tokens no longer tell: unknown ones, and what is left out or made alike,
+    such as capitals; in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._seen, self._lost, self._passed = tokenizer, 0, 0, 0

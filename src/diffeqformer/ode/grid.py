@@ -133,10 +133,13 @@ class Grid:
             return asked
         if np.ndim(asked) == 1:
             edges = asked if isinstance(asked, Tracer) else tuple(np.asarray(asked, np.float64).tolist())
-            known = isinstance(edges, tuple)
-            if known and (len({*edges}) < max(len(edges), 2) or {edges[0], edges[-1]} != {0.0, 1.0}):
+            if len(edges) < 2:
                 raise _no_rise(edges)
-            return Grid(len(edges) - 1, edges)
+            grid = Grid(len(edges) - 1, edges)
+            times = grid.given if isinstance(grid.given, tuple) else (0.0, 1.0)
+            if (times[0], times[-1]) != (0.0, 1.0) or min(np.diff(times)) <= 0:
+                raise _no_rise(edges)
+            return grid
         if isinstance(asked, Tracer):
             raise BadInput(
                 "steps is traced, but decides which program is compiled: close over it, or give an int, which "

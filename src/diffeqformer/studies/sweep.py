@@ -85,9 +85,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             else:
                 losses.append(entry["validation"]["loss"])
                 speeds.append(entry["tokens_per_second"])
+        measured = [pace for pace in speeds if pace]
         known = [math.inf if loss is None else loss for loss in losses]
         rows.append({"settings": dict(trial), "losses": losses, "loss": sum(known) / len(known),
-                     "tokens_per_second": sum(filter(None, speeds)) / max(sum(map(bool, speeds)), 1)})  # fmt: skip
+                     "tokens_per_second": sum(measured) / len(measured) if measured else None})  # fmt: skip
     rows.sort(key=lambda row: row["loss"])
     names, losses = list(trials[0]), [[math.nan if one is None else one for one in row["losses"]] for row in rows]
     figures = tuple(
