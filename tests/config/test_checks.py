@@ -45,6 +45,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden": 0}, "model.hidden is 0, but must be at least 1."),
     ({"gradient": {"kind": "recursive", "checkpoints": 1}}, "model.gradient.checkpoints is 1, but must be at least 2."),
     ({"horizon": 0}, "model.horizon is 0.0, but must be a positive number."),
+    (
+        {"tolerance": {"rtol": 1e-300}},
+        "model.tolerance.rtol is 1e-300, but must be at least 1.2e-38: smaller ones are zero in float32.",
+    ),
     ({"horizon": -2.5}, "model.horizon is -2.5, but must be a positive number."),
     ({"horizon": float("inf")}, "model.horizon is inf, but must be a positive number."),
     ({"first_step": 1}, "model.first_step is 1.0, but must be between 0 and 1: a fraction of depth."),

@@ -53,7 +53,9 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     refused = call("eval", run)
     assert refused.status == 2 and "has no text of its own; name a text to evaluate on with --data." in refused.err
     sampled = call("sample", run, "--prompt", "the cat", "--tokens", 5)
-    assert sampled.status == 0 and sampled.out.startswith("the cat")
+    assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
+    sampled = call("sample", run, "--prompt", "the catfish", "--tokens", 5)
+    assert "The tokenizer loses or changes 72.7 % of the characters of the prompt" in sampled.err
     informed = call("info", run, "--json")
     assert informed.status == 0, informed.err
     counts = json.loads(informed.out)["models"]["this model"]["parameters"]
@@ -130,6 +132,26 @@ def test_tokens_that_only_the_settings_declare_are_added(published, tmp_path):
     assert end_of_text(found) == end_of_text(tokenizer)
     declare(number + 2)
     assert load_tokenizer(published).token_to_id("<|turn|>") is None
+
+
+def test_special_tokens_beyond_the_embedding_stay_behind(call, published, tmp_path):
+    """Many a model's folder has a token for padding that was added after training and has no embedding."""
+    tokenizer = word_tokenizer()
+    while (entries := vocabulary_size(tokenizer)) < 32:
+        tokenizer.add_tokens([f"word{entries}"])
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(published / "tokenizer.json"))
+    called = call("import", published, "--to", tmp_path / "run")
+    assert called.status == 0, called.err
+    assert "Left out of the tokenizer, beyond the 32 entries of the model's embedding: '<pad>'" in called.err
+    opened = load_run(tmp_path / "run")
+    assert vocabulary_size(opened.tokenizer) == 32 and opened.tokenizer.token_to_id("<pad>") is None
+    assert opened.tokenizer.encode("the cat word31").ids == tokenizer.encode("the cat word31").ids
+
+    tokenizer.add_tokens(["word33"])
+    tokenizer.save(str(published / "tokenizer.json"))
+    with pytest.raises(BadInput, match="has 34 entries, but the model's embedding only 32"):
+        import_huggingface(published, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

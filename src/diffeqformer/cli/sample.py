@@ -58,12 +58,17 @@ def run(words: Sequence[str], as_json: bool) -> None:
     arguments = parse(Arguments, words, "diffeqformer sample")
     if arguments.draft_length is not None and arguments.draft_steps is None:
         raise BadInput(f"--draft-length is {arguments.draft_length}, but without --draft-steps nothing is drafted.")
+    from diffeqformer.data.encode import LostText
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.sampling import continue_text, continue_text_with_drafts
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = solved_by(opened.model, arguments.scheme)
+    lost = LostText(opened.tokenizer)
+    lost.see(arguments.prompt, opened.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids)
+    if lost.share:
+        progress.say(f"The tokenizer loses or changes {percent(lost.share, 1)} of the characters of the prompt")
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")
     settings = {
         "new_tokens": arguments.tokens,

@@ -14,6 +14,8 @@ MOST_ENTRIES = 16 * SIZES
 """Of an embedding."""
 MOST_NUMBERS = 1 << 56
 """In all arrays of one kind: bytes that a few of them have together are counted in 64 bits."""
+SMALLEST = 2.0**-126
+"""What is smaller is zero in the models' arithmetic."""
 MOST_STEPS = 1 << 14
 """Steps of depth: times and weights of all of them are computed at once."""
 
@@ -50,6 +52,10 @@ def require_bounds(section: Any, prefix: str = "") -> None:
             raise BadInput(f"{name} {shown(value)}, but must be at least {bounds['least']}.")
         if bounds.get("positive") and not 0 < value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must be a positive number.")
+        if bounds.get("positive") and value < SMALLEST:
+            raise BadInput(
+                f"{name} {shown(value)}, but must be at least {SMALLEST:.2g}: smaller ones are zero in float32."
+            )
         if bounds.get("not_negative") and not 0 <= value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must not be negative.")
         if bounds.get("fraction") and not 0 <= value < 1:

@@ -106,6 +106,19 @@ def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
     return _plain_text(Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None})))
 
 
+def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list[str]]:
+    """The same tokenizer without the special tokens whose ids are `entries` or more, and the names of these.
+
+    One that is in the vocabulary proper, or put around texts, stays.
+    """
+    found = json.loads(tokenizer.to_str())
+    used = json.dumps([found["model"]["vocab"], found["post_processor"]])
+    beyond = [token for token in found["added_tokens"] if token["id"] >= entries and token["special"]]
+    left = [token["content"] for token in beyond if json.dumps(token["content"]) not in used]
+    found["added_tokens"] = [token for token in found["added_tokens"] if token["content"] not in left]
+    return (_plain_text(Tokenizer.from_str(json.dumps(found))) if left else tokenizer), left
+
+
 def reading_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer, for which the name of a special token in a text is that token, as in Transformers."""
     found = Tokenizer.from_str(tokenizer.to_str())

@@ -15,6 +15,7 @@ from diffeqformer.data.tokenizer import (
     end_of_text,
     load_tokenizer,
     vocabulary_size,
+    without_special,
 )
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
@@ -22,6 +23,7 @@ from diffeqformer.interop.peft import load_adapter
 from diffeqformer.interop.tensors import INDEX
 from diffeqformer.model.count import parameters
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.plain import shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as files
 from diffeqformer.runs.opening import Run, load_run
@@ -69,7 +71,7 @@ def import_huggingface(
                     raise BadInput(f"{name} is {given!r}, but {repository.name} is a run, which is copied as it is.")
             return _copied(fetch(repository, RUN_FILES), run)
     published = open_huggingface(folder)
-    tokenizer, own = _tokenizer_of(published), published.config.context
+    tokenizer, own = _tokenizer_of(published, progress), published.config.context
     if context is not None and not 1 <= context <= own:
         raise BadInput(f"context is {context}, but must be between 1 and {own}, that of the model.")
     data = DataConfig(tokenizer=str(run / files.TOKENIZER))
@@ -107,8 +109,9 @@ def _copied(folder: Path, run: Path) -> Run:
     return load_run(run)
 
 
-def _tokenizer_of(published: Published) -> Tokenizer:
-    """The tokenizer that lies beside the model, found to fit it."""
+def _tokenizer_of(published: Published, progress: Progress) -> Tokenizer:
+    """The tokenizer that lies beside the model, found to fit it, without special tokens that have no embedding,
+    such as one for padding that was never trained."""
     folder = published.folder
     if (folder / SENTENCEPIECE).is_file() and not (folder / files.TOKENIZER).is_file():
         raise BadInput(
@@ -118,9 +121,13 @@ def _tokenizer_of(published: Published) -> Tokenizer:
     tokenizer = load_tokenizer(folder)
     end_of_text(tokenizer)
     entries, vocabulary = vocabulary_size(tokenizer), published.config.vocabulary or 0
-    if entries > vocabulary:
+    tokenizer, left = without_special(tokenizer, vocabulary)
+    if vocabulary_size(tokenizer) > vocabulary:
         raise BadInput(
             f"the tokenizer in {str(folder)!r} has {entries} entries, but the model's embedding only {vocabulary}; "
             "put the tokenizer there that the model was trained with."
         )
+    if left:
+        names = ", ".join(shown(name) for name in left)
+        progress.say(f"Left out of the tokenizer, beyond the {vocabulary:,} entries of the model's embedding: {names}")
     return tokenizer
