@@ -45,3 +45,11 @@ def test_a_terminal_too_narrow_repeats_the_first_column():
 def test_a_terminal_aligns_text_left_and_numbers_right():
     lines = printed(Table("", ("name", "text", "number"), [("a", "bb", "1"), ("b", "c", "100")]), 80)
     assert lines[1].split("bb")[1].rstrip().endswith("     1") and lines[2].index("c") == lines[1].index("bb")
+
+
+def test_a_long_name_may_end_a_line_between_its_words():
+    html = Table(
+        "", ("setting", "value"), (("model.weights.highest_frequency", "runs/a.b"), ("1.5 < x_y", "0.5"))
+    ).to_html()
+    assert '<th scope="row">model.<wbr>weights.<wbr>highest_<wbr>frequency</th><td' in html and "runs/a.b" in html
+    assert '<th scope="row">1.5 &lt; x_<wbr>y</th>' in html

@@ -224,7 +224,7 @@ def test_the_command(pair, capsys, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"index.html", "compare.npz", "accuracy.png", "accuracy.svg"}
     page = (folder / "index.html").read_text()
     assert "Vanilla Llama" in page and "http://" not in page.replace("http://www.w3.org", "") and "<b>_y" not in page
-    assert "Settings that differ" in page and "model.field" in page and 'href="../index.html"' in page
+    assert "Settings that differ" in page and "model.<wbr>field" in page and 'href="../index.html"' in page
     assert 'href="compare-other/index.html"' in (folder.parent / "index.html").read_text()
     with np.load(folder / "compare.npz") as arrays:
         assert arrays["differences"].tolist() == [0.5, 0.0]

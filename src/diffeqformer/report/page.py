@@ -26,7 +26,7 @@ from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
-from diffeqformer.report.table import Table
+from diffeqformer.report.table import Table, named
 from diffeqformer.report.terms import terms_of
 from diffeqformer.report.text import together
 from diffeqformer.store.files import write_output
@@ -54,9 +54,7 @@ def code(text: str) -> Markup:
     return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', marked))
 
 
-ENVIRONMENT.filters |= {"code": code, "together": together}
-# A name with dots ends a line after one of them.
-ENVIRONMENT.filters["dotted"] = lambda text: Markup(str(escape(clean(text))).replace(".", ".<wbr>"))
+ENVIRONMENT.filters |= {"code": code, "together": together, "named": lambda text: Markup(named(text))}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _GLOSSARY = Markup("<!-- glossary -->")
 """Where the words of a page are explained, which are known once the rest of it is; no text can hold it unescaped."""

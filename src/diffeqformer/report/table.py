@@ -66,9 +66,9 @@ class Table:
         said = f"<caption>{_text(self.caption)}</caption>" if caption else ""
         kinds = [' class="number"' if numeric else "" for numeric in self.numeric]
         head = "".join(f'<th scope="col"{k}>{_text(name)}</th>' for name, k in zip(self.columns, kinds, strict=True))
-        named = lambda row: f' id="{_text(self.anchor)}{row}"' if self.anchor else ""
+        anchor = lambda row: f' id="{_text(self.anchor)}{row}"' if self.anchor else ""
         body = "".join(
-            f'<tr{named(row)}><th scope="row">{_text(first)}</th>'
+            f'<tr{anchor(row)}><th scope="row">{named(first)}</th>'
             + "".join(f"<td{k}>{_text(cell)}</td>" for cell, k in zip(rest, kinds[1:], strict=True))
             + "</tr>"
             for row, (first, *rest) in enumerate(self.rows)
@@ -82,6 +82,11 @@ class Table:
         cell = lambda text: "".join(f"\\{c}" if c in "\\`*[]<>|#$~&" else c for c in plain(text))
         lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (self.columns, marks, *self.rows)]
         return (f"{cell(self.caption)}:\n\n" if self.caption else "") + "\n".join(lines)
+
+
+def named(text: str) -> str:
+    """Escaped text of a row's name, such as a setting's or a path, which may end a line after its dots and dashes."""
+    return re.sub(r"(?<=\w[._/])(?=[A-Za-z])", "<wbr>", _text(text))
 
 
 def _text(text: str) -> str:
