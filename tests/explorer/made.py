@@ -4,7 +4,7 @@ import dataclasses
 from functools import lru_cache
 from pathlib import Path
 
-from diffeqformer.config import Config, KnotsConfig, LlamaConfig, ModulationConfig
+from diffeqformer.config import Config, KnotsConfig, LayerDropConfig, LlamaConfig, ModulationConfig
 from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.explorer.session import Session
 from diffeqformer.progress import Silent
@@ -21,6 +21,12 @@ KINDS = KINDS | {
     ),
     "knots, boxes": dataclasses.replace(
         KINDS["knots, normalised"], weights=KnotsConfig(3, "box", average=True), spacing="dyadic"
+    ),
+    "knots, corrected": dataclasses.replace(
+        KINDS["knots, normalised"], weights=KnotsConfig(3, "box", rank=2), spacing="dyadic", final_norm_halvings=2
+    ),
+    "nested layers, corrected": dataclasses.replace(
+        KINDS["vanilla"], weights=LayerDropConfig(5, nested=True, rank=2), scheme="residual", final_norm_halvings=2
     ),
     "layers left out": dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit"),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),

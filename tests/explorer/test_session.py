@@ -21,7 +21,7 @@ from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
 from diffeqformer.analysis.reading import eigenvalues_of
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.cli import main
-from diffeqformer.config import DepthConfig, KnotsConfig, LayerDropConfig, ToleranceConfig
+from diffeqformer.config import DepthConfig, LayerDropConfig, ToleranceConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
@@ -330,10 +330,6 @@ def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
     for kind, said in (("time, reversible", "scheme 'reversible'"), ("head norms", "has head norms")):
         with pytest.raises(BadInput, match=said):
             portable_page(session_of(run_of(kind)))
-    run = run_of("knots, normalised")
-    corrected = model_of(dataclasses.replace(run.model.config, weights=KnotsConfig(2, rank=2)))
-    with pytest.raises(BadInput, match="has weights that are corrected by the length of the step"):
-        portable_page(session_of(dataclasses.replace(run, model=corrected)))
     run = run_of("diffeqformer")
     adaptive = dataclasses.replace(run.config.model, tolerance=ToleranceConfig())
     with pytest.raises(BadInput, match="chooses its steps by a tolerance, but a page has fixed ones"):

@@ -36,7 +36,7 @@ def portable_page(session: Session) -> str:
 
 
 OVERLAYS = [{"name": name, "description": DESCRIPTIONS[name], "signed": name in SIGNED} for name in EXPLANATIONS]
-MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_model.js")
+MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_weights.js", "explorer_model.js")
 """The model in JavaScript."""
 
 

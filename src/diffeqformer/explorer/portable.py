@@ -2,6 +2,7 @@
 
 Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how c is computed. For `time` weights c
 is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; a table of layers takes one row, `shared` has one.
+What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final norm.
 """
 
 import base64
@@ -9,6 +10,7 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffeqformer.errors import BadInput
@@ -19,7 +21,14 @@ from diffeqformer.ode.field import Block, BlockWeights, TransformerField
 from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
-from diffeqformer.ode.weights import KnotWeights, LayerWeights, SharedWeights, TimeWeights, WeightSource
+from diffeqformer.ode.weights import (
+    KnotWeights,
+    LayerDropWeights,
+    LayerWeights,
+    SharedWeights,
+    TimeWeights,
+    WeightSource,
+)
 from diffeqformer.ode.weights.knots import PLACES, bends
 from diffeqformer.ode.weights.modulated import ModulatedWeights
 from diffeqformer.ode.weights.time_features import frequencies
@@ -79,15 +88,12 @@ def portable(run: Run) -> tuple[Document, str]:
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
         raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {', '.join(SCHEMES_OFFERED)}")
-    if model.norm_changes is not None:
-        raise _refusal(run, "has a final norm that depends on the number of steps, which a page has not")
-    if getattr(model.config.weights, "rank", None):
-        raise _refusal(run, "has weights that are corrected by the length of the step, which a page has not")
     arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
     arrays.add("embedding", model.embedding.tokens)
     for name, values in (
         ("positions", model.embedding.positions), ("head", model.head),
         ("final.scale", model.final_norm.scale), ("final.shift", model.final_norm.shift),
+        *((f"final.changes.{name}", getattr(model.norm_changes, name, None)) for name in ("scale", "shift")),
     ):  # fmt: skip
         if values is not None:
             arrays.add(name, values)
@@ -138,11 +144,11 @@ def _weights(model: Transformer, arrays: Arrays) -> Document | None:
                 if values is not None:
                     arrays.add(f"modulated.{half}.{name}", values)
         weights = weights.base
-    about = _source(weights, arrays)
+    about = _source(weights, model, arrays)
     return about and about | {"modulated": modulated}
 
 
-def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
+def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Document | None:
     if isinstance(weights, TimeWeights):
         _time_rows(weights, arrays)
         shared = weights.shared is not None
@@ -156,6 +162,8 @@ def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
         nodes = weights.nodes or Nodes.same(1.0)
         about = {"kind": "layer", "nodes": {"attention": nodes.attention, "feed_forward": nodes.feed_forward}}
         rows = weights.layers
+    elif isinstance(weights, LayerDropWeights):
+        rows, about = weights.layers, {"kind": "layer", "kept": _kept(weights, model)}
     elif isinstance(weights, SharedWeights):
         rows, about = weights.row, {"kind": "shared"}
     else:
@@ -165,7 +173,19 @@ def _source(weights: WeightSource, arrays: Arrays) -> Document | None:
         for leaf, values in leaves.items():
             if values is not None:
                 arrays.add(f"{name}.{leaf}", values)
+    if (corrections := getattr(weights, "corrections", None)) is not None:
+        for name, correction in _units(corrections):
+            arrays.add(f"{name}.corrections.a", correction.a)
+            arrays.add(f"{name}.corrections.b", correction.b)
     return about
+
+
+def _kept(weights: LayerDropWeights, model: Transformer) -> list[list[int]]:
+    """The layers that 1, 2, 3, ... steps keep: what the table of such weights has where a layer is its own number."""
+    numbers = jax.tree.map(lambda leaf: jnp.arange(len(leaf)), weights.layers)
+    own = LayerDropWeights(numbers, weights.order)
+    kept = (own.table(model.grid(steps)).attention.norm.scale for steps in range(1, weights.depth + 1))
+    return [layers.ravel().tolist() for layers in kept]
 
 
 def _units(block: Block) -> list[tuple[str, Any]]:

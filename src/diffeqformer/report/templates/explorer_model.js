@@ -1,114 +1,17 @@
-// The model itself, in plain JavaScript: the formulas of `ode/` and `nn/`, on arrays that stand in the page.
+// The model itself, in plain JavaScript: the formulas of `ode/` and `nn/`, on arrays that stand in the page and its
+// weights over depth, in explorer_weights.js.
 const backend = (() => {
   const { runs } = JSON.parse(document.getElementById("about").textContent);
 
   const open = (run, number) => {
     const { model, tokenizer, pieces } = run;
     const arrays = decode(document.getElementById(`arrays-${number}`).textContent, model.arrays);
-    const { width, heads, kvHeads, weights, gated, head_width: head } = model;
+    const { width, heads, kvHeads, gated, head_width: head } = model;
     const across = heads * head;
     const encode = encoder(tokenizer);
 
-    const edgesOf = (steps) => {
-      if (steps === run.steps && model.edges.length) return model.edges;
-      if (model.dyadic) {
-        const coarse = 2 ** (31 - Math.clz32(steps));
-        const whole = 2 * coarse - steps;
-        return Array.from({ length: steps + 1 }, (_, i) => (i < whole ? i / coarse : (i + whole) / (2 * coarse)));
-      }
-      const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
-      const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
-      return Array.from({ length: steps + 1 }, (_, i) => (i === 0 ? 0 : i === steps ? 1 : rest(i)));
-    };
+    const { edgesOf, unit, finalOf } = weightsOf(run, arrays);
 
-    // W(t) = sum_k c_k(t) B_k: the coefficients of a unit's rows at a time, `node` of step `index`.
-    const dense = (x, name) => linear(x, { weight: arrays[`${name}.weight`].values, bias: arrays[`${name}.bias`].values }, x.length);
-    const network = (name, t) => {
-      const angles = weights.frequencies.map((w) => w * t);
-      const inner = dense(Float32Array.from([t, ...angles.map(Math.sin), ...angles.map(Math.cos)]), `${name}.first`);
-      return [1, ...dense(inner.map((v) => v / (1 + Math.exp(-v))), `${name}.second`)];
-    };
-    const basis = (t, { knots, place, bends, box }) => {
-      const at = Math.round(1e9 * Math.min(Math.max(t * knots - place, 0), knots - 1)) / 1e9;
-      const left = Math.min(Math.max(Math.floor(at), 0), Math.max(knots - 2, 0));
-      const right = Math.min(left + 1, knots - 1);
-      const b = box ? (Math.sign(at - left - 0.5) + 1) / 2 : at - left;
-      const a = 1 - b;
-      return Array.from({ length: knots }, (_, k) => a * (k === left) + b * (k === right)
-        + (bends.length ? ((a ** 3 - a) * bends[left][k] + (b ** 3 - b) * bends[right][k]) / 6 : 0));
-    };
-    // The mean over a step, by Gauss and Legendre's rule of two points, exact between edges and halves of knots.
-    const mean = ({ t, node, length }) => {
-      const [from, to] = [t - node * length, t + (1 - node) * length];
-      const breaks = Array.from({ length: 2 * weights.knots - 1 }, (_, k) => (k + 1) / (2 * weights.knots));
-      const ends = [from, ...breaks.filter((at) => from < at && at < to), to];
-      const sum = new Array(weights.knots).fill(0);
-      ends.slice(1).forEach((end, i) => [-1, 1].forEach((side) => {
-        const half = (end - ends[i]) / 2;
-        const at = ends[i] + half + (side * half) / Math.sqrt(3);
-        basis(at, weights).forEach((value, k) => { sum[k] += (value * half) / length; });
-      }));
-      return sum;
-    };
-    const coefficients = (unit, when) => {
-      const { t, index, node } = when;
-      if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
-      if (weights.kind === "knots") return weights.average && when.length ? mean(when) : basis(t, weights);
-      if (weights.kind === "shared") return [1];
-      const nodes = weights.nodes[unit.split(".")[0]];
-      const near = nodes.map((c) => Math.abs(c - node));
-      const row = index * nodes.length + near.indexOf(Math.min(...near));
-      return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
-    };
-    // Norms and gains that know the length of the step: hat functions over depth and over log2(1 / length).
-    const hats = { place: 0.5, bends: [] };
-    const modulated = (name, made, { t, length }) => {
-      const [half, part] = name.split(".");
-      const mixed = (which) => {
-        const found = arrays[`modulated.${half}.${which}`];
-        if (!found) return null;
-        const { values, shape: [knots, lengths, size] } = found;
-        const halvings = Math.min(Math.max(-Math.log2(length), 0), lengths - 1);
-        const mix = new Float32Array(size);
-        basis(t, { knots, ...hats }).forEach((a, m) => {
-          for (let j = 0; j < lengths; j += 1) {
-            const by = a * Math.max(0, 1 - Math.abs(halvings - j));
-            if (by) for (let i = 0; i < size; i += 1) mix[i] += by * values[(m * lengths + j) * size + i];
-          }
-        });
-        return mix;
-      };
-      const scaled = (values, by) => values && values.map((v, i) => v * (1 + by[i % by.length]));
-      if (part === "norm") {
-        const [s, b] = [mixed("scale"), mixed("shift")];
-        return { ...made, scale: made.scale ? scaled(made.scale, s) : s.map((v) => 1 + v), shift: b ? b.map((v, i) => v + (made.shift ? made.shift[i] : 0)) : made.shift };
-      }
-      if (part !== "output" && part !== "down") return made;
-      const gain = mixed("gain");
-      return { ...made, weight: scaled(made.weight, gain), bias: scaled(made.bias, gain) };
-    };
-    const kept = new Map();
-    const unit = (name, when) => {
-      const key = `${name} ${when.t} ${when.length} ${weights.kind === "layer" || weights.average ? `${when.index} ${when.node}` : ""}`;
-      if (!kept.has(key)) {
-        if (kept.size > 400) kept.clear();
-        const c = coefficients(name, when);
-        const leaf = (which) => {
-          const rows = arrays[`${name}.${which}`];
-          if (!rows) return null;
-          const size = rows.values.length / rows.shape[0];
-          const made = new Float32Array(size);
-          c.forEach((value, k) => {
-            const row = rows.values.subarray(k * size, (k + 1) * size);
-            if (value) for (let i = 0; i < size; i += 1) made[i] += value * row[i];
-          });
-          return made;
-        };
-        const made = Object.fromEntries(["weight", "bias", "scale", "shift"].map((which) => [which, leaf(which)]));
-        kept.set(key, weights.modulated ? modulated(name, made, when) : made);
-      }
-      return kept.get(key);
-    };
     const normed = (x, name, when) => {
       const { scale, shift } = unit(name, when);
       return normalise(x, width, model.norm_epsilon, !gated, scale, shift);
@@ -179,9 +82,12 @@ const backend = (() => {
       return flow(M, c[2], flow(A, c[1], flow(M, c[0], x, dt / 2), dt), dt / 2);
     };
 
-    const final = (rows) => normalise(rows, width, model.finalEpsilon, Boolean(arrays["final.shift"]), arrays["final.scale"].values, arrays["final.shift"]?.values);
+    const final = (rows, steps) => {
+      const { scale, shift } = finalOf(steps);
+      return normalise(rows, width, model.finalEpsilon, Boolean(shift), scale, shift);
+    };
     // A token whose straight line ends where it ended a step before, to within the threshold, goes on straight.
-    const earlyExit = (start, threshold) => {
+    const earlyExit = (start, threshold, steps) => {
       const count = start.length / width;
       const [slope, settled, taken] = [new Float32Array(start.length), Array(count).fill(false), Array(count).fill(0)];
       const exit = { end: start, taken };
@@ -195,7 +101,7 @@ const backend = (() => {
           end[i] = next[i] + left * slope[i];
           return next[i];
         });
-        const [now, before] = [final(end), final(exit.end)];
+        const [now, before] = [final(end, steps), final(exit.end, steps)];
         for (let r = 0; r < count; r += 1) if (!settled[r]) {
           let square = 0;
           for (let i = r * width; i < (r + 1) * width; i += 1) square += (now[i] - before[i]) ** 2 / width;
@@ -222,11 +128,11 @@ const backend = (() => {
       });
       if (model.embeddingNorm) x = normalise(x, width, model.norm_epsilon, false);
       const [edges, states, moved, looked] = [edgesOf(steps), [x], { attention: [], feed_forward: [] }, []];
-      const exit = threshold === null ? null : earlyExit(x, threshold);
+      const exit = threshold === null ? null : earlyExit(x, threshold, steps);
       for (let index = 0; index < steps; index += 1) {
         const length = edges[index + 1] - edges[index];
         const dt = model.interval * length;
-        const when = (node) => ({ t: edges[index] + node * length, length, index, node });
+        const when = (node) => ({ t: edges[index] + node * length, length, index, node, steps });
         const seen = { attention: [], feed_forward: [], states: [] };
         const span = model.schemes[scheme].layers ? 1 : dt;
         const half = (name, of) => (node, y) => {
@@ -250,8 +156,8 @@ const backend = (() => {
 
     // log p of every token after the position `r` of a state.
     const table = (arrays.head ?? arrays.embedding).values;
-    const predictions = (state, r) => {
-      const y = final(state.subarray(r * width, (r + 1) * width));
+    const predictions = (state, r, steps) => {
+      const y = final(state.subarray(r * width, (r + 1) * width), steps);
       const logits = new Float64Array(table.length / width);
       for (let v = 0; v < logits.length; v += 1) {
         let dot = 0;
@@ -266,9 +172,9 @@ const backend = (() => {
     const read = async (question) => {
       const { ids, edges, states, moved } = await walk(question);
       const found = { tokens: ids.map((id) => pieces[id]), ids, times: edges, top: [], top_ids: [], p: [], kl: [], next: [], moved };
-      const end = ids.map((_, r) => predictions(states.at(-1), r));
+      const end = ids.map((_, r) => predictions(states.at(-1), r, question.steps));
       for (const state of states) {
-        const here = state === states.at(-1) ? end : ids.map((_, r) => predictions(state, r));
+        const here = state === states.at(-1) ? end : ids.map((_, r) => predictions(state, r, question.steps));
         const top = here.map((log) => log.indexOf(log.reduce((a, b) => Math.max(a, b))));
         found.top.push(top.map((id) => pieces[id]));
         found.top_ids.push(top);
@@ -305,7 +211,7 @@ const backend = (() => {
       const index = Math.max(0, edges.findIndex((edge) => edge >= time - 1e-9) - 1);
       const own = edges[index + 1] - edges[index];
       const taken = (run.stops ?? []).some((stop) => Math.abs(stop - time) < 1e-8); // by a step, of its length
-      const when = { t: time, index, node: (time - edges[index]) / own, length: taken ? own : 0 };
+      const when = { t: time, index, node: (time - edges[index]) / own, length: taken ? own : 0, steps: taken ? run.steps : 0 };
       const [up, down] = [unit("feed_forward.up", when).weight, unit("feed_forward.down", when).weight];
       return { ...spectraOfHeads(when), FF: [ofProduct((i, j) => up[i * model.hidden + j], (i, j) => down[i * width + j], width, model.hidden)] };
     };
@@ -314,7 +220,7 @@ const backend = (() => {
       const { ids, end, taken } = await walk(question);
       const found = { ids: [], pieces: [], p: [], taken: taken.slice(since) };
       for (let r = since; r < ids.length; r += 1) {
-        const log = predictions(end, r);
+        const log = predictions(end, r, question.steps);
         const id = log.indexOf(log.reduce((a, b) => Math.max(a, b)));
         found.ids.push(id);
         found.pieces.push(pieces[id]);
@@ -325,7 +231,7 @@ const backend = (() => {
 
     const cell = async ({ step, position, ...question }) => {
       const { edges, states, looked } = await walk(question);
-      const log = predictions(states[step], position);
+      const log = predictions(states[step], position, question.steps);
       const best = Array.from(log.keys()).sort((a, b) => log[b] - log[a]).slice(0, 10);
       const evaluations = step ? looked[step - 1].map(([y, when]) => projections(y, when)) : [];
       const mean = (h) => evaluations.map((one) => Array.from(row(one, h, position))).reduce((a, b) => a.map((v, i) => v + b[i])).map((v) => v / evaluations.length);
