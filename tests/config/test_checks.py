@@ -51,8 +51,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"horizon": -2.5}, "model.horizon is -2.5, but must be a positive number."),
     ({"horizon": float("inf")}, "model.horizon is inf, but must be a positive number."),
-    ({"first_step": 1}, "model.first_step is 1.0, but must be between 0 and 1: a fraction of depth."),
-    ({"first_step": 0}, "model.first_step is 0.0, but must be between 0 and 1: a fraction of depth."),
+    ({"first_step": 1}, "model.first_step is 1.0, but must be at least 0 and below 1."),
+    ({"first_step": 0}, "model.first_step is 0.0, but must be a positive number."),
     ({"horizon": "long"}, "model.horizon is 'long', but must be one of 'unit', 'steps' or a number."),
     ({"horizon": True}, "model.horizon is True, but must be one of 'unit', 'steps' or a number."),
     ({"tied": "yes"}, "model.tied is 'yes', but must be true or false."),
@@ -73,7 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"scheme": {"kind": "reversible", "base": "reversible"}}, "model.scheme.base is 'reversible', but must"),
     (
         {"scheme": {"kind": "reversible", "coupling": 1.5}},
-        "model.scheme.coupling is 1.5, but must be above 0 and at most 1.",
+        "model.scheme.coupling is 1.5, but must be at most 1.",
     ),
     ({"scheme": {"kind": "reversible", "coupling": 0}}, "model.scheme.coupling is 0.0, but must be a positive number."),
     (

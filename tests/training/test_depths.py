@@ -121,7 +121,7 @@ REFUSED = [
     ({"sample": [4, 6], "shallow_fraction": 1.5}, "depth.shallow_fraction is 1.5, but must be at least 0 and below 1."),
     ({"sample": [4, 6], "weights": [1]}, "depth.weights has 1 numbers, but depth.sample 2; each depth needs one."),
     ({"sample": [4, 6], "weights": [1, -1]}, "depth.weights has -1.0, but must have positive numbers only."),
-    ({"jitter": 1.5}, "depth.jitter is 1.5, but must be between 0 and 1."),
+    ({"jitter": 1.5}, "depth.jitter is 1.5, but must be at most 1."),
 ]  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
     ("depth", "found"),
     [
         ({"together": "rows"}, "depth.always is .*2, 6.*, but with depth.together 'rows' no sequence is read at two"),
-        ({"always": [0, 2]}, "depth.always is .*0, 2.*, but must have numbers of steps from 1 to "),
+        ({"always": [0, 2]}, "depth.always has 0, but must be at least 1."),
         ({"sample": [2], "always": [2], "distill": 0.5}, "distill is 0.5, but all updates train at 2 steps alone"),
         ({"sample": []}, "depth.always is .*2, 6.*, but without depth.sample nothing is drawn"),
     ],

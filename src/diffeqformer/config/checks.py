@@ -9,7 +9,7 @@ from typing import Any
 from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
-from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, TrainerConfig
+from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
 from diffeqformer.config.sections import (
     GPTConfig,
     GradientConfig,
@@ -34,8 +34,6 @@ def validate(config: Config) -> Config:
     config = checked(config)
     d, o, t = config.data, config.optimizer, config.trainer
     require_bounds(config)
-    if not 0 <= o.final_fraction <= 1:
-        raise BadInput(f"optimizer.final_fraction is {o.final_fraction}, but must be between 0 and 1.")
     if isinstance(o.average, LastConfig) and o.average.updates > t.updates:
         raise BadInput(f"optimizer.average.updates is {o.average.updates}, but there are {t.updates} trainer.updates.")
     if t.batch_size * config.model.context > INT32:
@@ -48,46 +46,8 @@ def validate(config: Config) -> Config:
             f"trainer.batch_size is {t.batch_size}, but must be divisible by trainer.accumulation, "
             f"which is {t.accumulation}."
         )
-    for name, value, source in [
-        ("data.train", d.train, "files"), ("data.validation", d.validation, "files"),
-        ("data.dataset", d.dataset, "huggingface"), ("data.dataset_name", d.dataset_name, "huggingface"),
-        ("data.puzzle", d.puzzle, "puzzle"), ("data.weights", d.weights, "files"),
-        ("data.targets 'completions'", d.targets == "completions", "files"),
-    ]:  # fmt: skip
-        if value and d.source != source:
-            raise BadInput(
-                f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
-            )
-    if d.stream and d.source not in ("files", "huggingface"):
-        raise BadInput(
-            f"data.stream is {d.stream}, but data.source {d.source!r} is packed; 'files' and 'huggingface' stream."
-        )
-    if d.weights and len(d.weights) != len(d.train):
-        raise BadInput(f"data.weights has {len(d.weights)} numbers, but data.train {len(d.train)}; each needs one.")
-    if d.weights and not sum(d.weights) < float("inf"):
-        raise BadInput(f"data.weights is {shown(list(d.weights))}, but must have a finite sum.")
-    if d.source == "files" and not d.train:
-        raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
-    if d.source == "huggingface" and not d.dataset:
-        raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
-    if d.source == "puzzle" and d.puzzle is None:
-        kinds = [kind for section in choices_of(DataConfig)["puzzle"] for kind in kinds_of(section)]
-        raise BadInput(
-            f"data.puzzle is not given, but data.source 'puzzle' needs one of {', '.join(map(repr, kinds))}."
-        )
-    if d.puzzle and config.model.context != d.puzzle.context:
-        raise BadInput(
-            f"model.context is {config.model.context}, but must be {d.puzzle.context}, the tokens of a problem of "
-            f"data.puzzle {d.puzzle.kind!r} of this size."
-        )
-    mesh = vars(config.mesh)
-    for name, size in mesh.items():
-        if size < 1 and size != -1:
-            raise BadInput(f"mesh.{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
-    if list(mesh.values()).count(-1) > 1:
-        raise BadInput(
-            f"mesh.{' and mesh.'.join(name for name in mesh if mesh[name] == -1)} are -1, but only one can be."
-        )
+    _validate_data(d, config.model.context)
+    _validate_mesh(config.mesh)
     for name, value in () if config.base.run else _changed(config.base, BaseConfig(), "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     _validate_depth(config.depth, config.model, t)
@@ -121,11 +81,55 @@ def validate(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=weights))
 
 
+def _validate_data(d: DataConfig, context: int) -> None:
+    for name, value, source in [
+        ("data.train", d.train, "files"), ("data.validation", d.validation, "files"),
+        ("data.dataset", d.dataset, "huggingface"), ("data.dataset_name", d.dataset_name, "huggingface"),
+        ("data.puzzle", d.puzzle, "puzzle"), ("data.weights", d.weights, "files"),
+        ("data.targets 'completions'", d.targets == "completions", "files"),
+    ]:  # fmt: skip
+        if value and d.source != source:
+            raise BadInput(
+                f"{name} is given, but data.source {d.source!r} does not read it; set data.source to {source!r}."
+            )
+    if d.stream and d.source not in ("files", "huggingface"):
+        raise BadInput(
+            f"data.stream is {d.stream}, but data.source {d.source!r} is packed; 'files' and 'huggingface' stream."
+        )
+    if d.weights and len(d.weights) != len(d.train):
+        raise BadInput(f"data.weights has {len(d.weights)} numbers, but data.train {len(d.train)}; each needs one.")
+    if d.weights and not sum(d.weights) < float("inf"):
+        raise BadInput(f"data.weights is {shown(list(d.weights))}, but must have a finite sum.")
+    if d.source == "files" and not d.train:
+        raise BadInput("data.train is empty, but data.source 'files' needs at least one path or glob.")
+    if d.source == "huggingface" and not d.dataset:
+        raise BadInput("data.dataset is empty, but data.source 'huggingface' needs a dataset's hub id or folder.")
+    if d.source == "puzzle" and d.puzzle is None:
+        kinds = [kind for section in choices_of(DataConfig)["puzzle"] for kind in kinds_of(section)]
+        raise BadInput(
+            f"data.puzzle is not given, but data.source 'puzzle' needs one of {', '.join(map(repr, kinds))}."
+        )
+    if d.puzzle and context != d.puzzle.context:
+        raise BadInput(
+            f"model.context is {context}, but must be {d.puzzle.context}, the tokens of a problem of "
+            f"data.puzzle {d.puzzle.kind!r} of this size."
+        )
+
+
+def _validate_mesh(mesh: MeshConfig) -> None:
+    sizes = vars(mesh)
+    for name, size in sizes.items():
+        if size < 1 and size != -1:
+            raise BadInput(f"mesh.{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
+    if list(sizes.values()).count(-1) > 1:
+        raise BadInput(
+            f"mesh.{' and mesh.'.join(name for name in sizes if sizes[name] == -1)} are -1, but only one can be."
+        )
+
+
 def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if d == DepthConfig():
         return
-    if not 0 <= d.jitter <= 1:
-        raise BadInput(f"depth.jitter is {d.jitter}, but must be between 0 and 1.")
     name, value = next(_changed(d, DepthConfig(), "depth."))
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
@@ -151,8 +155,6 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         raise BadInput(f"depth.always is {d.always}, but must name each depth once.")
     if d.always and d.together == "rows":
         raise BadInput(f"depth.always is {d.always}, but with depth.together 'rows' no sequence is read at two depths.")
-    if d.always and not 1 <= min(d.always) <= max(d.always) <= MOST_STEPS:
-        raise BadInput(f"depth.always is {d.always}, but must have numbers of steps from 1 to {MOST_STEPS}.")
     if d.distill and d.teacher == "deepest" and (d.alone or d.together == "rows"):
         rows = "with depth.together 'rows' no sequence is read at two depths"
         why = "depth.together 'one' trains at one depth at a time" if d.alone else rows
@@ -223,24 +225,8 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")
     rows, widest = max(m.steps, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
     _require_countable("weights", "steps or d_emb x width x hidden", rows, m.width, widest)
-    _validate_scheme(m)
-    if m.lora:
-        if m.lora.dropout and isinstance(m.weights, KnotsConfig):
-            raise BadInput(
-                f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind 'knots': adapters "
-                "are added into the knots before weights are interpolated."
-            )
-        m.lora.build(m.field.build(m).shapes())
-    if isinstance(m.weights, KnotsConfig) and m.weights.rank and m.tolerance:
-        raise BadInput(
-            f"model.weights.rank is {m.weights.rank}, but model.tolerance is given: corrections by the length of a "
-            "step need a fixed grid."
-        )
-    if isinstance(m.weights, KnotsConfig) and m.weights.halvings is not None and not m.weights.rank:
-        raise BadInput(
-            f"model.weights.halvings is {m.weights.halvings}, but without model.weights.rank nothing depends on the "
-            "length of a step."
-        )
+    _validate_grid(m)
+    _validate_step_length(m)
     if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
         raise BadInput(
             f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "
@@ -253,6 +239,14 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 f"model.weights.order is {shown(list(m.weights.order))}, but must have each of {layers} layers once, "
                 "from 0, with model.weights.nested."
             )
+    _validate_scheme(m)
+    if m.lora:
+        if m.lora.dropout and isinstance(m.weights, KnotsConfig):
+            raise BadInput(
+                f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind 'knots': adapters "
+                "are added into the knots before weights are interpolated."
+            )
+        m.lora.build(m.field.build(m).shapes())  # made only for what it refuses
     return m
 
 
@@ -263,16 +257,7 @@ def _require_countable(what: str, axes: str, *sizes: int) -> None:
         raise BadInput(f"model {what} ({axes}) are {product} numbers, but must be at most {MOST_NUMBERS}.")
 
 
-def _validate_scheme(m: ModelConfig) -> None:
-    reversible = isinstance(m.scheme, ReversibleConfig)
-    if isinstance(m.scheme, ReversibleConfig) and m.scheme.coupling > 1:
-        raise BadInput(f"model.scheme.coupling is {m.scheme.coupling}, but must be above 0 and at most 1.")
-    if isinstance(m.gradient, GradientConfig) and m.gradient.kind == "reversible" and not reversible:
-        raise BadInput(
-            f"model.gradient is 'reversible', but model.scheme {m.scheme.kind!r} cannot run back; 'reversible' can."
-        )
-    if m.first_step is not None and not 0 < m.first_step < 1:
-        raise BadInput(f"model.first_step is {m.first_step}, but must be between 0 and 1: a fraction of depth.")
+def _validate_grid(m: ModelConfig) -> None:
     if m.edges and (m.first_step is not None or len(m.edges) != m.steps + 1):
         raise BadInput(
             f"model.edges has {len(m.edges)} times, but must have model.steps + 1, {m.steps + 1}, without "
@@ -294,8 +279,9 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.spacing is 'dyadic', but model.weights is {m.weights.kind!r}: steps of several lengths need "
             "weights that are functions of depth, or shared."
         )
-    # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
-    scheme = m.scheme.build()
+
+
+def _validate_step_length(m: ModelConfig) -> None:
     if m.modulation and (isinstance(m.weights, LayerConfig | LayerDropConfig) or m.tolerance):
         other = "model.tolerance is given" if m.tolerance else f"model.weights is {m.weights.kind!r}"
         raise BadInput(
@@ -313,13 +299,33 @@ def _validate_scheme(m: ModelConfig) -> None:
             f"model.final_norm_halvings is {m.final_norm_halvings}, but {other}: it is for models that run at several "
             "numbers of steps on fixed grids."
         )
+    if isinstance(m.weights, KnotsConfig) and m.weights.rank and m.tolerance:
+        raise BadInput(
+            f"model.weights.rank is {m.weights.rank}, but model.tolerance is given: corrections by the length of a "
+            "step need a fixed grid."
+        )
+    if isinstance(m.weights, KnotsConfig) and m.weights.halvings is not None and not m.weights.rank:
+        raise BadInput(
+            f"model.weights.halvings is {m.weights.halvings}, but without model.weights.rank nothing depends on the "
+            "length of a step."
+        )
+
+
+def _validate_scheme(m: ModelConfig) -> None:
+    reversible = isinstance(m.scheme, ReversibleConfig)
+    if isinstance(m.gradient, GradientConfig) and m.gradient.kind == "reversible" and not reversible:
+        raise BadInput(
+            f"model.gradient is 'reversible', but model.scheme {m.scheme.kind!r} cannot run back; 'reversible' can."
+        )
+    # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
+    scheme = m.scheme.build()
     if m.tolerance:
         if isinstance(m.weights, LayerConfig | LayerDropConfig):
             raise BadInput(
                 f"model.tolerance.rtol is given, but model.weights is {m.weights.kind!r}: a table of layers has no "
                 "weights between its steps; 'time', 'time-shared-mlp', 'knots' and 'shared' have."
             )
-        m.tolerance.build(scheme)
+        m.tolerance.build(scheme)  # made only for what it refuses
         if m.first_step is not None and m.scheme.kind != "euler-middle":
             raise BadInput(
                 f"model.first_step is {m.first_step}, but model.scheme is {m.scheme.kind!r}: before adaptive steps "

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
+from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, setting
 from diffeqformer.config.sections import (
     DropoutConfig,
     FieldConfig,
@@ -51,7 +51,7 @@ class ModelConfig:
     """Length of the depth interval: 1 (steps of 1/steps), the number of steps (steps of 1, as vanilla models), or a
     number."""
     steps: int = setting(6, least=1, most=MOST_STEPS)
-    first_step: float | None = None
+    first_step: float | None = setting(None, positive=True, fraction=True)
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
     spacing: Literal["equal", "dyadic"] = "equal"
@@ -65,7 +65,7 @@ class ModelConfig:
     hidden: int | None = setting(None, least=1, most=SIZES)
     """Width of the feed-forward block; 4 x width if not given."""
     context: int = setting(128, least=1, most=SIZES)
-    vocabulary: int | None = setting(None, least=1, most=16 * SIZES)
+    vocabulary: int | None = setting(None, least=1, most=MOST_ENTRIES)
     """Entries of the embedding; the tokenizer's own size if not given."""
     norm_epsilon: float = setting(1e-5, positive=True)
     init_std: float = setting(0.02, positive=True)
@@ -144,7 +144,8 @@ class ModelConfig:
 
     @property
     def continuous(self) -> bool:
-        """Whether weights are functions of depth, so that the model runs on any grid."""
+        """Whether weights are functions of depth, so that the model runs on any grid; a config cannot tell this of a
+        user's own weights, for which it is false."""
         return not isinstance(self.weights, LayerConfig | LayerDropConfig | OwnConfig)
 
     @property

@@ -7,7 +7,7 @@ names the key, its value and what would be right. The resolved config is written
 from dataclasses import dataclass, field
 from typing import Literal
 
-from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import OptimizerConfig
 from diffeqformer.config.puzzles import PuzzleConfig
@@ -69,7 +69,7 @@ class TrainerConfig:
     """Sequences per update, over all devices and accumulated parts."""
     accumulation: int = setting(1, least=1, most=SIZES)
     """Parts that each batch is split into, one after the other, to save memory."""
-    seed: int = setting(0, least=0, most=2 * INT32 + 1)
+    seed: int = setting(0, least=0, most=UINT32)
     log_every: int = setting(10, least=1, most=INT32)
     evaluate_every: int = setting(250, least=1, most=INT32)
     evaluate_batches: int = setting(16, least=0, most=INT32)
@@ -109,7 +109,7 @@ class DepthConfig:
     together: Literal["one", "rows"] = "one"
     """What an update trains at: the depth drawn; or, by rows, every one of them, each with its share of the batch's
     sequences, so that nothing is drawn and all depths are in each gradient."""
-    always: tuple[int, ...] = ()
+    always: tuple[int, ...] = setting((), least=1, most=MOST_STEPS)
     """Depths that every update trains at beside the one drawn, on all of its sequences, such as the shallowest and the
     deepest (the sandwich rule, Yu & Huang 2019)."""
     distill: float = setting(0.0, fraction=True)
@@ -117,7 +117,7 @@ class DepthConfig:
     teacher: Literal["deepest", "base"] = "deepest"
     """Who that share is learned from: the deepest, or at all depths the model that the run starts from, frozen, at its
     own depth."""
-    jitter: float = 0.0
+    jitter: float = setting(0.0, not_negative=True, most=1)
     """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal. With
     `model.first_step` the first keeps its length."""
 

@@ -217,7 +217,7 @@ class ReversibleConfig(Section):
     kind: Literal["reversible"] = dataclasses.field(default="reversible", kw_only=True)
     base: str = "euler"
     """Scheme whose steps are made reversible; each reversible step takes two of them."""
-    coupling: float = setting(0.99, positive=True)
+    coupling: float = setting(0.99, positive=True, most=1)
     """lambda, in (0, 1]: what is left of the difference of the two states after a length of 1 (`model.horizon`);
     reconstruction errors grow by 1 / lambda over it."""
 
