@@ -134,7 +134,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"scheme": "reversible", "gradient": "plain"},
     {"field": {"kind": "llama", "kv_heads": 2, "nested_norm": True, "rope_theta": 5e5}, "tied": True},
     {"weights": {"kind": "time-shared-mlp", "d_emb": 4}, "horizon": 6},
-    {"scheme": "diffrax:Tsit5", "tolerance": {"rtol": "1e-3", "atol": 1e-3, "max_steps": 10}},
+    {"scheme": "diffrax:Tsit5", "tolerance": {"rtol": 1e-3, "atol": 1e-3, "max_steps": 10}},
     {"scheme": "heun", "weights": "shared", "tolerance": {"rtol": 1e-3}, "gradient": "plain"},
     {"scheme": "euler-middle", "first_step": 0.5, "tolerance": {"rtol": 1e-3}},
 ]
@@ -188,9 +188,10 @@ def test_accepted(settings):
 
 
 def test_a_horizon_is_a_word_or_a_number():
-    lengths = {"unit": 1.0, "steps": 6.0, 6: 6.0, "2.5": 2.5, 0.5: 0.5}
-    for horizon, length in lengths.items():
+    for horizon, length in {"unit": 1.0, "steps": 6.0, 6: 6.0, 0.5: 0.5}.items():
         assert from_dict(ModelConfig, {"horizon": horizon}).interval == length
+    with pytest.raises(BadInput, match="horizon is '2.5', but must be one of 'unit', 'steps' or a number."):
+        from_dict(ModelConfig, {"horizon": "2.5"})
 
 
 def test_a_bare_word_is_short_for_its_kind():

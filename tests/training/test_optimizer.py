@@ -32,7 +32,7 @@ def test_the_schedule_of_the_shortest_runs_is_positive_and_finite(updates):
 def test_an_update_is_adamw_by_hand_with_decay_by_role():
     model = model_of(KINDS["vanilla"])
     gradients = jax.tree.map(lambda x: 0.01 * np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape), model)
-    rule = optimizer(CONFIG, 100)
+    rule = optimizer(CONFIG, learning_rate(CONFIG, 100))
     with jax.numpy_dtype_promotion("standard"):
         changes, _ = jax.jit(rule.update)(gradients, jax.jit(rule.init)(model), model)
     norm = np.sqrt(sum(float(np.square(g).sum()) for g in jax.tree.leaves(gradients)))
@@ -90,7 +90,7 @@ def test_other_schedules_warm_up_too_and_are_what_they_are_called(shape, at):
 def changes_of(config, model, count=1):
     """The last of some changes by a gradient that stays, and the state after it."""
     gradients = jax.tree.map(lambda x: np.sin(np.arange(1.0, x.size + 1, dtype=np.float32)).reshape(x.shape), model)
-    rule = optimizer(config, 100, lambda count: 1e-2)
+    rule = optimizer(config, lambda count: 1e-2)
     state = rule.init(model)
     with jax.numpy_dtype_promotion("standard"):
         for _ in range(count):

@@ -118,7 +118,7 @@ class Spectra:
     """By name: `QK`, `OV`, `FF`, and `FF r` for a random subset of r hidden units."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, to be saved: `QK_eigenvalues`, `QK_spectral_radius`, ..., and the times."""
+        """Everything, to be saved: `QK_eigenvalues`, `QK_radius`, ..., and the times."""
         found = {name: getattr(self, name) for name in ("times", "attention_step", "feed_forward_step")}
         for name, spectrum in self.pairs.items():
             key = name.replace(" ", "_")

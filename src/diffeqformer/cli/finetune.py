@@ -53,7 +53,7 @@ class Arguments:
     """Fine-tune a trained model on other text, at any depth; the same command again continues a run that was stopped.
 
     A continuous model is populated as a table of layers first. Settings that are not given are the base run's, but
-    500 updates, and for LoRA ten times the learning rate, at most 0.01.
+    500 updates, an evaluation after each 50, and for LoRA ten times the learning rate, at most 0.01.
 
     Example: diffeqformer finetune runs/quickstart/diffeqformer --steps 4 --method lora --data notes.txt
     """

@@ -97,7 +97,7 @@ def _measure(config: Config, compiled: bool) -> Document:
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import update_footprint
 
-    tokens = config.trainer.batch_size * config.model.context
+    tokens = config.tokens_per_update
     operations, memory = flops(config.model), update_footprint(config, compiled=compiled)
     return {
         "parameters": parameters(config.model)._asdict(),
@@ -113,7 +113,7 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
     from diffeqformer.model.count import count, flops
 
     operations = flops(config.model)
-    training = config.trainer.batch_size * config.model.context * operations.training_per_token
+    training = config.tokens_per_update * operations.training_per_token
     choices = []
     for d_emb in sorted({*D_EMB_TABLE, time.d_emb}):
         model = dataclasses.replace(config.model, weights=dataclasses.replace(time, d_emb=d_emb))

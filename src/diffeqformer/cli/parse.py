@@ -191,7 +191,7 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
                 kind
                 for choice in choices
                 if option in options_of(choice, f"{prefix}{name}.")
-                for kind in kinds_of(choice) or ("euler",)
+                for kind in kinds_of(choice)
             ]
             if word.startswith(f"--{prefix}{name}.") and option not in own and readers:
                 raise BadInput(

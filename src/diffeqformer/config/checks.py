@@ -36,7 +36,7 @@ def validate(config: Config) -> Config:
     require_bounds(config)
     if isinstance(o.average, LastConfig) and o.average.updates > t.updates:
         raise BadInput(f"optimizer.average.updates is {o.average.updates}, but there are {t.updates} trainer.updates.")
-    if t.batch_size * config.model.context > INT32:
+    if config.tokens_per_update > INT32:
         raise BadInput(
             f"trainer.batch_size x model.context is {t.batch_size} x {config.model.context} tokens, but must be at "
             f"most {INT32}."

@@ -199,3 +199,8 @@ class Config:
         if self.model.tolerance:
             return ()
         return tuple(sorted({*self.depth.depths, *self.depth.always})) or (self.model.steps,)
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Target positions of an update, whether or not all of them count in its loss."""
+        return self.trainer.batch_size * self.model.context

@@ -132,11 +132,6 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, list | tuple):
             raise BadInput(f"{path} is {shown(value)}, but must be a list.")
         return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-    if hint is float and isinstance(value, str):  # as an option that may be a word is given
-        try:
-            value = float(value)
-        except ValueError:
-            pass
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 1 << 1000 else math.inf
     if type(value) is not hint:

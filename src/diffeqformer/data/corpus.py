@@ -95,8 +95,9 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
         listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
     name, sizes = ", ".join(config.train), [len(files) for files in sources] if config.weights else []
-    newer = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
-    fingerprint = json_digest([_settings(config), listed, *newer])
+    # Only where they are set: what was packed before there were these settings keeps its name.
+    later_settings = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
+    fingerprint = json_digest([_settings(config), listed, *later_settings])
     return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress, sizes))
 
 

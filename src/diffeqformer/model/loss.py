@@ -175,7 +175,7 @@ def loss_of_depths(
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
     for steps in depths:
-        states = model.normalise(model.integrate(ids[:, :-1], steps=steps, key=key).state, steps)
+        states = model.hidden(ids[:, :-1], steps=steps, key=key)
         nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
         taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
     total, number = sum(nats[1:], nats[0]), counts.sum() if count is None else count

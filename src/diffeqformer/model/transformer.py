@@ -29,7 +29,6 @@ from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
 from diffeqformer.ode.weights import KnotWeights, LayerDropWeights, LayerWeights, WeightSource, populated
 from diffeqformer.ode.weights.modulated import norm_of_length
-from diffeqformer.ode.weights.source import serves_all
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -102,19 +101,19 @@ class Transformer(eqx.Module):
             return self
         weights = populated(self.weights, grid, self.scheme.nodes)
         config = with_steps(self.config, grid.steps)
-        own = Grid.of(grid.steps, config.first_step)
+        usual = Grid.of(grid.steps, config.first_step)
         config = dataclasses.replace(
             config,
             weights=LayerConfig(rows="step" if weights.nodes is None else "node"),
             modulation=None,
             final_norm_halvings=None,
             tolerance=None,
-            first_step=config.first_step if grid == own else None,
+            first_step=config.first_step if grid == usual else None,
             spacing="equal",
-            edges=() if grid in (own, Grid(grid.steps)) else tuple(grid.edges.tolist()),
+            edges=() if grid in (usual, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
-        own = isinstance(self.config.field, OwnConfig)
-        field = self.field if own else config.field.build(config)  # how matrices would start depends on the horizon
+        keeps = isinstance(self.config.field, OwnConfig)
+        field = self.field if keeps else config.field.build(config)  # how matrices would start depends on the horizon
         return self.with_norm_of(grid).replace(weights=weights, field=field, config=config)
 
     @property
@@ -159,9 +158,7 @@ class Transformer(eqx.Module):
 
     def table(self, grid: Grid) -> BlockWeights:
         """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation."""
-        return self._cast(self.weights.table(grid, self.scheme.nodes))
-
-    def _cast(self, table: BlockWeights) -> BlockWeights:
+        table = self.weights.table(grid, self.scheme.nodes)
         return jax.tree.map(partial(jnp.asarray, dtype=self._compute_dtype), table)
 
     def embed(
@@ -252,7 +249,8 @@ class Transformer(eqx.Module):
     ) -> Solution:
         """The flow from any state at depth 0, such as a perturbed embedding, to the end of depth.
 
-        With a tolerance in the config and no `steps` the solver chooses its own; else the grid is fixed. `field`, in
+        With a tolerance in the config, no `steps`, no cache and no observer but `States` the solver chooses its own
+        steps; else the grid is fixed. `field`, in
         place of the model's own, is for analyses that compute the same in another way. The others are those of `solve`.
         """
         config, field = self.config, field or self.field
@@ -264,8 +262,6 @@ class Transformer(eqx.Module):
             )  # fmt: skip
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
         table = self.weights.table(grid, self.scheme.nodes)
-        if not serves_all(table) or cache is not None or isinstance(steps, EarlyExit):
-            table = self._cast(table)
         if isinstance(steps, EarlyExit):
             if cache is not None or observer is not None:
                 raise BadInput(
@@ -273,7 +269,7 @@ class Transformer(eqx.Module):
                 )
             return solve_until_settled(
                 field, self.scheme, table, x, grid=grid, threshold=steps.threshold, horizon=config.interval,
-                normalise=partial(self.normalise, steps=steps),
+                normalise=partial(self.normalise, steps=steps), precision=self._compute_dtype,
             )  # fmt: skip
         return solve(
             field, self.scheme, table, x, grid=grid, horizon=config.interval, precision=self._compute_dtype,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from diffeqformer.errors import BadInput
@@ -85,6 +86,7 @@ def solve_until_settled(
     threshold: float,
     horizon: float,
     normalise: Callable[[Array], Array],
+    precision: DTypeLike | None = None,
 ) -> Solution:
     """Integrate as `solve`, each token until its prediction has settled.
 
@@ -94,8 +96,8 @@ def solve_until_settled(
     evaluating the field, while other tokens still attend to it. The whole ends when all have settled. A token's state
     depends on itself and the tokens before it alone, bit for bit, as without early exit.
 
-    **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon` as for `solve`; `threshold` as for `EarlyExit`;
-    `normalise`, the final norm.
+    **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon`, `precision` as for `solve`; `threshold` as for
+    `EarlyExit`; `normalise`, the final norm.
 
     **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took; its `carry.taken`
     has each token's steps.
@@ -115,6 +117,7 @@ def solve_until_settled(
         )
     own = scheme.nodes, scheme.order, scheme.evaluations
     settling = _Settling(*own, scheme, threshold, horizon, normalise)
-    found = solve(field, settling, table, x, grid=grid, horizon=horizon, until=lambda carry: carry.settled.all())
+    ended = lambda carry: carry.settled.all()
+    found = solve(field, settling, table, x, grid=grid, horizon=horizon, precision=precision, until=ended)
     taken = found.carry.taken.astype(jnp.float32).mean()
     return Solution(found.state, scheme.evaluations.times(taken), carry=found.carry)

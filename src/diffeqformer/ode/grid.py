@@ -11,7 +11,6 @@ Times that are known are float64 constants: in float32, `sin(1000 t)` is already
 import operator
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Union
 
@@ -87,6 +86,22 @@ def dyadic_edges(steps: int) -> tuple[float, ...]:
     return (*(step / coarse for step in range(whole)), *halves)
 
 
+def _number(steps: object) -> int:
+    """A number of steps, such as NumPy's, as Python's own.
+
+    **Raises:** `BadInput` if it is none.
+    """
+    try:
+        number = 0 if isinstance(steps, bool) else operator.index(steps)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise BadInput(f"steps is {shown(steps)}, but must be a whole number of at least 1.")
+    if number > MOST_STEPS:
+        raise BadInput(f"steps is {number}, but must be at most {MOST_STEPS}.")
+    return number
+
+
 def _no_rise(edges: Any) -> BadInput:
     return BadInput(f"the times between steps are {list(edges)[:20]}, but must rise from 0 to 1.")
 
@@ -101,12 +116,8 @@ class Grid:
     """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
     def __post_init__(self) -> None:
-        steps, given = self.steps, self.given
-        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
-            raise BadInput(f"steps is {shown(steps)}, but must be a whole number of at least 1.")
-        if steps > MOST_STEPS:
-            raise BadInput(f"steps is {steps}, but must be at most {MOST_STEPS}.")
-        object.__setattr__(self, "steps", operator.index(steps))
+        steps, given = _number(self.steps), self.given
+        object.__setattr__(self, "steps", steps)
         if given is not None and len(given) != steps + 1:
             raise BadInput(f"a grid has {steps} steps and {len(given)} edges, but must have an edge more than steps.")
         if given is None or isinstance(given, Tracer):
@@ -145,12 +156,7 @@ class Grid:
                 "steps is traced, but decides which program is compiled: close over it, or give an int, which "
                 "`eqx.filter_jit` takes as a constant."
             )
-        try:
-            steps = 0 if isinstance(asked, bool) else operator.index(asked)  # pyright: ignore[reportArgumentType]
-        except TypeError:
-            steps = 0
-        if steps < 1:
-            raise BadInput(f"steps is {shown(asked)}, but must be a whole number of at least 1.")
+        steps = _number(asked)
         equal = Grid(steps)
         if spacing == "dyadic" and steps & (steps - 1):
             return Grid(steps, dyadic_edges(steps))

@@ -107,12 +107,12 @@ def solve(
     """Integrate `dx/dt = F(t, x)` over all steps of `grid`, a fraction f of depth lasting `horizon f`.
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
-    same weights serve all; `x`, the state at depth 0; `precision`, to which weights that serve all steps are cast in
-    each, so that their gradient is summed over steps in their own (as they are if not given); `adjoint`, what the
-    backward pass keeps (all activations if not given); `observer` of every step; `until`, from what the scheme carries
-    to whether to end before the last step (such a solve has no gradient and no observer); `key` for dropout, `None`
-    outside training: one mask for each node of each step; `cache` and `window` for incremental decoding, cache leaves
-    of shape (step, evaluation, ...).
+    same weights serve all; `x`, the state at depth 0; `precision`, to which weights are cast (as they are if not
+    given), those that serve all steps in each, so that their gradient is summed over steps in their own; `adjoint`,
+    what the backward pass keeps (all activations if not given); `observer` of every step; `until`, from what the scheme
+    carries to whether to end before the last step (such a solve has no gradient and no observer); `key` for dropout,
+    `None` outside training: one mask for each node of each step; `cache` and `window` for incremental decoding, cache
+    leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
     """
@@ -122,11 +122,14 @@ def solve(
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
     constant = serves_all(table)
+    in_each_step = constant and cache is None and until is None
+    if precision is not None and not in_each_step:
+        table = jax.tree.map(lambda leaf: leaf.astype(precision), table)
     table, with_nodes = _without_single_nodes(table if constant else repeated(table, steps))
     if cache is not None:
         table, with_nodes = _in_bits(table, with_nodes)
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
-    if constant and precision is not None:
+    if precision is not None and in_each_step:
         whole = with_nodes
         with_nodes = lambda row: jax.tree.map(lambda leaf: leaf.astype(precision), whole(row))
     given = keys, lengths
@@ -242,6 +245,7 @@ def split(
         key = None if keys is None else keys[node, 1]
         return field.feed_forward(block, at, key=key).astype(x.dtype)
 
+    # Of the row at a node A reads the half that attends alone, M both halves (`nested_norm`).
     of = lambda first, second: Block(_row(weights.attention, first), _row(weights.feed_forward, second))
     return SplitField(
         [partial(attention, of(node, 0), node) for node in range(len(scheme.nodes.attention))],

@@ -65,8 +65,8 @@ TERMS = (
     Term("Bits per byte", r"\bbits per byte\b|\bbits/byte\b",
          "The loss as bits per byte of text, which can be compared between tokenizers."),
     Term("Effective parameters", r"\beffective parameters\b|<th[^>]*>effective</th>",
-         "Numbers in the weights of all steps, once they are computed; parameters stored are those that are trained "
-         "and kept, from which they are computed."),
+         "Numbers in the weights of all steps, once they are computed; parameters stored are those of the model, "
+         "from which they are computed."),
     Term("State size", r"\bstate size\b|\bsize of (?:a|the) states?\b",
          "Root mean square of the numbers in a token's state."),
     Term("State norm", r"\bstate norm\b|\blength of (?:the |a )?states?\b",

@@ -217,7 +217,7 @@ class Checkpoints:
             raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
         return manifest
 
-    def _verified(self, step: int, like: Items) -> dict[str, PyTree]:
+    def _verified(self, step: int, like: Items) -> Document:
         """The metadata of a checkpoint that is sound and has the arrays of `like`."""
         folder, manifest = self._place(step), self._manifest(step)
         for item, tree in like.items():

@@ -39,7 +39,7 @@ class Footprint(NamedTuple):
     weights: int
     """Parameters, and their average if there is one."""
     optimizer: int
-    """Moments of AdamW."""
+    """The optimiser's state."""
     temporary: int | None
     """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries; `None`
     if it was not compiled."""

@@ -12,11 +12,6 @@ from diffeqformer.training.depths import together
 from diffeqformer.training.update import Measured
 
 
-def tokens_per_update(config: Config) -> int:
-    """That the loss of an update is a mean over."""
-    return config.trainer.batch_size * config.model.context
-
-
 class Meter:
     """Keeps what updates measured on the device until it is fetched, so that nobody waits for every single one.
 
@@ -74,7 +69,7 @@ class Meter:
         depths_run = [part for steps, _ in self.measured for part in together(self.config, steps)]
         used = utilization(self.config, depths_run, seconds)
         record: Record = {"kind": "timing", "step": step, "seconds": seconds}
-        record["tokens_per_second"] = len(self.ready) * tokens_per_update(self.config) / seconds
+        record["tokens_per_second"] = len(self.ready) * self.config.tokens_per_update / seconds
         record |= {} if used is None else {"utilization": used}
         record |= {"depths": depths} if self.config.depth.depths else {}
         self.restart()

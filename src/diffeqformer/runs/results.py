@@ -101,7 +101,7 @@ def model_entry(
         },
         "parameters": {"stored": count(model), "effective": count(merged), "trained": count(trained)},
         "updates": updates,
-        "tokens": updates * config.trainer.batch_size * config.model.context,
+        "tokens": updates * config.tokens_per_update,
         "compute": compute_of(config),
         "seconds": seconds,
         "tokens_per_second": tokens_per_second,
@@ -124,7 +124,7 @@ def measured(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def name_of_run(config: Config) -> tuple[str, str]:
-    """The same as `name_of` for a run; of a fine-tuned one, what it was and what was done with it.
+    """A key and a name of a run: those of its model or, of a fine-tuned one, what it was and what was done with it.
 
     One whose depth is drawn is called elastic.
     """
@@ -171,7 +171,7 @@ def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | 
         updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
         last = losses[-max(1, len(losses) // 10) :]
         timed_enough = updates >= LEAST_TIMED and seconds
-        speed = updates * config.trainer.batch_size * config.model.context / seconds if timed_enough else None
+        speed = updates * config.tokens_per_update / seconds if timed_enough else None
         loss = sum(last) / len(last) if last else None
         drawn.append({"steps": depth, "updates": len(losses), "loss": loss, "tokens_per_second": speed})
     return drawn

@@ -30,7 +30,6 @@ from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
 from diffeqformer.runs.finetune import open_base, require_same_tokenizer, teacher_of
 from diffeqformer.runs.folder import RunFolder, as_moved
-from diffeqformer.runs.meter import tokens_per_update
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.recorder import Recorder, validation_batches
@@ -145,7 +144,7 @@ def fitting(
     if vocabulary is not None and entries > vocabulary:
         raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
     context, t = config.model.context, config.trainer
-    validation_batches(config, tokens)
+    validation_batches(config, tokens)  # this and the next are made only for what they refuse
     Samples(t.samples, tokens.tokenizer, context)
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
@@ -223,7 +222,7 @@ def _evaluated(
         raise Diverged(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
 
     def write(found: Evaluation) -> results.Entry:
-        speed = clock.updates * tokens_per_update(config) / clock.update_seconds if clock.updates else 0.0
+        speed = clock.updates * config.tokens_per_update / clock.update_seconds if clock.updates else 0.0
         entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
         document = results.document(folder.path.resolve().name, tokens.statistics, [entry])
         write_sealed(folder.results, document)

@@ -1,12 +1,11 @@
 """How much of its devices a run uses: its MFU (model FLOPs utilisation), and traces to see where the rest goes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 
-from diffeqformer.config import Config, OptimizerConfig
+from diffeqformer.config import Config, OptimizerConfig, with_steps
 from diffeqformer.devices import device_of
 from diffeqformer.model.count import update_operations
 
@@ -28,9 +27,7 @@ def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: floa
         return None
     mesh = jax.sharding.get_mesh()
     devices = 1 if mesh.empty else mesh.size
-    model = config.model
-    at = lambda depth: replace(model, steps=depth, horizon=model.horizon_at(depth))
-    operations = sum(update_operations(at(depth), sequences) for depth, sequences in depths)
+    operations = sum(update_operations(with_steps(config.model, depth), sequences) for depth, sequences in depths)
     return operations / (seconds * devices * device.peak)
 
 

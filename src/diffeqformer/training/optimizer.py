@@ -116,11 +116,9 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     return optax.stateless(scaled)
 
 
-def optimizer(
-    config: OptimizerConfig, updates: int, rate: optax.Schedule | None = None, rule: Rule | None = None
-) -> optax.GradientTransformation:
-    """`rule`, or the config's, on the schedule of `learning_rate`, or on `rate`; inside the guard against spikes."""
-    inner = (rule or usual_rule)(config, rate or learning_rate(config, updates))
+def optimizer(config: OptimizerConfig, rate: optax.Schedule, rule: Rule | None = None) -> optax.GradientTransformation:
+    """`rule`, or the config's, at the learning rate `rate`; inside the guard against spikes."""
+    inner = (rule or usual_rule)(config, rate)
     return inner if config.spike is None else skip_spikes(inner, config.spike)
 
 

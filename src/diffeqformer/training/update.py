@@ -13,7 +13,7 @@ import optax
 from jax import Array
 from jaxtyping import PyTree
 
-from diffeqformer.config import Config, ModelConfig, OptimizerConfig, TrainerConfig
+from diffeqformer.config import Config, LayerConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
@@ -92,7 +92,7 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
         average = None if settings.average is None else jax.tree.map(jnp.copy, trained)  # a buffer is donated once
         # Optax makes some numbers of its own in JAX's default type, which jax_enable_x64 changes.
         narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
-        moments = jax.tree.map(narrow, optimizer(settings, 1, rule=rule).init(trained))
+        moments = jax.tree.map(narrow, optimizer(settings, lambda count: 0.0, rule).init(trained))
         return constrain_weights(State(model, moments, jnp.zeros((), jnp.int32), average))
 
     return initial
@@ -139,7 +139,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     alone = config.depth.alone
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
     # networks, comes once per update (unless they are a table anyway).
-    once = factored.on_one_grid(config) and parts > 1 and config.model.weights.kind != "layer"
+    once = factored.on_one_grid(config) and parts > 1 and not isinstance(config.model.weights, LayerConfig)
 
     @partial(jax.jit, donate_argnums=0, static_argnums=3)
     def update(
@@ -152,7 +152,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
         depths, rows = zip(*together(config, steps), strict=True)
-        depths = (steps,) if alone else depths
+        depths = (steps,) if alone else depths  # None, not the model's own number: a tolerance may choose the steps
         rows = tuple(own // parts for own in rows) if config.depth.together == "rows" else None
         if jitter:
             grids = map(state.model.grid, depths)
@@ -177,7 +177,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(now[0], jnp.float32)
-            changes, moments = optimizer(config.optimizer, 1, lambda count: rate, rule).update(
+            changes, moments = optimizer(config.optimizer, lambda count: rate, rule).update(
                 gradients, state.optimizer, trained
             )
         trained, average = optax.apply_updates(trained, changes), state.average

@@ -22,7 +22,7 @@ from diffeqformer.studies.bench import (
     bench_train,
 )
 from diffeqformer.studies.bench import benchmark as b
-from diffeqformer.training.optimizer import optimizer
+from diffeqformer.training.optimizer import learning_rate, optimizer
 from diffeqformer.training.update import State, make_update
 from tests.models import TINY, model_of
 
@@ -92,7 +92,10 @@ def test_a_row_a_scheme(monkeypatch, capsys):
 
 
 def test_the_hand_written_update_is_the_librarys():
-    ids, rule = b.random_batch(CONFIG), optimizer(CONFIG.optimizer, CONFIG.trainer.updates)
+    ids, rule = (
+        b.random_batch(CONFIG),
+        optimizer(CONFIG.optimizer, learning_rate(CONFIG.optimizer, CONFIG.trainer.updates)),
+    )
 
     def fresh() -> State:
         model = jax.tree.map(jnp.copy, model_of(LAYERS))  # the update consumes it

@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights.source import WeightSource, initial_rows, repeated, unstack
+from diffeqformer.ode.weights.source import WeightSource, initial_rows, stacked, unstack
 
 
 class LayerWeights(eqx.Module):
@@ -96,10 +96,8 @@ def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     table = source.table(grid, nodes)
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
     own = END_OF_STEP if rows == [1, 1] else nodes
-
-    def stacked(half: PyTree, own: tuple[float, ...]) -> PyTree:
-        whole = repeated(half, grid.steps, len(own))
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), whole)
-
-    layers = Block(stacked(table.attention, own.attention), stacked(table.feed_forward, own.feed_forward))
+    layers = Block(
+        stacked(table.attention, grid.steps, len(own.attention)),
+        stacked(table.feed_forward, grid.steps, len(own.feed_forward)),
+    )
     return LayerWeights(layers, None if rows == [1, 1] else nodes, None if grid.equal else grid)

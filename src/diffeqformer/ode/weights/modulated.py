@@ -28,7 +28,7 @@ from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.weights.knots import cardinal_basis
 from diffeqformer.ode.weights.lengths import length_basis
-from diffeqformer.ode.weights.source import WeightSource, unstack
+from diffeqformer.ode.weights.source import WeightSource, stacked, unstack
 
 
 class Change(eqx.Module):
@@ -59,11 +59,8 @@ class ModulatedWeights(eqx.Module):
         table = self.base.table(grid, nodes)
 
         def half(rows: PyTree, out: str, change: Change, own: tuple[float, ...]) -> PyTree:
-            whole = lambda leaf: jnp.broadcast_to(leaf, (grid.steps, len(own), *leaf.shape[2:])).reshape(
-                -1, *leaf.shape[2:]
-            )
             lengths = jnp.repeat(jnp.asarray(grid.lengths), len(own))
-            changed = _changed(jax.tree.map(whole, rows), out, change, grid.times(own), lengths)
+            changed = _changed(stacked(rows, grid.steps, len(own)), out, change, grid.times(own), lengths)
             return unstack(changed, grid.steps, len(own))
 
         return Block(

@@ -49,6 +49,11 @@ def repeated(rows: PyTree, steps: int, nodes: int | None = None) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, axes(leaf)), rows)
 
 
+def stacked(table: PyTree, steps: int, nodes: int) -> PyTree:
+    """The inverse of `unstack`, of a table whose axes of length 1 are repeated."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), repeated(table, steps, nodes))
+
+
 def is_shape(node: PyTree) -> bool:
     """Whether a node of a block's tree is the shape of a linear map or of a norm."""
     return isinstance(node, LinearShape | NormShape)

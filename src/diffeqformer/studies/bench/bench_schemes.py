@@ -102,10 +102,10 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
     from diffeqformer.model.transformer import Transformer
     from diffeqformer.nn.linear import normalise
     from diffeqformer.ode.weights import LayerWeights
-    from diffeqformer.training.optimizer import optimizer
+    from diffeqformer.training.optimizer import learning_rate, optimizer
     from diffeqformer.training.update import State
 
-    m, rule = config.model, optimizer(config.optimizer, config.trainer.updates)
+    m, rule = config.model, optimizer(config.optimizer, learning_rate(config.optimizer, config.trainer.updates))
     field, dt = m.field.build(m), m.interval / m.steps
 
     def loss_of(model: Transformer, ids: Array) -> Array:
