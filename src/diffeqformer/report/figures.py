@@ -22,7 +22,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from diffeqformer.plain import clean
-from diffeqformer.report.text import finite
 
 # Okabe and Ito's palette (2008), without its black and its yellow, which vanish on dark and on white paper.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -37,6 +36,8 @@ DEPTH = LinearSegmentedColormap.from_list("depth", ("#97b312", "#27a07c", "#7a72
 """Of depth, from green to purple: no shade of `SIGNED`; seen as well on white as on dark paper."""
 ON_PAPER: dict[str, tuple[str, str]] = {}
 """Further colours, and how a page has each on white and on dark paper; see `on_paper`."""
+Look = dict[str, Any]
+"""Colour, marker and whatever else `Line2D` takes."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#1c2128"
 WIDE, NARROW = 9.4, 3.7
@@ -78,16 +79,11 @@ def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def look(index: int, **more: Any) -> dict[str, Any]:
+def look(index: int, **more: Any) -> Look:
     """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
     rounds = index // len(COLORS)
     again = {"linestyle": ("--", ":")[(rounds - 1) % 2]} if rounds else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
-
-
-def key(**look: Any) -> Line2D:
-    """A line that stands in a legend alone."""
-    return Line2D([], [], **look)
 
 
 def on_paper(shade: str, *, light: str = "", dark: str) -> str:
@@ -108,11 +104,6 @@ VERDICTS = {
 }
 
 
-def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
-    """The (step, nats) pairs of a curve that can be drawn."""
-    return [(float(x), float(y)) for x, y in points if finite(x) and finite(y)]
-
-
 def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
     """At most `most` points of a curve that keep its envelope: the lowest and highest of each stretch, and the ends."""
     if len(points) <= most:
@@ -125,12 +116,16 @@ def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> lis
     return [points[i] for i in sorted(kept)]
 
 
-def legend(figure: Figure, handles: list[Line2D], names: list[str], width: float) -> None:
-    """A legend above all panels, in as many columns as `width` inches allow; names may hold any text."""
+def legend(figure: Figure, looks: Sequence[Look | Line2D], names: Sequence[str], width: float) -> None:
+    """A legend above all panels, in as many columns as `width` inches allow; names may hold any text.
+
+    **Arguments:** `looks`, lines that are drawn, or what `Line2D` takes for one that stands in the legend alone.
+    """
     # Texts are set afterwards: Matplotlib takes a leading underscore or a pair of dollars in a label as an order.
     lines = [" ".join(clean(name).split()) for name in names]
     lines = [line if len(line) <= 48 else f"{line[:47]}…" for line in lines]
     points_a_column = 48 + 5.2 * max(map(len, lines), default=0)  # a handle, a gap, and letters of 9 points
+    handles = [one if isinstance(one, Line2D) else Line2D([], [], **one) for one in looks]
     drawn = figure.legend(
         handles, [f"series {i}" for i in range(len(names))], loc="outside upper left",
         ncols=max(1, min(len(names), int(72 * width / points_a_column))), handlelength=2.2, columnspacing=2.0,

@@ -8,21 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from diffeqformer.report.figures import (
-    INK,
-    WIDE,
-    color,
-    drawing,
-    finite_points,
-    key,
-    legend,
-    log_axis,
-    look,
-    steps_axis,
-    thin,
-)  # fmt: skip
+from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look, steps_axis, thin
 from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
-from diffeqformer.report.text import finite
+from diffeqformer.report.text import finite, finite_points
 
 Points = Sequence[tuple[float, float]]
 
@@ -72,7 +60,7 @@ def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute
         if detail:
             axes[0].set_title("all compute" if against_compute else "all updates")
             axes[1].set_title("the last third")
-        legend(figure, [key(**look(i)) for i in range(len(models))], [m["name"] for m in models], width)
+        legend(figure, [look(i) for i in range(len(models))], [m["name"] for m in models], width)
     return figure
 
 
@@ -106,14 +94,14 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
 
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
     """
-    handles, names, steps, losses, trained = [], [], set(), [], set()
+    looks, names, steps, losses, trained = [], [], set(), [], set()
     with drawing(width, 3.7 if width >= 5 else 3.1 + 0.2 * len(models)) as (figure, axes):
         axis = axes[0, 0]
         for index, model in enumerate(models):
             if not at_several(model):
                 if finite(level := own_loss(model)):
                     losses.append(level)
-                    handles.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
+                    looks.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
                     names.append(f"{model['name']} ({model['steps']} steps)")
                 continue
             points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
@@ -126,19 +114,19 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             for x, y in points:
                 if x in own:
                     axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
-            handles.append(key(**look(index)))
+            looks.append(look(index))
             names.append(
                 f"{model['name']}, not fine-tuned"
                 if len(own) == 1
                 else f"{model['name']}, trained at {own[0]} to {own[-1]} steps"
             )
         if (guess := uniform_loss(models, vocabulary)) is not None:
-            handles.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
+            looks.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
             names.append(f"guessing uniformly (ln {vocabulary:,})")
         steps_axis(axis, steps, trained, width, own="trained")
         if losses and max(losses) > 4 * min(losses) > 0:
             log_axis(axis, "y")
         axis.margins(y=0.07)
         axis.set_ylabel("validation loss (nats per token)")
-        legend(figure, handles, names, width)
+        legend(figure, looks, names, width)
     return figure

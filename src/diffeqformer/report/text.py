@@ -5,7 +5,7 @@ import numbers
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from rich import filesize
 
@@ -17,6 +17,11 @@ MISSING = "–"
 def finite(value: object) -> TypeGuard[float]:
     """Whether `value` is a number that can be ranked and drawn."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
+def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
+    """The (step, nats) pairs of a curve that can be drawn."""
+    return [(float(x), float(y)) for x, y in points if finite(x) and finite(y)]
 
 
 def number(value: object, decimals: int = 0) -> str:

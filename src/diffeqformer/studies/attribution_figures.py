@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from diffeqformer.analysis.faithfulness import RANDOM, Faithfulness, interval
-from diffeqformer.report.figures import BOTH, INK, MARKERS, WIDE, color, drawing, key, legend, log_axis, look
+from diffeqformer.report.figures import BOTH, INK, MARKERS, WIDE, color, drawing, legend, log_axis, look
 from diffeqformer.studies.lyapunov_figures import MOST_LABELS, name_tokens
 
 
@@ -69,5 +69,5 @@ def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
             axis.set_title(method)
         figure.supxlabel("tokens replaced, or put back", fontsize=9)
         figure.supylabel("fall, or rise, of log p (nats)", fontsize=9)
-        legend(figure, [key(**look(index)) for index in range(len(parts))], list(parts), width)
+        legend(figure, [look(index) for index in range(len(parts))], list(parts), width)
     return figure

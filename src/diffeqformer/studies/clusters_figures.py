@@ -15,7 +15,7 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.clusters import SPHERES, Simulation
 from diffeqformer.analysis.gathering import HiddenStates, Measures, members
-from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, key, legend, log_axis
+from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, legend, log_axis
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
 from diffeqformer.studies.clusters_text import ALIGNED, ANGLES
@@ -76,7 +76,7 @@ def measures(simulations: Sequence[Simulation], share: float, *, width: float = 
         log_axis(axes[2], "y")
         axes[3].axhline(math.e / 2, color=INK, linestyle=":", linewidth=1.0)
         legend(
-            figure, [key(color=color(i)) for i in range(len(simulations))],
+            figure, [{"color": color(i)} for i in range(len(simulations))],
             [growth_name(one.order) for one in simulations], width,
         )  # fmt: skip
     return figure
@@ -122,12 +122,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             axes[3].axhline(known, color=INK, linestyle=":", linewidth=1.0)
         axes[3].set_ylim(min(0.45, 0.95 * float(found.measures.energy.min())), 1.4)
         axes[2].axhline(math.sqrt(2), color=INK, linestyle=":", linewidth=1.0)
-        legend(
-            figure,
-            [key(**look) for look in looks],
-            [f"clusters at {100 * s:g} % of the mean distance" for s in shares],
-            width,
-        )
+        legend(figure, looks, [f"clusters at {100 * s:g} % of the mean distance" for s in shares], width)
     return figure
 
 

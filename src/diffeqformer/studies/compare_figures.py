@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diffeqformer.interop.comparing import Comparison, Row
-from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, key, legend, look
+from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, legend, look
 from diffeqformer.report.text import signed
 from diffeqformer.studies.compare import accuracies, label, stars
 
@@ -36,8 +36,8 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
             axis.set_yticks(places, [label(row) for row in rows], parse_math=False)
         for axis in axes:
             axis.set_ylim(-0.6, len(rows) - 0.4)
-        handles = [key(**look(i, linestyle="None")) for i in range(2)]
-        legend(figure, handles, [side.name for side in comparison.sides], width)
+        looks = [look(i, linestyle="None") for i in range(2)]
+        legend(figure, looks, [side.name for side in comparison.sides], width)
     return figure
 
 

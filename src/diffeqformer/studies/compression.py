@@ -232,7 +232,7 @@ def table(found: Sequence[Values], known: Values) -> Table:
 
 def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
     """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
-    from diffeqformer.report.figures import COLORS, INK, drawing, key, legend, look, perplexity_scale
+    from diffeqformer.report.figures import COLORS, INK, drawing, legend, look, perplexity_scale
 
     looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
     for way in list(WAYS)[len(COLORS) :]:  # one more way than there are colours
@@ -251,5 +251,5 @@ def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -
         perplexity_scale(axis, seen, "perplexity")
         axis.set_xticks([size / layers for size in sizes], [f"{size}/{layers}" for size in sizes])
         axis.set_xlabel("share of the blocks' parameters kept")
-        legend(figure, [key(**own) for own in looks.values()], list(WAYS.values()), width)
+        legend(figure, list(looks.values()), list(WAYS.values()), width)
     return figure

@@ -13,7 +13,6 @@ from diffeqformer.report.figures import (
     WIDE,
     color,
     drawing,
-    key,
     legend,
     log_axis,
     look,
@@ -130,14 +129,14 @@ def _write(axis: Axes, text: str, point: tuple[float, float], shade: str, offset
 
 
 def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
-    handles, names = [key(**look(0))], [f"{curve.name}, not fine-tuned"]
+    looks, names = [look(0)], [f"{curve.name}, not fine-tuned"]
     if curve.adaptive:
-        handles.append(key(**ADAPTIVE))
+        looks.append(ADAPTIVE)
         names.append(curve.adaptive.name)
     for index, (tuned, group) in enumerate(groups_of(curve), 1):
-        handles.append(key(linestyle="None", **_look(index, tuned)))
+        looks.append(_look(index, tuned) | {"linestyle": "None"})
         names.append(group_name(tuned, group))
     if curve.exits:
-        handles.append(key(**_exit_look(curve)))
+        looks.append(_exit_look(curve))
         names.append(f"early exit from {max(curve.points)} steps (mean taken)")
-    legend(figure, handles, names, width)
+    legend(figure, looks, names, width)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look
+from diffeqformer.report.figures import WIDE, color, drawing, legend, look
 
 MOST_LABELS = 48
 """Tokens whose pieces can be written under a figure."""
@@ -54,5 +54,5 @@ def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, wid
         for values, looks_like in zip(lines.values(), looks, strict=True):
             axis.plot(times, [0.0, *np.where(np.isfinite(values), values, np.nan)], **looks_like)
         axis.set(xlabel="time (0: embedding, 1: last step)", ylabel="exponent so far (nats)")
-        legend(figure, [key(**looks_like) for looks_like in looks], list(lines), width)
+        legend(figure, looks, list(lines), width)
     return figure

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from diffeqformer.plain import Document
 from diffeqformer.report import run_figures, run_text, text
-from diffeqformer.report.figures import finite_points
 from diffeqformer.report.page import Figure, both_widths, drawn, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
@@ -162,9 +161,9 @@ def _steps(model: Model) -> str:
 
 def _curves(models: Sequence[Model]) -> list[Figure]:
     """Losses against updates; of several models against compute, as their updates may differ in number and depth."""
-    trains = [finite_points(m["curve"]["train"]) for m in models]
+    trains = [text.finite_points(m["curve"]["train"]) for m in models]
     everything = [p for m in models for kind in ("train", "validation") for p in m["curve"][kind]]
-    shown = finite_points(everything)
+    shown = text.finite_points(everything)
     if not shown:
         return []
     notes = list(filter(None, [_learned(models)]))
@@ -216,7 +215,7 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
 def _learned(models: Sequence[Model]) -> str:
     """Where the estimates of the validation loss end, or of the training loss if there are none."""
     for kind in ("validation", "train"):
-        ends = {m["name"]: points[-1][1] for m in models if (points := finite_points(m["curve"][kind]))}
+        ends = {m["name"]: points[-1][1] for m in models if (points := text.finite_points(m["curve"][kind]))}
         if ends:
             what = "Validation" if kind == "validation" else "Training"
             where = [f"{text.nats(loss)} in {name}" for name, loss in ends.items()]

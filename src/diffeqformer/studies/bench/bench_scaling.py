@@ -148,7 +148,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawing":
     """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
 
-    from diffeqformer.report.figures import INK, WIDE, color, drawing, key, legend, log_axis, look
+    from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look
 
     axes_named, models = (list(dict.fromkeys(row[name] for row in rows)) for name in ("axis", "model"))
     with drawing(width or WIDE, 3.2, 1, len(axes_named), sharey=True) as (figure, axes):
@@ -165,8 +165,8 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
             log_axis(panel, "y")
             panel.set_xlabel(name)
         panels[0].set_ylabel("ms per update")
-        handles = [*(key(**look(i)) for i in range(len(models))), key(color=INK, linestyle="--", linewidth=1)]
-        legend(figure, handles, [*models, "as operations grow"], width or WIDE)
+        looks = [*(look(i) for i in range(len(models))), {"color": INK, "linestyle": "--", "linewidth": 1}]
+        legend(figure, looks, [*models, "as operations grow"], width or WIDE)
     return figure
 
 

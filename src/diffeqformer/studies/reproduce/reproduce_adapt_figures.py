@@ -26,20 +26,10 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import Document, clean
-from diffeqformer.report.figures import (
-    MARKERS,
-    WIDE,
-    color,
-    drawing,
-    finite_points,
-    key,
-    legend,
-    perplexity_scale,
-    thin,
-)  # fmt: skip
+from diffeqformer.report.figures import MARKERS, WIDE, color, drawing, legend, perplexity_scale, thin
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, compact, finite, join, number, perplexity
+from diffeqformer.report.text import MISSING, compact, finite, finite_points, join, number, perplexity
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
 from diffeqformer.studies.study import Result
 
@@ -128,7 +118,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
             _curves(row[0], chosen, systems)
             _finals(row[1], chosen, systems, named=not stacked)
             row[0].set_title(METHODS[method] if method == "scratch" else f"fine-tuned: {METHODS[method]}")
-        legend(figure, [key(**_look(systems, one)) for one in here], [system_name(*one) for one in here], width)
+        legend(figure, [_look(systems, one) for one in here], [system_name(*one) for one in here], width)
     return figure
 
 

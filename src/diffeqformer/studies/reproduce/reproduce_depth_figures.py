@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.evaluation.accuracy import reach
 from diffeqformer.plain import Values
-from diffeqformer.report.figures import WIDE, color, drawing, key, legend, look, steps_axis
+from diffeqformer.report.figures import WIDE, color, drawing, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, join, number, percent, signed
@@ -116,7 +116,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
     """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
     with drawing(width, 4.0 if width >= 5 else 4.8) as (figure, axes):
-        axis, handles, names = axes[0, 0], [], []
+        axis, looks, names = axes[0, 0], [], []
         for index, kind in enumerate(kinds(records)):
             found = values(records, kind, what)
             own = _look(index, kind)
@@ -124,14 +124,14 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
             for steps, of in found.items():
                 if len(of) > 1:
                     axis.plot([steps] * len(of), of, linestyle="None", marker=".", color=color(index), alpha=0.5)
-            handles.append(key(**own))
+            looks.append(own)
             names.append(NAMES[kind])
         alone = {r["steps"] for r in records if r["kind"] in ALONE}
         steps_axis(axis, {r["steps"] for r in records}, alone, width, logarithmic=True)
         axis.set_ylabel("validation loss (nats)" if what == "loss" else "hops answered")
         if what == "loss":
             axis.set_ylim(*_frame(records))
-        legend(figure, handles, names, width)
+        legend(figure, looks, names, width)
     return figure
 
 
