@@ -12,13 +12,14 @@ import tyro
 
 from diffeqformer.config import Config, find_config, parse_value, read_yaml, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
-from diffeqformer.errors import BadInput, Diverged
+from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import speed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
+from diffeqformer.studies.reproduce.experiments import trained
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -70,22 +71,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     import numpy as np
 
     from diffeqformer.report.page import both_widths
-    from diffeqformer.runs.trainer import train
 
     rows = []
     for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
-        losses, speeds = [], []
+        entries = []
         for config in configs:
             progress.say(f"{number}/{len(trials)} {config.run}")
-            try:
-                entry = train(config, progress).entry
-            except Diverged as error:
-                progress.say(str(error))
-                losses.append(None)
-            else:
-                losses.append(entry["validation"]["loss"])
-                speeds.append(entry["tokens_per_second"])
-        measured = [pace for pace in speeds if pace]
+            entries.append(trained(config, progress))
+        losses = [entry and entry["validation"]["loss"] for entry in entries]
+        measured = [pace for entry in entries if entry and (pace := entry["tokens_per_second"])]
         known = [math.inf if loss is None else loss for loss in losses]
         rows.append({"settings": dict(trial), "losses": losses, "loss": sum(known) / len(known),
                      "tokens_per_second": sum(measured) / len(measured) if measured else None})  # fmt: skip

@@ -108,7 +108,7 @@ def config_of(name: str, weights: str) -> Config:
     """
     preset, different, sequences = MODELS[name]
     own = preset if weights == "knots" else f"diffeqformer-{preset}"
-    config = with_values(read_yaml(shipped_configs()[own]), dict(different))
+    config = with_values(read_yaml(shipped_configs()[own]), different)
     knots: dict[str, Any] = {"model.weights": {"kind": "knots", "knots": config.model.steps}}
     one: dict[str, Any] = {
         "trainer.batch_size": sequences, "trainer.accumulation": 1,

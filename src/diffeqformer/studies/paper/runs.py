@@ -20,7 +20,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper.claims import SEARCHED_WITH, Finished, Model
-from diffeqformer.studies.reproduce.experiments import Rates, search, with_length
+from diffeqformer.studies.reproduce.experiments import Rates, on_text, search, with_length
 
 Scale = Literal["laptop", "gpu"]
 UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}
@@ -111,15 +111,12 @@ class Runs:
     def config(self, name: str, seed: int, rate: float) -> Config:
         """Of one run."""
         model, a = self.models[name], self.arguments
-        config = with_values(read_yaml(shipped_configs()[model.config]), dict(model.settings))
+        config = with_values(read_yaml(shipped_configs()[model.config]), model.settings)
         config = with_length(config, math.ceil(model.length * a.length), seed)
-        files = a.other if model.other else a.data
-        own: dict[str, Any] = {"source": "files", "train": files, "dataset": ""} if files else {}
-        return validate(replace(
-            config, run=str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}"),
-            data=replace(config.data, **own, cache=a.cache), optimizer=replace(config.optimizer, learning_rate=rate),
-            trainer=replace(config.trainer, evaluate_batches=BATCHES),
-        ))  # fmt: skip
+        config = on_text(config, a.other if model.other else a.data, a.cache)
+        run = str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}")
+        own = {"run": run, "optimizer.learning_rate": rate, "trainer.evaluate_batches": BATCHES}
+        return validate(with_values(config, own))
 
     def rate(self, name: str) -> float | None:
         """The learning rate that was searched for a model, or for the one that it takes it from; `None` if the search

@@ -1,12 +1,12 @@
 """What experiments share: runs that are trained one after another and kept, and the search for a learning rate."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, with_values
 from diffeqformer.errors import Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
@@ -26,6 +26,12 @@ def with_length(config: Config, updates: int, seed: int) -> Config:
     every = max(1, updates // EVALUATIONS)
     trainer = replace(config.trainer, updates=updates, evaluate_every=every, evaluate_batches=0, keep_best=0, seed=seed)
     return replace(config, trainer=trainer)
+
+
+def on_text(config: Config, files: Sequence[str], cache: str) -> Config:
+    """The config on these files, or on the text of its own without any; its packed tokens are in the folder `cache`."""
+    own = {"data.source": "files", "data.train": files, "data.dataset": ""} if files else {}
+    return with_values(config, {**own, "data.cache": cache})
 
 
 def train_all(
@@ -79,15 +85,20 @@ def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) ->
     return min(tried, key=tried.__getitem__), dict(sorted(tried.items()))
 
 
-def trained_loss(config: Config, progress: Progress) -> float:
-    """Of validation after training; infinite where training diverges."""
+def trained(config: Config, progress: Progress) -> Document | None:
+    """The entry of a run, trained if it is not yet; `None` where training diverges, which is said."""
     from diffeqformer.runs.trainer import train
 
     try:
-        return train(config, progress).entry["validation"]["loss"]
+        return train(config, progress).entry
     except Diverged as error:
-        progress.say(str(error))
-        return math.inf
+        return progress.say(str(error))
+
+
+def trained_loss(config: Config, progress: Progress) -> float:
+    """Of validation after training; infinite where training diverges."""
+    entry = trained(config, progress)
+    return math.inf if entry is None else entry["validation"]["loss"]
 
 
 def rate_for(

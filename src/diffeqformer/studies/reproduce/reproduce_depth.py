@@ -5,29 +5,20 @@ more with the compute of the elastic one: NFE, evaluations of the field on the t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffeqformer.config import (
-    Config,
-    DataConfig,
-    HopsConfig,
-    LayerDropConfig,
-    PermutationsConfig,
-    PHopConfig,
-    read_yaml,
-    shipped_configs,
-)
+from diffeqformer.config import Config, DataConfig, LayerDropConfig, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
-from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
+from diffeqformer.studies.reproduce.experiments import on_text, rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -45,7 +36,6 @@ SAME_COMPUTE = ", same compute"
 """Ends the kind of models of one depth that have the compute of the elastic one, not its tokens."""
 READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """Depths that one checkpoint is read at, as far as it can."""
-PUZZLES = {"hops": HopsConfig(), "p-hop": PHopConfig(), "permutations": PermutationsConfig()}
 PUZZLE_RATE = 3e-3
 """Peak learning rate of all models on puzzles."""
 UPDATES = {"hops": 8000, "p-hop": 8000, "permutations": 8000, "text": 10_000}
@@ -125,8 +115,8 @@ def _at_best_rate(
     role = role | {"searched": name}
 
     def at(rate: float) -> Config:
-        optimizer = replace(config.optimizer, learning_rate=rate)
-        return config if rate == start else replace(config, run=f"{config.run}-rate-{rate:g}", optimizer=optimizer)
+        own = {"run": f"{config.run}-rate-{rate:g}", "optimizer.learning_rate": rate}
+        return config if rate == start else with_values(config, own)
 
     if not arguments.search:
         return at(rates.get(name, start)), role
@@ -142,8 +132,8 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 
     def config_of(kind: str, name: str, updates: int = updates, steps: int | None = None) -> Config:
         config = with_length(read_yaml(shipped_configs()[f"depth-{kind}"]), updates, seed)
-        model = config.model if steps is None else replace(config.model, steps=steps)
-        return _on_task(arguments, replace(config, run=str(folder / name), model=model))
+        own = {"run": str(folder / name)} | ({} if steps is None else {"model.steps": steps})
+        return _on_task(arguments, with_values(config, own))
 
     elastic = compute_of(config_of("elastic", "elastic"))
     for kind in arguments.models:
@@ -162,16 +152,15 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 def _on_task(arguments: Arguments, config: Config) -> Config:
     """A config for the task that is asked for; shipped ones are for the text of the standard library."""
     if arguments.task == "text":
-        own: dict[str, Any] = {"source": "files", "train": arguments.data} if arguments.data else {}
-        return replace(config, data=replace(config.data, **own, cache=arguments.cache))
-    puzzle = PUZZLES[arguments.task]
-    return replace(
-        config,
-        model=replace(config.model, context=puzzle.context),
-        data=DataConfig(source="puzzle", puzzle=puzzle, cache=arguments.cache),
-        optimizer=replace(config.optimizer, learning_rate=PUZZLE_RATE),
-        trainer=replace(config.trainer, batch_size=2 * config.trainer.batch_size),  # problems are half as long
-    )
+        return on_text(config, arguments.data, arguments.cache)
+    own = {
+        "data": {"source": "puzzle", "puzzle": arguments.task, "cache": arguments.cache},
+        "optimizer.learning_rate": PUZZLE_RATE,
+        "trainer.batch_size": 2 * config.trainer.batch_size,  # problems are half as long
+    }
+    config = with_values(config, own)
+    assert config.data.puzzle is not None
+    return with_values(config, {"model.context": config.data.puzzle.context})
 
 
 def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Document]:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs
+from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
@@ -25,7 +25,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, finite, signed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
-from diffeqformer.studies.reproduce.experiments import train_all, with_length
+from diffeqformer.studies.reproduce.experiments import on_text, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def listed(arguments: Arguments, folder: Path) -> Result:
             left[run.kind] += evaluations
             longest = max(longest, evaluations)
     each = statistics.median(pace) if pace else math.nan
-    total = Counter(run.kind for _, run in runs)
-    rows = tuple(
-        (NAMES[kind], f"{done[kind]} of {n}", duration(each * left[kind]) if pace else MISSING)
-        for kind, n in total.items()
-    )
+    kinds = [
+        {"runs": NAMES[kind], "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
+        for kind, n in Counter(run.kind for _, run in runs).items()
+    ]
+    rows = [(one["runs"], f"{one['finished']} of {one['of']}", duration(one["seconds_left"])) for one in kinds]
     said = f"{done.total()} of {len(runs)} runs are finished"
     if left and pace:
         said += (
@@ -147,11 +147,7 @@ def listed(arguments: Arguments, folder: Path) -> Result:
             f"most {duration(each * longest)}; what is stopped goes on where it was"
         )
     table = Table("Runs", ("runs", "finished", "left"), rows)
-    document = [
-        {"runs": NAMES[kind], "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
-        for kind, n in total.items()
-    ]
-    return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": document}, folder=folder)
+    return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
 
 
 class Planned(NamedTuple):
@@ -195,8 +191,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     from diffeqformer.runs.opening import load_run
 
     vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
-    own: dict[str, Any] = {"source": "files", "train": arguments.data} if arguments.data else {}
-    data = replace(vanilla.data, **own, cache=arguments.cache)
+    vanilla = on_text(vanilla, arguments.data, arguments.cache)
     optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
     trainer = with_length(vanilla, arguments.finetuning, seed).trainer
     original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
@@ -212,7 +207,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             return lift_run(original(), folder / name, align=True, progress=progress)[0]
         model = original().model
         if run.kind == "kept":
-            made = without_layers(model, prepare(data, progress).train, progress).model
+            made = without_layers(model, prepare(vanilla.data, progress).train, progress).model
         else:
             made = of_rows(model, run.rows) if run.rows else left_out(model)
         return write_derived(original(), folder / name, made)
@@ -220,7 +215,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     for run in planned(arguments):
         role, to = {"kind": run.kind, "depths": list(run.depths)}, str(folder / run.name)
         if run.kind == "dedicated":
-            yield replace(vanilla, run=to, model=replace(vanilla.model, steps=run.depths[0]), data=data), role
+            yield with_values(vanilla, {"run": to, "model.steps": run.depths[0]}), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
         depth = {"elastic": elastic, "kept": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)

@@ -120,14 +120,13 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
         alone = first + sum(searched.values(), 0.0)
         longest = max(longest, alone)
         verdicts = [record.claims.get((name, claim.sentence), judge({})) for claim in ITEMS[name].claims]
-        rows.append((name, ITEMS[name].where, f"{len(wanted) - len(left)} of {len(wanted)}",
-                     _time(sum((left | own).values(), 0.0)), _time(sum(searched.values(), 0.0)),
-                     _time(alone), counted(verdicts) if record.claims else MISSING,
-                     ", ".join(models) or MISSING))  # fmt: skip
-        words = Counter(verdict.word for verdict in verdicts) if record.claims else None
-        listed.append({"item": name, "where": ITEMS[name].where, "finished": len(wanted) - len(left),
-                       "runs": len(wanted), "seconds_left": sum((left | own).values(), 0.0),
-                       "seconds_of_searches": sum(searched.values(), 0.0), "seconds_of_first_seed": alone,
+        times = {"seconds_left": sum((left | own).values(), 0.0),
+                 "seconds_of_searches": sum(searched.values(), 0.0), "seconds_of_first_seed": alone}  # fmt: skip
+        done, words = len(wanted) - len(left), Counter(verdict.word for verdict in verdicts) if record.claims else None
+        rows.append((name, ITEMS[name].where, f"{done} of {len(wanted)}",
+                     *(duration(seconds or None) for seconds in times.values()),
+                     counted(verdicts) if record.claims else MISSING, ", ".join(models) or MISSING))  # fmt: skip
+        listed.append({"item": name, "where": ITEMS[name].where, "finished": done, "runs": len(wanted), **times,
                        "on_record": words, "models": models})  # fmt: skip
     columns = (
         "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
@@ -143,10 +142,6 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
               Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
     return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds) if seconds else MISSING
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
