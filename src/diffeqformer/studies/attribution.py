@@ -29,7 +29,7 @@ class Arguments(inputs.OfRun):
 
     text: str = ""
     """Text to explain, at most as long as the model's context; may be left out with --faithfulness."""
-    output_token: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=0, most=SIZES)
+    output_token: inputs.Number = setting(None, least=0, most=SIZES)
     """Position whose prediction is explained, from 0; if not given, the last 32 of the text, to choose from in the
     page."""
     faithfulness: Annotated[int, tyro.conf.arg(metavar="N")] = setting(0, least=0, most=SIZES)

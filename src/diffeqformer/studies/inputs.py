@@ -24,6 +24,12 @@ NAME_A_TEXT = "give a text with --text"
 """What else can be done where a run has no text of its own."""
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
+Folder = Annotated[str, tyro.conf.arg(metavar="DIR")]
+File = Annotated[str, tyro.conf.arg(metavar="FILE")]
+Files = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Seeds = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")]
+"""Options of several studies, by what their help calls the value."""
 
 
 def require_once(seeds: Sequence[int]) -> None:
@@ -52,11 +58,11 @@ class OfRun:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)
+    steps: Number = setting(None, least=1, most=MOST_STEPS)
     """Depth steps; the trained number if not given."""
     checkpoint: Which = "latest"
     """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    to: Folder = ""
     """Folder of the page and its files; RUN/analysis/NAME if not given."""
 
     def open(self, name: str, progress: Progress) -> "tuple[Run, Path]":

@@ -1,10 +1,9 @@
 """`diffeqformer analyze lyapunov`: exponents of every input token for chosen output tokens."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tyro
 
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
@@ -28,7 +27,7 @@ class Arguments(inputs.OfRun):
 
     text: str
     """Text to analyse, at most as long as the model's context."""
-    output_token: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=0, most=SIZES)
+    output_token: inputs.Number = setting(None, least=0, most=SIZES)
     """Position whose output is analysed, from 0; if not given, the last 32 of the text, to choose from in the page."""
     method: Literal["both", "pairwise", "end-to-end"] = "both"
     """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tyro
 
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
@@ -44,7 +43,7 @@ class Arguments(inputs.OfRun):
     Example: diffeqformer analyze steps runs/quickstart/elastic --steps 12
     """
 
-    texts: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=SIZES)
+    texts: inputs.Number = setting(None, least=1, most=SIZES)
     """Windows of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
     many as there are."""
     text: str = ""

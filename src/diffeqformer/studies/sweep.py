@@ -18,7 +18,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import speed
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import require_once
+from diffeqformer.studies.inputs import Folder, Seeds, require_once
 from diffeqformer.studies.reproduce.experiments import trained
 from diffeqformer.studies.study import Result
 
@@ -44,11 +44,11 @@ class Arguments:
     logarithmic scale, whole ones evenly."""
     trials: int | None = setting(None, least=1, most=MOST_TRIALS)
     """Draw so many at random; without it all combinations are tried."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    seeds: Seeds = setting((0,), least=0, most=UINT32)
     """Each trial is trained once with each."""
     updates: int | None = setting(None, least=1, most=INT32)
     """Of each run; the config's own if not given."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/sweep"
+    to: Folder = "runs/sweep"
     """Folder of all runs and of the page."""
 
 

@@ -1,5 +1,6 @@
 """`bench explorer`: how long the explorer takes to answer when its dial is turned, at GPT-2 small's size."""
 
+import dataclasses
 import itertools
 import statistics
 import time
@@ -11,17 +12,12 @@ import numpy as np
 
 from diffeqformer.config import ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.progress import Progress, Silent
+from diffeqformer.studies.bench import bench_lyapunov
 from diffeqformer.studies.bench import benchmark as b
 from diffeqformer.studies.study import Result
 
-GPT_SMALL = ModelConfig(
-    width=768,
-    steps=12,
-    heads=12,
-    context=1024,
-    vocabulary=50257,
-    weights=TimeConfig(d_emb=20),
-    scheme=SchemeConfig("lie-trotter"),
+GPT_SMALL = dataclasses.replace(
+    bench_lyapunov.GPT_SMALL, weights=TimeConfig(d_emb=20), scheme=SchemeConfig("lie-trotter")
 )
 STEPS = (6, 12, 24)
 TOKENS = 32

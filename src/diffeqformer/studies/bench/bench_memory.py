@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
 from diffeqformer.progress import Progress
@@ -15,7 +13,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
 from diffeqformer.studies.bench import bench_train
 from diffeqformer.studies.bench import benchmark as b
-from diffeqformer.studies.inputs import whole_numbers
+from diffeqformer.studies.inputs import File, whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Arguments(b.Kept):
     """How the block weights depend on depth."""
     steps: str = "12,24,48,96"
     """Numbers of depth steps."""
-    figure: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    figure: File = ""
     """A .png or .svg file to draw the numbers to."""
 
 

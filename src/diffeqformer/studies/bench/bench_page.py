@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
-
-import tyro
 
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
@@ -18,6 +15,7 @@ from diffeqformer.store.files import write_output as write_file
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import BENCHMARKS
 from diffeqformer.studies.bench.benchmark import Benchmark
+from diffeqformer.studies.inputs import File, Folder
 from diffeqformer.studies.study import Result
 
 INTRODUCTION = """# Benchmarks
@@ -41,9 +39,9 @@ class Arguments:
     Example: diffeqformer bench page --folder benchmarks --to benchmarks.md
     """
 
-    folder: Annotated[str, tyro.conf.arg(metavar="DIR")] = "benchmarks"
+    folder: Folder = "benchmarks"
     """Where the documents are."""
-    to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    to: File = ""
     """The .md file to write."""
 
 

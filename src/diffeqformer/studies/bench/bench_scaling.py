@@ -3,15 +3,14 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
 from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.inputs import File
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Arguments(b.Timed):
     Example: diffeqformer bench scaling --figure scaling.svg
     """
 
-    figure: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    figure: File = ""
     """A .png or .svg file to draw the numbers to."""
 
 

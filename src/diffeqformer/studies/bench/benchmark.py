@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import tyro
 
 from diffeqformer.config import Config, ModelConfig
 from diffeqformer.config.bounds import MOST_STEPS, setting
@@ -24,6 +23,7 @@ from diffeqformer.plain import Document, Values, version_of
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
+from diffeqformer.studies.inputs import File
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ RATIOS = ("ratio", "rounds' ratios")
 class Kept:
     """Arguments of every benchmark."""
 
-    to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    to: File = ""
     """A .json file for the document."""
 
 

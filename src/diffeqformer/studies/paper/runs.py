@@ -19,6 +19,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.store.paths import path_of
+from diffeqformer.studies.inputs import File, Files, Folder, Seeds
 from diffeqformer.studies.paper.claims import SEARCHED_WITH, Finished, Model
 from diffeqformer.studies.reproduce.experiments import Rates, on_text, search, with_length
 
@@ -48,23 +49,23 @@ class Arguments:
     """Train nothing: list the items, what they still need, and how long that takes."""
     finished: bool = False
     """Train nothing: judge by the runs that are finished."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0, 1, 2), least=0, most=UINT32)
+    seeds: Seeds = setting((0, 1, 2), least=0, most=UINT32)
     """Everything is trained once with each; a verdict needs three."""
     scale: Scale = "laptop"
     """Models of the quickstart's size; or GPT-small and its twins, context 1024, which need a GPU and --data."""
     updates: int | None = setting(None, least=1, most=INT32)
     """Of each run; if not given 500, at gpu scale 2,000 (131 million tokens)."""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    data: Files = ()
     """Text files or globs to train on; the source of Python's standard library if not given."""
-    other: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    other: Files = ()
     """Another text, for what is claimed of texts that were not trained on."""
     include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
     """Folders with task files of your own for tables 4 and 5, as `eval` takes them."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/paper"
+    to: Folder = "runs/paper"
     """Folder of all runs and of the page; at gpu scale its subfolder gpu."""
-    markdown: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    markdown: File = ""
     """Also write the page as Markdown, such as docs/paper.md, and its figures into a folder beside it (docs/paper)."""
-    record: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    record: File = ""
     """A JSON file of verdicts, models and learning rates of earlier runs, such as docs/paper.json: rates in it
     are not searched again, its effects of other seeds count with those found here, and these are added."""
     cache: str = DataConfig.cache

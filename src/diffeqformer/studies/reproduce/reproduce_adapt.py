@@ -23,7 +23,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import require_once
+from diffeqformer.studies.inputs import Folder, Seeds, require_once
 from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -48,9 +48,9 @@ class Arguments:
     texts: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=FILES")]
     """Two texts: a name, and a file or glob, or `stdlib` for the source of Python's standard library. The tokenizer is
     trained on the first."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/adapt"
+    to: Folder = "runs/adapt"
     """Folder of all runs and of the page."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    seeds: Seeds = setting((0,), least=0, most=UINT32)
     """Everything is trained once with each."""
     steps: int = setting(6, least=1, most=MOST_STEPS * 3 // 4)
     """Depth at which DiffEqFormer is pretrained, a multiple of 6."""

@@ -17,7 +17,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import require_once
+from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
 from diffeqformer.studies.reproduce.experiments import on_text, rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -52,9 +52,9 @@ class Arguments:
 
     task: Literal["hops", "p-hop", "permutations", "text"] = "hops"
     """A puzzle that needs depth, with the loss on answers only, or text."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/depth"
+    to: Folder = "runs/depth"
     """Folder of all runs and of the page, which is in a folder of the task's name there."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    seeds: Seeds = setting((0,), least=0, most=UINT32)
     """Everything is trained once with each."""
     depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((2, 4, 8, 16), least=1, most=MOST_STEPS)
     """Depths at which models of one depth are trained."""
@@ -66,7 +66,7 @@ class Arguments:
     """Train models of one depth a second time, with the compute of the elastic one."""
     search: bool = False
     """Search the learning rate of each model first, with the first seed and runs of full length."""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    data: Files = ()
     """Text files or globs; the source of Python's standard library if not given."""
     cache: str = DataConfig.cache
     """Folder of packed tokens."""

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
-
-import tyro
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
@@ -24,7 +22,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, finite, signed
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import require_once
+from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
 from diffeqformer.studies.reproduce.experiments import on_text, train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -66,9 +64,9 @@ class Arguments:
     """Of the models."""
     layers: int = setting(6, least=4, most=MOST_STEPS // 2)
     """L."""
-    to: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/lift"
+    to: Folder = "runs/lift"
     """Folder of all runs and of the page, which is in a folder of the family's name and L there."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")] = setting((0,), least=0, most=UINT32)
+    seeds: Seeds = setting((0,), least=0, most=UINT32)
     """Everything is trained once with each."""
     pretraining: int = setting(5000, least=1, most=INT32)
     """Updates of pretraining, 2,048 tokens each."""
@@ -78,7 +76,7 @@ class Arguments:
     """What is fine-tuned beside it, at one depth each but for the last two."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes."""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
+    data: Files = ()
     """Text files or globs; the source of Python's standard library if not given."""
     cache: str = DataConfig.cache
     """Folder of packed tokens."""
