@@ -69,11 +69,8 @@ def write_contents(
     ]  # fmt: skip
     there = {name for name, *_ in found}
     made = len(there & {*known})
-    said = (
-        f"What {made} {'analysis says' if made == 1 else 'analyses say'} of it."
-        if made
-        else "No analysis was made of it yet."
-    )
+    say = "analysis says" if made == 1 else "analyses say"
+    said = f"What {made} {say} of it." if made else "No analysis was made of it yet."
     lead = [seen.headline for name, _, _, seen in found if name == "depth" and seen.headline]
     run = make.removeprefix("diffeqformer analyze all ")
     values = {

@@ -115,11 +115,8 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
                 if x in own:
                     axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
             looks.append(look(index))
-            names.append(
-                f"{model['name']}, not fine-tuned"
-                if len(own) == 1
-                else f"{model['name']}, trained at {own[0]} to {own[-1]} steps"
-            )
+            how = "not fine-tuned" if len(own) == 1 else f"trained at {own[0]} to {own[-1]} steps"
+            names.append(f"{model['name']}, {how}")
         if (guess := uniform_loss(models, vocabulary)) is not None:
             looks.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
             names.append(f"guessing uniformly (ln {vocabulary:,})")

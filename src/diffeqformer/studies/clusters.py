@@ -214,11 +214,7 @@ def finding(rows: Sequence[Values]) -> str:
         least, most = (f"{row[name][1]:.3g}" for row in ends)
         first, last = (growth_name(row["order"]) for row in ends)
         same = ends[0][name][1] == ends[1][name][1]
-        said.append(
-            f"{variant}, {least} of {start} for every f"
-            if same
-            else f"{variant}, {least} of {start} with {first}, {most} with {last}"
-        )
+        said.append(f"{variant}, {least} of {start} {'for every f' if same else f'with {first}, {most} with {last}'}")
     return f"Clusters left at the end, of those at the start: {'; '.join(said)}."
 
 

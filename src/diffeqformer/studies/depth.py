@@ -258,18 +258,12 @@ def depths_table(curve: "DepthCurve") -> Table:
     called = "own" if curve.trained_at == (curve.own,) else "reference"
     name = lambda steps, found: f"{steps} ({called})" if found is own else str(steps)
     ratio = lambda found: MISSING if found is own else _against(found.perplexity / own.perplexity)
-    rows = [
-        (
-            name(steps, found),
-            "yes" if steps in curve.trained_at else "no",
-            perplexity(found.perplexity),
-            ratio(found),
-            *_numbers(found),
-        )
-        for steps, found in curve.points.items()
-    ]
+    cells = lambda name, trained, found: (
+        name, "yes" if trained else "no", perplexity(found.perplexity), ratio(found), *_numbers(found)
+    )  # fmt: skip
+    rows = [cells(name(steps, found), steps in curve.trained_at, found) for steps, found in curve.points.items()]
     if curve.adaptive:
-        rows.insert(0, (curve.adaptive.name, "yes", perplexity(own.perplexity), MISSING, *_numbers(own)))
+        rows.insert(0, cells(curve.adaptive.name, True, own))
     return Table(f"{curve.name} without fine-tuning", columns, rows)
 
 

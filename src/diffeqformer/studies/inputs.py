@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from diffeqformer.config import Which
+from diffeqformer.config import Config, Which, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds, setting
 from diffeqformer.errors import BadInput, Missing
 from diffeqformer.plain import shown
@@ -112,6 +112,13 @@ def require_directions(tangents: int, probes: int, width: int) -> None:
     for name, value, least in (("--tangents", tangents, 1), ("--probes", probes, min(2, width))):
         if not least <= value <= width:
             raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
+
+
+def shipped(name: str) -> Config:
+    """A shipped config, whose vocabulary has the size that its tokenizer is trained to."""
+    config = read_yaml(shipped_configs()[name])
+    known = config.model.vocabulary or config.data.tokenizer_vocabulary
+    return with_values(config, {"model.vocabulary": known})
 
 
 def folder_for(name: str, to: str, run: "Run | None") -> Path:

@@ -175,18 +175,13 @@ def figures(models: Models) -> "tuple[Figure, ...]":
     made = []
     for pair in ("QK", "OV", "FF", *(name for name in models[0][1].pairs if name.startswith("FF "))):
         some = models if pair in shared else models[:1]
-        made.append(
-            both_widths(_file("real-parts", pair), _real_parts_caption(pair, some), draw.real_parts, some, pair)
-        )
-    made.append(
-        both_widths(
-            "summaries",
-            "Summaries of the spectra over depth. Thin lines: single heads. Points: their mean at each of the forward "
-            "pass's steps. The spectral radius is on a logarithmic axis.",
-            draw.summaries,
-            models,
-        )
+        said = _real_parts_caption(pair, some)
+        made.append(both_widths(_file("real-parts", pair), said, draw.real_parts, some, pair))
+    said = (
+        "Summaries of the spectra over depth. Thin lines: single heads. Points: their mean at each of the forward "
+        "pass's steps. The spectral radius is on a logarithmic axis."
     )
+    made.append(both_widths("summaries", said, draw.summaries, models))
     of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps"
     for number, (name, found) in enumerate(models):
         kind = of_curves if found.continuous else "Dots are the eigenvalues of the steps' weights"
@@ -238,9 +233,8 @@ def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
 
 def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
-    said = [
-        f"{name}: {', '.join(f'{pair} {path(found, pair, what, write)}' for pair in WHAT)}." for name, found in models
-    ]
+    paths = lambda found: ", ".join(f"{pair} {path(found, pair, what, write)}" for pair in WHAT)
+    said = [f"{name}: {paths(found)}." for name, found in models]
     return f"{what[0].upper()}{what[1:]}{over_steps(models)} (means over heads). {' '.join(said)}"
 
 

@@ -95,7 +95,7 @@ def test_text_tokens_and_batches_are_counted(tmp_path, monkeypatch):
 
 
 def test_the_quickstarts_config_is_what_text_is_for():
-    config = bench_text.quickstart()
+    config = bench_text.shipped("quickstart-diffeqformer")
     assert config.data.source == "stdlib" and config.model.vocabulary == config.data.tokenizer_vocabulary == 2048
 
 

@@ -1,17 +1,17 @@
 """`bench text`: how fast text becomes tokens and tokens become batches, beside how fast training reads."""
 
-import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.config import Config
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, size
 from diffeqformer.studies.bench import benchmark as b
+from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.study import Result
 
 CHARACTERS = 4_000_000
@@ -29,17 +29,10 @@ class Arguments(b.Timed):
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time what stands between the quickstart's text and its updates."""
-    config = quickstart()
+    config = shipped("quickstart-diffeqformer")
     rows = compare_text(config, arguments.rounds, progress)
     source, sizes = config.data.source, b.sizes(config)
     return BENCHMARK.measured(arguments, source=source, sizes=sizes, rounds=arguments.rounds, rows=rows)
-
-
-def quickstart() -> Config:
-    """The config whose text, tokenizer, batches and update are measured."""
-    config = read_yaml(shipped_configs()["quickstart-diffeqformer"])
-    model = dataclasses.replace(config.model, vocabulary=config.data.tokenizer_vocabulary)
-    return dataclasses.replace(config, model=model)
 
 
 def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import Config, read_yaml, shipped_configs
+from diffeqformer.config import Config
 from diffeqformer.data.loader import Loader
 from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters, update_operations, vanilla_twin
+from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.paper.claims import Trained
 from diffeqformer.studies.paper.measures import measured
 
@@ -27,13 +28,6 @@ LLAMA = 1213
 """Millions of parameters of Llama-1B in the paper's table 3."""
 CHANGED = 8
 """Tokens that are changed, one after another, at equal distances."""
-
-
-def shipped(name: str) -> Config:
-    """A shipped config, whose vocabulary has the size that its tokenizer is trained to."""
-    config = read_yaml(shipped_configs()[name])
-    known = config.model.vocabulary or config.data.tokenizer_vocabulary
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=known))
 
 
 def counts(found: Trained) -> float:

@@ -11,7 +11,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.bench import benchmark
-from diffeqformer.studies.paper.checks import shipped
+from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.paper.measures import OURS, planned_memory
 from diffeqformer.studies.paper.models import D_EMB
 from diffeqformer.studies.paper.runs import Runs
