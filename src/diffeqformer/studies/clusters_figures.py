@@ -100,28 +100,21 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
     few = len(found.times) <= 30
     looks = [{"color": INK, "alpha": alpha, "marker": MARKERS[i % len(MARKERS)] if few else "", "markersize": 3}
              for i, alpha in enumerate(np.linspace(1.0, 0.4, max(1, len(shares))))]  # fmt: skip
-    points = found.measures.heights.shape[-1] + 1
+    seen, points, far = found.measures, found.measures.heights.shape[-1] + 1, math.sqrt(2)
+    clusters, apart = [seen.clusters(share, of="now") for share in shares], seen.distance / found.norm
+    panels = [  # title, lines, limits, and what is known of states that stand at right angles or in one direction
+        (f"clusters of {points} tokens", clusters, (0, 1.05 * points), ()),
+        ("mean state norm", [found.norm], (0, None), ()),
+        ("mean distance / length of states", [apart], (0, 1.05 * max(far, float(apart.max()))), (far,)),
+        ("interaction energy", [seen.energy], (min(0.45, 0.95 * float(seen.energy.min())), 1.4), (ANGLES, ALIGNED)),
+    ]
     with drawing(width, *_four(width, len(shares))) as (figure, grid):
-        axes = list(grid.flat)
-        lines = [
-            *((axes[0], i, found.measures.clusters(share, of="now")) for i, share in enumerate(shares)),
-            (axes[1], 0, found.norm), (axes[2], 0, found.measures.distance / found.norm),
-            (axes[3], 0, found.measures.energy),
-        ]  # fmt: skip
-        for axis, index, values in lines:
-            band(axis, found.times, values, **looks[index])
-        titles = (
-            f"clusters of {points} tokens", "mean state norm", "mean distance / length of states", "interaction energy"
-        )  # fmt: skip
-        for axis, title in zip(axes, titles, strict=True):
-            axis.set(title=title, xlabel="depth")
-        axes[0].set_ylim(0, 1.05 * points)
-        axes[1].set_ylim(bottom=0)
-        axes[2].set_ylim(0, 1.05 * max(math.sqrt(2), float((found.measures.distance / found.norm).max())))
-        for known in (ANGLES, ALIGNED):
-            axes[3].axhline(known, color=INK, linestyle=":", linewidth=1.0)
-        axes[3].set_ylim(min(0.45, 0.95 * float(found.measures.energy.min())), 1.4)
-        axes[2].axhline(math.sqrt(2), color=INK, linestyle=":", linewidth=1.0)
+        for axis, (title, lines, limits, known) in zip(grid.flat, panels, strict=True):
+            for values, own in zip(lines, looks, strict=False):
+                band(axis, found.times, values, **own)
+            for level in known:
+                axis.axhline(level, color=INK, linestyle=":", linewidth=1.0)
+            axis.set(title=title, xlabel="depth", ylim=limits)
         legend(figure, looks, [f"clusters at {100 * s:g} % of the mean distance" for s in shares], width)
     return figure
 

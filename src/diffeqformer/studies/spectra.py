@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from diffeqformer.analysis.spectra import Spectra
-    from diffeqformer.model.transformer import Transformer
     from diffeqformer.report.page import Figure
     from diffeqformer.runs.opening import Run
 
@@ -71,7 +70,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `RunFailed` for a run whose weights are not finite.
     """
     given = whole_numbers(arguments.ranks, "--ranks") if arguments.ranks else None
+    import numpy as np
+
     from diffeqformer.analysis.spectra import RADIUS, SHARE, hidden_subsets, spectra
+    from diffeqformer.ode.schemes.splitting import length_taken
     from diffeqformer.runs.opening import load_run
     from diffeqformer.studies.spectra_figures import display_names
 
@@ -92,7 +94,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         times = usual if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
         steps_alone[str(one.folder)] = why_steps_alone(one)
-        lengths.append(step_lengths(one.model, steps))
+        clock = one.model.config.interval * one.model.grid(steps).lengths
+        lengths.append(np.asarray(length_taken(one.model.scheme, clock)))  # by which a step multiplies what it adds
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
     if comparable:
         models = [(name, found.scaled_by_step(own)) for (name, found), own in zip(bare, lengths, strict=True)]
@@ -146,15 +149,6 @@ def why_steps_alone(run: "Run") -> str:
     if run.model.continuous:
         return "its weights are functions of depth, and each step computes with their mean over it, which is shown"
     return "each step has weights of its own, so there is nothing between them"
-
-
-def step_lengths(model: "Transformer", steps: int | None) -> "np.ndarray":
-    """The length of every step in the state's clock, by which it multiplies what its block gives."""
-    import numpy as np
-
-    from diffeqformer.ode.schemes.splitting import length_taken
-
-    return np.asarray(length_taken(model.scheme, model.config.interval * model.grid(steps).lengths))
 
 
 def numbers(found: "Spectra") -> Document:

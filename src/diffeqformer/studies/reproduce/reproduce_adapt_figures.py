@@ -73,8 +73,11 @@ def result_of(
 
 def systems_of(records: Sequence[Record]) -> list[System]:
     """Systems in the order of their first record, and whether they are trained from scratch: those come last."""
-    found = dict.fromkeys((record["system"], record["method"] == "scratch") for record in records)
-    return sorted(found, key=lambda one: one[1])
+    return sorted(dict.fromkeys(map(_system_of, records)), key=lambda one: one[1])
+
+
+def _system_of(record: Record) -> System:
+    return record["system"], record["method"] == "scratch"
 
 
 def system_name(system: str, scratch: bool) -> str:
@@ -107,7 +110,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     """
     own = [record for record in records if record["direction"] == direction]
     methods = [m for m in METHODS if m != "scratch" and any(r["method"] == m for r in own)] or ["scratch"]
-    here = [one for one in systems if any((r["system"], r["method"] == "scratch") == one for r in own)]
+    here = [one for one in systems if _of(own, one)]
     stacked, last = width < 5, 0.7 + 0.24 * len(here)
     each = 2.5 + last if stacked else max(2.9, 0.9 + 0.34 * len(here))
     shape: dict[str, Any] = {"rows": len(methods) * 2, "height_ratios": (2.5, last) * len(methods)}
@@ -170,7 +173,7 @@ def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *,
 
 
 def _of(records: Sequence[Record], system: System) -> list[Record]:
-    return [record for record in records if (record["system"], record["method"] == "scratch") == system]
+    return [record for record in records if _system_of(record) == system]
 
 
 def _look(systems: Sequence[System], one: System) -> dict[str, Any]:

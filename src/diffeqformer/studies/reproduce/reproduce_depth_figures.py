@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
 
 Record = Values
+Row = tuple[str, str, str]
+"""A criterion, what was found, and the verdict."""
 NAMES = {
     "elastic": "elastic: one checkpoint",
     "gpt": "GPT of that depth",
@@ -144,82 +146,81 @@ def _look(index: int, kind: str) -> dict[str, Any]:
 
 def judgement(records: Sequence[Record]) -> Table:
     """Each mark, what was found, and whether it holds."""
-    rows = (
-        *_reaches(records), _deeper(records), _near(records), _rises(records), _changes(records), *_rivals(records)
-    )  # fmt: skip
-    return Table("Criteria set before the runs", ("criterion", "found", "verdict"), tuple(row for row in rows if row))
+    criteria = (_reaches, _deeper, _near, _rises, _changes, _rivals)
+    rows = tuple(row for criterion in criteria for row in criterion(records))
+    return Table("Criteria set before the runs", ("criterion", "found", "verdict"), rows)
 
 
-def _reaches(records: Sequence[Record]) -> list[tuple[str, str, str]]:
+def _reaches(records: Sequence[Record]) -> Iterator[Row]:
     """Of a puzzle: that more steps answer more hops, and as many as models of that depth do."""
     if not puzzle(records) or len(elastic := means(records, "elastic", "reach")) < 2:
-        return []
+        return
     shallow, deep = (elastic.get(steps, math.nan) for steps in (SHALLOW // 2, DEEP // 2))
     found = f"{shallow:.1f} at {SHALLOW // 2}, {deep:.1f} at {DEEP // 2}"
-    rows = [_row(f"{DEEP // 2} steps answer more hops than {SHALLOW // 2}", found, deep > shallow)]
-    alone = [means(records, kind, "reach") for kind in ALONE]
-    best = {n: max(of[n] for of in alone if n in of) for n in elastic if any(n in of for of in alone)}
-    if best:
+    yield _row(f"{DEEP // 2} steps answer more hops than {SHALLOW // 2}", found, deep > shallow)
+    if best := _of_one_depth(records, elastic, "reach", max):
         found = join([f"{elastic[n]:.1f} against {best[n]:.1f} at {n}" for n in best])
-        rows.append(_row("as many hops as models of that depth", found, all(elastic[n] >= best[n] for n in best)))
-    return rows
+        yield _row("as many hops as models of that depth", found, all(elastic[n] >= best[n] for n in best))
 
 
-def _deeper(records: Sequence[Record]) -> tuple[str, str, str] | None:
+def _of_one_depth(
+    records: Sequence[Record], depths: Iterable[int], what: str, best: Callable[[Iterable[float]], float]
+) -> dict[int, float]:
+    """What the best model of one depth has, at those of `depths` where there is one."""
+    alone = [means(records, kind, what) for kind in ALONE]
+    return {n: best(of[n] for of in alone if n in of) for n in depths if any(n in of for of in alone)}
+
+
+def _deeper(records: Sequence[Record]) -> Iterator[Row]:
     elastic = [r for r in records if r["kind"] == "elastic" and finite(r["loss"])]
     deep, shallow = ({r["seed"]: r["loss"] for r in elastic if r["steps"] == steps} for steps in (DEEP, SHALLOW))
     gains = [deep[seed] - shallow[seed] for seed in deep if seed in shallow]
     if not gains:
-        return None
+        return
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
     holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
     mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
-    return _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
+    yield _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
 
 
-def _near(records: Sequence[Record]) -> tuple[str, str, str] | None:
-    elastic, alone = means(records, "elastic"), [means(records, kind) for kind in ALONE]
-    best = {n: min(of[n] for of in alone if n in of) for n in elastic if any(n in of for of in alone)}
-    if not best:
-        return None
-    gaps = {steps: elastic[steps] - best[steps] for steps in best}
-    found = join([f"{_percent(gap)} at {steps}" for steps, gap in gaps.items()])
-    mark = f"within {percent(NEAR)} of the best model of that depth"
-    return _row(mark, found, math.exp(max(gaps.values())) <= 1 + NEAR)
+def _near(records: Sequence[Record]) -> Iterator[Row]:
+    elastic = means(records, "elastic")
+    best = _of_one_depth(records, elastic, "loss", min)
+    if gaps := {steps: elastic[steps] - best[steps] for steps in best}:
+        found = join([f"{_percent(gap)} at {steps}" for steps, gap in gaps.items()])
+        mark = f"within {percent(NEAR)} of the best model of that depth"
+        yield _row(mark, found, math.exp(max(gaps.values())) <= 1 + NEAR)
 
 
-def _rises(records: Sequence[Record]) -> tuple[str, str, str] | None:
+def _rises(records: Sequence[Record]) -> Iterator[Row]:
     elastic = {steps: y for steps, y in means(records, "elastic").items() if steps <= 2 * DEEP}
     depths = sorted(elastic)
     if len(depths) < 2:
-        return None
+        return
     rises = {n: elastic[n] - min(elastic[m] for m in depths[:i]) for i, n in enumerate(depths) if i}
     worst = max(rises, key=lambda n: rises[n])
     mark = f"never rises by more than {100 * RISE:.1f} % up to {2 * DEEP} steps"
-    return _row(mark, f"{_percent(rises[worst])} at {worst}", math.exp(rises[worst]) <= 1 + RISE)
+    yield _row(mark, f"{_percent(rises[worst])} at {worst}", math.exp(rises[worst]) <= 1 + RISE)
 
 
-def _changes(records: Sequence[Record]) -> tuple[str, str, str] | None:
-    energies = {r["seed"]: r["energy"] for r in records if r["kind"] == "elastic"}
-    if not energies:
-        return None
-    energy, mark = statistics.fmean(energies.values()), "of the weights' energy is change over depth"
-    return _row(f"at least {percent(ENERGY)} {mark}", percent(energy), energy >= ENERGY)
+def _changes(records: Sequence[Record]) -> Iterator[Row]:
+    if energies := {r["seed"]: r["energy"] for r in records if r["kind"] == "elastic"}:
+        energy, mark = statistics.fmean(energies.values()), "of the weights' energy is change over depth"
+        yield _row(f"at least {percent(ENERGY)} {mark}", percent(energy), energy >= ENERGY)
 
 
-def _rivals(records: Sequence[Record]) -> list[tuple[str, str, str]]:
-    rows, elastic = [], means(records, "elastic")
+def _rivals(records: Sequence[Record]) -> Iterator[Row]:
+    elastic = means(records, "elastic")
     for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "dyadic", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
             worse = [str(steps) for steps in both if elastic[steps] >= other[steps]]
             found = f"not at {join(worse)}" if worse else f"at all {len(both)} depths"
-            rows.append(_row(f"better than {NAMES[kind]} at every depth", found, not worse))
-    return rows
+            yield _row(f"better than {NAMES[kind]} at every depth", found, not worse)
 
 
-def _row(mark: str, found: str, holds: bool | None) -> tuple[str, str, str]:
+def _row(mark: str, found: str, holds: bool | None) -> Row:
     """A row of the table; `None` for what one seed cannot settle."""
     return mark, found, {True: "holds", False: "fails", None: "untested"}[holds]
 
