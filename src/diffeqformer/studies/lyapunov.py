@@ -189,10 +189,8 @@ def headline(
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
     """The paper's exponents; the dimension too, where the exponents settle it everywhere."""
     how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
-    whose, largest = (
-        "from random first tangents, as in the paper: they depend on the seed",
-        "Growth of a random direction",
-    )
+    whose = "from random first tangents, as in the paper: they depend on the seed"
+    largest = "Growth of a random direction"
     if found.exponents.shape[-1] == found.width:
         whose, largest = "from the unit vectors as first tangents", "First exponent"
     if np.isfinite(found.error).any():

@@ -178,12 +178,11 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
         notes.append(f"Points: validation loss{way}.")
     if missing := len(everything) - len(shown):
         notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")
-    if len(models) == 1:
-        return [both_widths("loss", " ".join(notes), run_figures.loss_curves, models)]
-    notes.append("Compute is the number of steps of depth, summed over the updates so far.")
-    if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1:
-        notes.append("Where depth was drawn, an update counts by its own.")
-    curves = partial(run_figures.loss_curves, against_compute=True)
+    if several := len(models) > 1:
+        notes.append("Compute is the number of steps of depth, summed over the updates so far.")
+        if len({m["steps"] * m["updates"] == m.get("compute") for m in models}) > 1:
+            notes.append("Where depth was drawn, an update counts by its own.")
+    curves = partial(run_figures.loss_curves, against_compute=several)
     return [both_widths("loss", " ".join(notes), curves, models)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig, with_values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
@@ -69,8 +69,9 @@ def compare_scaling(
     """
     from diffeqformer.model.count import parameters, update_operations
 
+    setting_of = lambda axis: "model.weights.d_emb" if axis == "d_emb" else f"model.{axis}"
     configs = {
-        (axis, model): {size: as_model(_grown(config, axis, size), model) for size in all_sizes}
+        (axis, model): {size: as_model(with_values(config, {setting_of(axis): size}), model) for size in all_sizes}
         for axis, all_sizes in growth.items()
         for model in (CONTINUOUS, VANILLA)
     }
@@ -101,12 +102,6 @@ def exponent(sizes: Sequence[float | int], values: Sequence[float | int]) -> tup
 
     (slope, _), covariance = np.polyfit(np.log(sizes), np.log(values), 1, cov=True)
     return float(slope), float(np.sqrt(covariance[0, 0]))
-
-
-def _grown(config: Config, axis: str, size: int) -> Config:
-    m = config.model
-    changed = {"weights": dataclasses.replace(m.time or TimeConfig(), d_emb=size)} if axis == "d_emb" else {axis: size}
-    return dataclasses.replace(config, model=dataclasses.replace(m, **changed))
 
 
 def as_model(config: Config, model: str) -> Config:

@@ -1,12 +1,11 @@
 """`bench schemes`: what a training update costs by each scheme, and what it ought to cost."""
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from diffeqformer.config import Config, LayerConfig, ModelConfig, TrainerConfig
+from diffeqformer.config import Config, LayerConfig, ModelConfig, TrainerConfig, with_values
 from diffeqformer.progress import Progress
 from diffeqformer.studies.bench import benchmark as b
 from diffeqformer.studies.study import Result
@@ -62,9 +61,7 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
     """
     from diffeqformer.model.count import flops
 
-    configs = {
-        name: dataclasses.replace(config, model=dataclasses.replace(config.model, scheme=name)) for name in schemes
-    }
+    configs = {name: with_values(config, {"model.scheme": name}) for name in schemes}
     updates = {HAND_WRITTEN: b.repeated(configs["euler"], hand_written_update)}
     updates |= {name: b.repeated(one) for name, one in configs.items()}
     seconds = b.take_turns(updates, rounds, progress)

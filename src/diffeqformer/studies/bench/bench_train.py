@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from diffeqformer.config import Config, KnotsConfig, ModelConfig, TimeConfig, TrainerConfig
+from diffeqformer.config import Config, ModelConfig, TimeConfig, TrainerConfig, with_values
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import percent
@@ -79,8 +79,8 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Doc
     from diffeqformer.runs.footprint import update_footprint
 
     twin = dataclasses.replace(config, model=vanilla_twin(config.model))
-    knots = dataclasses.replace(twin.model, weights=KnotsConfig(knots=twin.model.steps, average=True))
-    ours = {"vanilla": twin, "diffeqformer": config, "knots": dataclasses.replace(twin, model=knots)}
+    means = {"kind": "knots", "knots": twin.model.steps, "average": True}
+    ours = {"vanilla": twin, "diffeqformer": config, "knots": with_values(twin, {"model.weights": means})}
     updates: dict[str, b.Once] = {name: b.repeated(one) for name, one in ours.items()}
     memory: dict[str, int | None] = {name: update_footprint(one).temporary for name, one in ours.items()}
     if b.has_torch():

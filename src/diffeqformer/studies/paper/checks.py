@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, with_values
 from diffeqformer.data.loader import Loader
 from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters, update_operations, vanilla_twin
@@ -43,10 +43,10 @@ def llama_count(found: Trained) -> float:
 
 def twin_counts(found: Trained) -> float:
     """Half a million less the largest distance of DiffEqFormer's parameters from the authors', in millions."""
-    models = {size: shipped(f"diffeqformer-gpt-{size}").model for size in TWINS}
-    of = lambda model, d_emb: dataclasses.replace(model, weights=dataclasses.replace(model.weights, d_emb=d_emb))
+    configs = {size: shipped(f"diffeqformer-gpt-{size}") for size in TWINS}
+    model = lambda size, d_emb: with_values(configs[size], {"model.weights.d_emb": d_emb}).model
     return 0.5 - max(
-        abs(parameters(of(models[size], d_emb)).stored / 1e6 - known)
+        abs(parameters(model(size, d_emb)).stored / 1e6 - known)
         for size, twins in TWINS.items()
         for d_emb, known in twins.items()
     )

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -16,7 +15,7 @@ from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
 from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.inference import MATCHING, Induction
 from diffeqformer.analysis.spectra import Spectra, spectra
-from diffeqformer.config import Config
+from diffeqformer.config import Config, with_values
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.data.tokenizer import ordinary
@@ -203,8 +202,8 @@ def cheaper_memory(found: Trained) -> float:
 @cache
 def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
     """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
-    trainer = replace(config.trainer, batch_size=batch_size or config.trainer.batch_size)
-    return update_footprint(replace(config, trainer=trainer)).total
+    own = {"trainer.batch_size": batch_size} if batch_size else {}
+    return update_footprint(with_values(config, own)).total
 
 
 @measured

@@ -1,10 +1,10 @@
 """Tables of the paper's items that no claim is made of: measured once, kept beside the runs and in the record."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import median
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, with_values
 from diffeqformer.model.count import parameters
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
@@ -39,15 +39,14 @@ def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Ta
 
 def _sizes(config: Config) -> Iterator[tuple[int, Config]]:
     """The config with every d_emb of figure 14."""
-    time = config.model.time
-    assert time is not None
-    for d_emb in sorted((*D_EMB, time.d_emb)):
-        yield d_emb, replace(config, model=replace(config.model, weights=replace(time, d_emb=d_emb)))
+    assert config.model.time is not None
+    for d_emb in sorted((*D_EMB, config.model.time.d_emb)):
+        yield d_emb, with_values(config, {"model.weights.d_emb": d_emb})
 
 
 def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dict[int, float]:
     """Tokens per second of updates on so many sequences, by d_emb."""
-    of = lambda config: replace(config, trainer=replace(config.trainer, batch_size=size))
+    of = lambda config: with_values(config, {"trainer.batch_size": size})
     updates = {f"d_emb {d_emb}, {size} sequences": benchmark.repeated(of(one)) for d_emb, one in configs.items()}
     seconds = benchmark.take_turns(updates, ROUNDS, progress)
     times = dict(zip(configs, seconds.values(), strict=True))
