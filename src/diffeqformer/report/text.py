@@ -3,7 +3,8 @@
 import math
 import numbers
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -66,6 +67,16 @@ def perplexity(value: object) -> str:
     if not finite(value):
         return number(value)
     return f"{value:.2e}" if value >= 1e6 else number(value, 2 if value < 100 else 1 if value < 1000 else 0)
+
+
+def with_spread(values: Sequence[object], write: Callable[[object], str] = perplexity) -> str:
+    """What seeds found, those that are finite: `21.40 ± 0.12`, mean and standard deviation; a dash for none."""
+    known = [float(value) for value in values if finite(value)]
+    if not known:
+        return MISSING
+    mean = write(statistics.fmean(known))
+    decimals = len(mean.partition("e")[0].partition(".")[2])
+    return f"{mean} ± {number(statistics.stdev(known), decimals)}" if len(known) > 1 else mean
 
 
 def compact(value: object) -> str:

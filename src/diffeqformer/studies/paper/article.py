@@ -9,7 +9,7 @@ from pathlib import Path
 from diffeqformer.plain import Values
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, join, number, percent, signed
+from diffeqformer.report.text import MISSING, join, number, percent, signed, with_spread
 from diffeqformer.studies.paper import tables as paper_tables
 from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
@@ -163,11 +163,10 @@ def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, .
         if not ended or (name in rows and int(rows[name][SEEDS_COLUMN]) > len(ended)):
             continue
         losses = [one.entry["validation"]["loss"] for one in ended]
-        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
         model = runs.models[name]
         rows[name] = (
             name, f"{ended[0].entry['parameters']['stored'] / 1e6:.2f}", f"{runs.rate(name):g}",
-            model.rate_of or ("given" if model.rate else "its own"), f"{statistics.fmean(losses):.4f}{spread}",
+            model.rate_of or ("given" if model.rate else "its own"), with_spread(losses, lambda loss: number(loss, 4)),
             str(len(losses)), *_machine(ended, runs),
         )  # fmt: skip
     return [rows[name] for name in runs.models if name in rows]

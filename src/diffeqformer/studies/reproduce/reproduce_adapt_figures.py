@@ -29,7 +29,7 @@ from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import MARKERS, WIDE, color, drawing, legend, perplexity_scale, thin
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, compact, finite, finite_points, join, number, perplexity
+from diffeqformer.report.text import compact, finite, finite_points, join, perplexity, with_spread
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
 from diffeqformer.studies.study import Result
 
@@ -83,16 +83,6 @@ def _system_of(record: Record) -> System:
 def system_name(system: str, scratch: bool) -> str:
     """A system in words."""
     return f"{system}, from scratch" if scratch else system
-
-
-def with_spread(values: Sequence[Any]) -> str:
-    """Perplexities over seeds as `21.40 ± 0.12`; a dash for none."""
-    known = [float(value) for value in values if finite(value)]
-    if len(known) < 2:
-        return perplexity(known[0]) if known else MISSING
-    mean = statistics.fmean(known)
-    decimals = len(perplexity(mean).partition(".")[2]) if mean < 1e6 else 2
-    return f"{perplexity(mean)} ± {number(statistics.stdev(known), decimals)}"
 
 
 def of_seeds(record: Record, key: str, name: str) -> Any:

@@ -14,7 +14,7 @@ from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, finite, join, number, percent, signed
+from diffeqformer.report.text import finite, join, number, percent, signed, with_spread
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
 from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE
 from diffeqformer.studies.study import Result
@@ -295,16 +295,9 @@ def _table(caption: str, records: Sequence[Record], what: str) -> Table:
     """One row per number of steps, one column per kind; means and standard deviations over seeds."""
     columns = kinds(records)
     found = {kind: values(records, kind, what) for kind in columns}
-
-    def cell(of: list[float]) -> str:
-        if not of:
-            return MISSING
-        decimals = 1 if what == "reach" else 3
-        spread = f" ± {statistics.stdev(of):.{decimals}f}" if len(of) > 1 else ""
-        return f"{statistics.fmean(of):.{decimals}f}{spread}"
-
+    write = lambda value: number(value, 1 if what == "reach" else 3)
     rows = [
-        (str(steps), *(cell(found[kind].get(steps, [])) for kind in columns))
+        (str(steps), *(with_spread(found[kind].get(steps, []), write) for kind in columns))
         for steps in sorted({r["steps"] for r in records})
     ]
     return Table(caption, ("steps", *(NAMES[kind] for kind in columns)), tuple(rows))
