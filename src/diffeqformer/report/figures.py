@@ -116,19 +116,20 @@ def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> lis
     return [points[i] for i in sorted(kept)]
 
 
-def legend(figure: Figure, looks: Sequence[Look | Line2D], names: Sequence[str], width: float) -> None:
-    """A legend above all panels, in as many columns as `width` inches allow; names may hold any text.
+def legend(figure: Figure, shown: Sequence[tuple[Look | Line2D, str]], width: float) -> None:
+    """A legend above all panels, in as many columns as `width` inches allow.
 
-    **Arguments:** `looks`, lines that are drawn, or what `Line2D` takes for one that stands in the legend alone.
+    **Arguments:** `shown`, pairs of a line that is drawn, or what `Line2D` takes for one that stands in the legend
+    alone, and of its name, which may hold any text.
     """
     # Texts are set afterwards: Matplotlib takes a leading underscore or a pair of dollars in a label as an order.
-    lines = [" ".join(clean(name).split()) for name in names]
+    lines = [" ".join(clean(name).split()) for _, name in shown]
     lines = [line if len(line) <= 48 else f"{line[:47]}…" for line in lines]
     points_a_column = 48 + 5.2 * max(map(len, lines), default=0)  # a handle, a gap, and letters of 9 points
-    handles = [one if isinstance(one, Line2D) else Line2D([], [], **one) for one in looks]
+    handles = [one if isinstance(one, Line2D) else Line2D([], [], **one) for one, _ in shown]
     drawn = figure.legend(
-        handles, [f"series {i}" for i in range(len(names))], loc="outside upper left",
-        ncols=max(1, min(len(names), int(72 * width / points_a_column))), handlelength=2.2, columnspacing=2.0,
+        handles, [f"series {i}" for i in range(len(lines))], loc="outside upper left",
+        ncols=max(1, min(len(lines), int(72 * width / points_a_column))), handlelength=2.2, columnspacing=2.0,
         borderaxespad=0.2,
     )  # fmt: skip
     for text, line in zip(drawn.get_texts(), lines, strict=True):

@@ -60,7 +60,7 @@ def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute
         if detail:
             axes[0].set_title("all compute" if against_compute else "all updates")
             axes[1].set_title("the last third")
-        legend(figure, [look(i) for i in range(len(models))], [m["name"] for m in models], width)
+        legend(figure, [(look(i), m["name"]) for i, m in enumerate(models)], width)
     return figure
 
 
@@ -94,15 +94,15 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
 
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
     """
-    looks, names, steps, losses, trained = [], [], set(), [], set()
+    shown, steps, losses, trained = [], set(), [], set()
     with drawing(width, 3.7 if width >= 5 else 3.1 + 0.2 * len(models)) as (figure, axes):
         axis = axes[0, 0]
         for index, model in enumerate(models):
             if not at_several(model):
                 if finite(level := own_loss(model)):
                     losses.append(level)
-                    looks.append(axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3))
-                    names.append(f"{model['name']} ({model['steps']} steps)")
+                    line = axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3)
+                    shown.append((line, f"{model['name']} ({model['steps']} steps)"))
                 continue
             points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
             steps.update(p["steps"] for p in depth_points(model))
@@ -114,16 +114,15 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             for x, y in points:
                 if x in own:
                     axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
-            looks.append(look(index))
             how = "not fine-tuned" if len(own) == 1 else f"trained at {own[0]} to {own[-1]} steps"
-            names.append(f"{model['name']}, {how}")
+            shown.append((look(index), f"{model['name']}, {how}"))
         if (guess := uniform_loss(models, vocabulary)) is not None:
-            looks.append(axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1))
-            names.append(f"guessing uniformly (ln {vocabulary:,})")
+            line = axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1)
+            shown.append((line, f"guessing uniformly (ln {vocabulary:,})"))
         steps_axis(axis, steps, trained, width, own="trained")
         if losses and max(losses) > 4 * min(losses) > 0:
             log_axis(axis, "y")
         axis.margins(y=0.07)
         axis.set_ylabel("validation loss (nats per token)")
-        legend(figure, looks, names, width)
+        legend(figure, shown, width)
     return figure

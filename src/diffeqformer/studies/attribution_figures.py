@@ -69,5 +69,5 @@ def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
             axis.set_title(method)
         figure.supxlabel("tokens replaced, or put back", fontsize=9)
         figure.supylabel("fall, or rise, of log p (nats)", fontsize=9)
-        legend(figure, [look(index) for index in range(len(parts))], list(parts), width)
+        legend(figure, [(look(index), name) for index, name in enumerate(parts)], width)
     return figure

@@ -75,10 +75,7 @@ def measures(simulations: Sequence[Simulation], share: float, *, width: float = 
             axis.set_ylim(0, 1.05 * simulations[0].states.shape[1])
         log_axis(axes[2], "y")
         axes[3].axhline(math.e / 2, color=INK, linestyle=":", linewidth=1.0)
-        legend(
-            figure, [{"color": color(i)} for i in range(len(simulations))],
-            [growth_name(one.order) for one in simulations], width,
-        )  # fmt: skip
+        legend(figure, [({"color": color(i)}, growth_name(one.order)) for i, one in enumerate(simulations)], width)
     return figure
 
 
@@ -115,7 +112,8 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
             for level in known:
                 axis.axhline(level, color=INK, linestyle=":", linewidth=1.0)
             axis.set(title=title, xlabel="depth", ylim=limits)
-        legend(figure, looks, [f"clusters at {100 * s:g} % of the mean distance" for s in shares], width)
+        names = (f"clusters at {100 * share:g} % of the mean distance" for share in shares)
+        legend(figure, list(zip(looks, names, strict=False)), width)
     return figure
 
 

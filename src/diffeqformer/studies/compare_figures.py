@@ -36,8 +36,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
             axis.set_yticks(places, [label(row) for row in rows], parse_math=False)
         for axis in axes:
             axis.set_ylim(-0.6, len(rows) - 0.4)
-        looks = [look(i, linestyle="None") for i in range(2)]
-        legend(figure, looks, [side.name for side in comparison.sides], width)
+        legend(figure, [(look(i, linestyle="None"), side.name) for i, side in enumerate(comparison.sides)], width)
     return figure
 
 

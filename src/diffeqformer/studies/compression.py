@@ -251,5 +251,5 @@ def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -
         perplexity_scale(axis, seen, "perplexity")
         axis.set_xticks([size / layers for size in sizes], [f"{size}/{layers}" for size in sizes])
         axis.set_xlabel("share of the blocks' parameters kept")
-        legend(figure, list(looks.values()), list(WAYS.values()), width)
+        legend(figure, [(own, WAYS[way]) for way, own in looks.items()], width)
     return figure

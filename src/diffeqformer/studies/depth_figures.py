@@ -129,14 +129,11 @@ def _write(axis: Axes, text: str, point: tuple[float, float], shade: str, offset
 
 
 def _legend(figure: Figure, curve: DepthCurve, width: float) -> None:
-    looks, names = [look(0)], [f"{curve.name}, not fine-tuned"]
+    shown = [(look(0), f"{curve.name}, not fine-tuned")]
     if curve.adaptive:
-        looks.append(ADAPTIVE)
-        names.append(curve.adaptive.name)
+        shown.append((ADAPTIVE, curve.adaptive.name))
     for index, (tuned, group) in enumerate(groups_of(curve), 1):
-        looks.append(_look(index, tuned) | {"linestyle": "None"})
-        names.append(group_name(tuned, group))
+        shown.append((_look(index, tuned) | {"linestyle": "None"}, group_name(tuned, group)))
     if curve.exits:
-        looks.append(_exit_look(curve))
-        names.append(f"early exit from {max(curve.points)} steps (mean taken)")
-    legend(figure, looks, names, width)
+        shown.append((_exit_look(curve), f"early exit from {max(curve.points)} steps (mean taken)"))
+    legend(figure, shown, width)

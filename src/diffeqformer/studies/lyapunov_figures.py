@@ -50,9 +50,8 @@ def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, wid
     """What exponents of inputs, by name, have grown to at each of `times`: 0 and the end of each step."""
     with drawing(width, 3.0) as (figure, axes):
         axis = axes[0, 0]
-        looks = [look(index) for index in range(len(lines))]
-        for values, looks_like in zip(lines.values(), looks, strict=True):
-            axis.plot(times, [0.0, *np.where(np.isfinite(values), values, np.nan)], **looks_like)
+        for index, values in enumerate(lines.values()):
+            axis.plot(times, [0.0, *np.where(np.isfinite(values), values, np.nan)], **look(index))
         axis.set(xlabel="time (0: embedding, 1: last step)", ylabel="exponent so far (nats)")
-        legend(figure, looks, list(lines), width)
+        legend(figure, [(look(index), name) for index, name in enumerate(lines)], width)
     return figure

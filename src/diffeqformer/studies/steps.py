@@ -282,7 +282,7 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
                 axis.axhline(found.even, color=INK, linewidth=0.8, linestyle=":")
             axis.xaxis.get_major_locator().set_params(integer=True)
         if tuned is not None:
-            legend(figure, lines, ["logit lens", "tuned lens"], width)
+            legend(figure, list(zip(lines, ("logit lens", "tuned lens"), strict=True)), width)
     return figure
 
 
@@ -294,8 +294,9 @@ def movement_by_step(found: "Participation", *, width: float) -> "Figure":
     parts = {"attention": found.attention, "feed-forward": found.feed_forward, "state": found.length[1:]}
     with drawing(width, 3.7) as (figure, axes):
         (axis,) = axes.flat
-        handles = [line for i, values in enumerate(parts.values()) for line in axis.plot(steps, values, **look(i))]
+        for index, values in enumerate(parts.values()):
+            axis.plot(steps, values, **look(index))
         axis.set(xlabel="step", ylabel="root mean square", ylim=(0, None))
         axis.xaxis.get_major_locator().set_params(integer=True)
-        legend(figure, handles, list(parts), width)
+        legend(figure, list(zip(axis.lines, parts, strict=True)), width)
     return figure

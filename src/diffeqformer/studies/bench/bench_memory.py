@@ -142,16 +142,16 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
 
     from diffeqformer.report.figures import drawing, legend, log_axis, look
 
-    methods, handles = list(dict.fromkeys(row["gradient"] for row in rows)), []
+    methods = dict.fromkeys(row["gradient"] for row in rows)
     with drawing(width, 3.7) as (figure, axes):
         axis = axes[0, 0]
         for index, method in enumerate(methods):
             own = [(row["steps"], row["temporary_bytes"] / 2**20) for row in rows if row["gradient"] == method]
-            handles += axis.plot(*zip(*own, strict=True), **look(index))
+            axis.plot(*zip(*own, strict=True), **look(index))
         log_axis(axis, "x", sorted({row["steps"] for row in rows}), base=2)
         log_axis(axis, "y")
         axis.set(xlabel="steps (depth)", ylabel="temporary memory (MiB)")
-        legend(figure, handles, methods, width)
+        legend(figure, list(zip(axis.lines, methods, strict=True)), width)
     return figure
 
 

@@ -159,8 +159,8 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
             log_axis(panel, "y")
             panel.set_xlabel(name)
         panels[0].set_ylabel("ms per update")
-        looks = [*(look(i) for i in range(len(models))), {"color": INK, "linestyle": "--", "linewidth": 1}]
-        legend(figure, looks, [*models, "as operations grow"], width or WIDE)
+        counted = ({"color": INK, "linestyle": "--", "linewidth": 1}, "as operations grow")
+        legend(figure, [*((look(i), model) for i, model in enumerate(models)), counted], width or WIDE)
     return figure
 
 

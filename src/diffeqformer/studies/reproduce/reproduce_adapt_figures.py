@@ -111,7 +111,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
             _curves(row[0], chosen, systems)
             _finals(row[1], chosen, systems, named=not stacked)
             row[0].set_title(METHODS[method] if method == "scratch" else f"fine-tuned: {METHODS[method]}")
-        legend(figure, [_look(systems, one) for one in here], [system_name(*one) for one in here], width)
+        legend(figure, [(_look(systems, one), system_name(*one)) for one in here], width)
     return figure
 
 

@@ -118,7 +118,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
     """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
     with drawing(width, 4.0 if width >= 5 else 4.8) as (figure, axes):
-        axis, looks, names = axes[0, 0], [], []
+        axis, shown = axes[0, 0], []
         for index, kind in enumerate(kinds(records)):
             found = values(records, kind, what)
             own = _look(index, kind)
@@ -126,14 +126,13 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
             for steps, of in found.items():
                 if len(of) > 1:
                     axis.plot([steps] * len(of), of, linestyle="None", marker=".", color=color(index), alpha=0.5)
-            looks.append(own)
-            names.append(NAMES[kind])
+            shown.append((own, NAMES[kind]))
         alone = {r["steps"] for r in records if r["kind"] in ALONE}
         steps_axis(axis, {r["steps"] for r in records}, alone, width, logarithmic=True)
         axis.set_ylabel("validation loss (nats)" if what == "loss" else "hops answered")
         if what == "loss":
             axis.set_ylim(*_frame(records))
-        legend(figure, looks, names, width)
+        legend(figure, shown, width)
     return figure
 
 
