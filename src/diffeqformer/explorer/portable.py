@@ -87,10 +87,8 @@ def portable(run: Run) -> tuple[Document, str]:
     names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if model.continuous else ())]
     schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
     if names[0] not in schemes:
-        raise _refusal(
-            run,
-            f"has the scheme {names[0]!r}, but a page runs by {', '.join(name for name in SCHEMES if _scheme(SCHEMES[name]))}",
-        )
+        known = ", ".join(name for name, scheme in SCHEMES.items() if _scheme(scheme))
+        raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {known}")
     arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
     arrays.add("embedding", model.embedding.tokens)
     for name, values in (

@@ -43,10 +43,9 @@ and where that stops: higher ones harm narrow models."""
 
 
 def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConfig, TrainerConfig]:
-    """The base's own settings, but `UPDATES` updates, an evaluation after each `EVALUATE_EVERY`, and with LoRA a learning
-    rate of adapters.
+    """The base's own settings, but `UPDATES` updates, evaluated each `EVALUATE_EVERY`, and a rate of adapters.
 
-    That is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
+    With LoRA the rate is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
     """
     rate = base.optimizer.learning_rate
     rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if lora else rate
