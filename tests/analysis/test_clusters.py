@@ -188,6 +188,8 @@ def test_other_depths_and_bad_ones():
     lengths = np.linalg.norm(states(model, ids, tuple(edges)), axis=-1).mean((1, 2))
     np.testing.assert_allclose(unequal.norm[:, 0], lengths, rtol=1e-5)
     assert watch_states(model, np.asarray(tokens(batch=1)), steps=5).times.shape == (6,)
+    with pytest.raises(BadInput, match="texts have 1 token, but distances need at least two"):
+        watch_states(model, np.asarray(tokens(batch=1))[:, :1])
     with pytest.raises(BadInput, match="steps is 0"):
         watch_states(model, np.asarray(tokens(batch=1)), steps=0)
 

@@ -94,6 +94,16 @@ def test_low_rank_within_layers_is_the_nearest_of_its_rank(moments):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=10 * STATES), next(again).rows, weighted.rows)
 
 
+def test_a_map_that_is_given_nothing_but_zeros_is_made_smaller_all_the_same(moments):
+    silent = [one.at[1].set(0) for one in moments]
+    (found,) = low_rank(ROWS, (2,), silent)
+    (plain,) = low_rank(ROWS, (2,))
+    for half in ("attention", "feed_forward"):  # of weights alone, where no input says which matter
+        own, other = (getattr(one.rows, half).norm for one in (found, plain))
+        np.testing.assert_array_equal(own.scale, other.scale)
+    np.testing.assert_allclose(found.rows.feed_forward.up.weight[1], plain.rows.feed_forward.up.weight[1], atol=1e-4)
+
+
 def moments_without_ones(moments):
     """Biases are equal, so that only the inputs' own part counts."""
     return [one.at[:, -1].set(0).at[:, :, -1].set(0).at[:, -1, -1].set(1) for one in moments]

@@ -20,7 +20,7 @@ from diffeqformer.analysis.induction import (
 from diffeqformer.analysis.inference import INFERENCE, Correlation, Induction, correlate, estimate
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
-from diffeqformer.config import OwnConfig
+from diffeqformer.config import LlamaConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.studies.induction import known
 from tests.models import KINDS, TINY, Wrapped, model_of
@@ -76,11 +76,13 @@ def test_behaviours_are_the_sums_written_out(kind):
             assert found.behaviours["next token"][step, head] == pytest.approx(np.mean(following), abs=0.02)
 
 
-def test_spectra_beside_behaviours_are_those_of_the_spectra_analysis():
-    model = model_of(TINY)
+@pytest.mark.parametrize("field", [TINY.field, LlamaConfig(head_width=18)], ids=["gpt", "heads wider than the model"])
+def test_spectra_beside_behaviours_are_those_of_the_spectra_analysis(field):
+    model = model_of(replace(TINY, field=field))
     found, own = measure_induction(model, samples=10, **SIZES), spectra(model, times=2)
     for name in ("QK", "OV"):
         at = own.attention_step
+        np.testing.assert_array_equal(found.summaries[f"{name} positive share"], own.pairs[name].positive_share[at])
         np.testing.assert_allclose(found.summaries[f"{name} sum ratio"], own.pairs[name].sum_ratio[at], atol=1e-4)
         np.testing.assert_allclose(found.summaries[f"{name} spectral radius"], own.pairs[name].radius[at], rtol=1e-4)
 

@@ -15,7 +15,7 @@ from diffeqformer.analysis.spectra import (
     pairs_of,
     spectra,
 )
-from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
+from diffeqformer.config import KnotsConfig, LayerConfig, LayerDropConfig, ModelConfig, ModulationConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from tests.models import KINDS, TINY, Wrapped, model_of
@@ -178,7 +178,8 @@ def test_products_in_closed_form():
 def test_summaries_in_closed_form():
     spectrum = Spectrum(np.array([[[3.0, -1.0, 2j, -2j]]]), np.array([[[2.0, 2.0, 0.0, 0.0]]]))
     assert spectrum.radius.item() == 3 and spectrum.largest_real.item() == 3
-    assert spectrum.positive_share.item() == 1 / 4 and spectrum.sum_ratio.item() == pytest.approx(2 / 8)
+    assert Spectrum(np.zeros((1, 1, 3), complex), np.zeros((1, 1, 3))).positive_share.item() == 1 / 2
+    assert spectrum.positive_share.item() == 1 / 2 and spectrum.sum_ratio.item() == pytest.approx(2 / 8)
     assert spectrum.effective_rank.item() == pytest.approx(2)
     nothing = Spectrum(np.zeros((2, 1, 3), complex), np.zeros((2, 1, 3)))
     assert nothing.sum_ratio.max() == 0 and nothing.jump.max() == 0
@@ -202,9 +203,14 @@ def test_what_makes_no_sense_is_refused():
         (dataclasses.replace(TINY, modulation=ModulationConfig(4), scheme="lie-trotter-middle"), 5),
         (dataclasses.replace(TINY, weights=KnotsConfig(average=True), modulation=ModulationConfig(4)), 5),
         (KINDS["macaron"], 3),
+        (dataclasses.replace(TINY, weights=LayerConfig(rows="node"), scheme="heun"), 3),
+        (
+            dataclasses.replace(TINY, weights="shared", modulation=ModulationConfig(4), scheme="heun"),
+            (0.0, 0.1, 0.6, 1.0),
+        ),
         (TINY, 4),
     ],
-    ids=lambda value: value if isinstance(value, int) else f"{value.weights.kind}, {value.scheme.kind}",
+    ids=lambda value: f"{value.weights.kind}, {value.scheme.kind}" if isinstance(value, ModelConfig) else str(value),
 )
 def test_the_spectra_of_steps_are_those_of_the_weights_that_a_forward_pass_takes(config, steps):
     """Which layers, and by what they are modulated, may depend on the number of steps."""
@@ -220,6 +226,17 @@ def test_the_spectra_of_steps_are_those_of_the_weights_that_a_forward_pass_takes
             assert mask.sum() == own
             for values, dense in zip(spectrum.eigenvalues[mask, 0], wanted, strict=True):
                 assert nearest(values, dense) < 1e-6 * np.abs(dense).max()
+
+
+def test_what_a_step_adds_is_scaled_by_its_own_length():
+    """Weights at the beginning of a step, which is the end of the one before."""
+    edges, lengths = (0.0, 0.1, 0.7, 1.0), np.array([0.1, 0.6, 0.3])
+    for scheme, own in (("midpoint", [0, 0, 1, 1, 2, 2]), ("lie-trotter", [0, 1, 2]), ("heun", [0, 0, 1, 2])):
+        found = spectra(model_of(dataclasses.replace(TINY, scheme=scheme)), times=0, steps=edges)
+        scaled = found.scaled_by_step(lengths)
+        ratio = scaled.pairs["OV"].radius / found.pairs["OV"].radius
+        np.testing.assert_allclose(ratio, np.repeat(lengths[own][:, None], 2, axis=1))
+        assert scaled.pairs["QK"] is found.pairs["QK"]
 
 
 def test_means_over_steps_stand_at_their_middles_modulated_or_not():

@@ -9,6 +9,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.finite import require_finite
+from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
 from diffeqformer.ode.grid import Steps
@@ -77,9 +78,12 @@ def watch_states(
     **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those trained
     with if not given.
 
-    **Raises:** `BadInput` for tokens that do not exist; `RunFailed` if a state is not finite.
+    **Raises:** `BadInput` for tokens that do not exist, and for fewer than two of a text; `RunFailed` if a state
+    is not finite.
     """
     grid, ids = model.grid(steps), known_ids(texts, model.embedding.tokens.shape[0], 2)
+    if ids.shape[1] < 2:
+        raise BadInput(f"texts have {ids.shape[1]} token, but distances need at least two.")
     run = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=grid))
     measures, norms, projection, explained = [], [], np.empty(0), np.empty(0)
     with (progress or Silent()).stage("Watching hidden states", len(ids)) as stage:

@@ -342,7 +342,7 @@ class _Changes:
         mixed = shares[:, None, :, None] * (by_head(by_value) + scores[..., None] * (value - row))
         push = jax.linearize(lambda query: attend(query, keys, values, mask=mask), query)[1]
         own = jax.vmap(push)(by_query[self._itself.argmax()])[:, 0, 0]
-        mixed = (mixed + self._of_itself(own)).reshape(*x.shape)
+        mixed = (mixed + self._of_itself(own)).reshape(*x.shape[:2], -1)  # heads may be wider than their share
         return mixed @ weights.attention.output.weight, None
 
     def feed_forward(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> Array:

@@ -10,13 +10,15 @@ from jaxtyping import PyTree
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import Block, BlockWeights
 from diffeqformer.ode.grid import Grid, Nodes, Steps
-from diffeqformer.ode.weights import KnotWeights, ModulatedWeights, WeightSource
+from diffeqformer.ode.weights import KnotWeights, LayerWeights, ModulatedWeights, WeightSource
 
 
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block.
 
     Of means over steps they are the middles, and so they are where a scheme takes one row of a step at several nodes.
+    Where rows differ whose times are the same, the end of a step and the beginning of the next, all are drawn into
+    their steps.
     """
     grid = model.grid(steps)
     nodes = _nodes(model, grid)
@@ -27,7 +29,14 @@ def _nodes(model: Transformer, grid: Grid) -> Nodes:
     """The nodes in a step of the rows that the model's weights have for it."""
     nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
     middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(model.weights))
-    own = lambda half, nodes: (0.5,) if middle(half.norm.scale.shape[1], nodes) else nodes
+    clash = _own_rows(model.weights, grid)
+
+    def own(half: PyTree, nodes: tuple[float, ...]) -> tuple[float, ...]:
+        if middle(half.norm.scale.shape[1], nodes):
+            return (0.5,)
+        apart = clash and {0.0, 1.0} <= {*nodes}
+        return tuple((place + 0.5) / len(nodes) for place in range(len(nodes))) if apart else nodes
+
     return Nodes(own(table.attention, nodes.attention), own(table.feed_forward, nodes.feed_forward))
 
 
@@ -42,6 +51,12 @@ def know_length(weights: WeightSource) -> bool:
     return isinstance(weights, ModulatedWeights) or (
         isinstance(weights, KnotWeights) and weights.corrections is not None
     )
+
+
+def _own_rows(weights: WeightSource, grid: Grid) -> bool:
+    """Whether the rows of two steps may differ at the time between them."""
+    table = isinstance(weights, LayerWeights) and weights.nodes is not None
+    return table or (know_length(weights) and not grid.equal)
 
 
 def _averages(weights: WeightSource) -> bool:

@@ -58,8 +58,8 @@ class Spectrum:
 
     @property
     def positive_share(self) -> np.ndarray:
-        """Share of eigenvalues with a positive real part, (time, head)."""
-        return (np.real(self.eigenvalues) > 0).mean(-1)
+        """Share of eigenvalues with a positive real part, (time, head); of those with none, half."""
+        return ((np.sign(np.real(self.eigenvalues)) + 1) / 2).mean(-1)
 
     @property
     def sum_ratio(self) -> np.ndarray:
@@ -116,6 +116,8 @@ class Spectra:
     """The times between the steps, from 0 to 1."""
     pairs: dict[str, Spectrum]
     """By name: `QK`, `OV`, `FF`, and `FF r` for a random subset of r hidden units."""
+    later: bool = False
+    """Whether the weights at a time between two steps are the later one's."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, to be saved: `QK_eigenvalues`, `QK_radius`, ..., and the times."""
@@ -142,7 +144,10 @@ class Spectra:
 
         **Arguments:** `lengths` of the steps in the state's clock.
         """
-        by = lengths[Grid.of(self.edges).layer_at(self.times)][:, None, None]
+        step = Grid.of(self.edges).layer_at(self.times)
+        if self.later:
+            step += np.abs(self.times[:, None] - self.edges[None, 1:-1]).min(-1, initial=1.0) < 1e-9
+        by = lengths[step][:, None, None]
         scaled = lambda one: Spectrum(one.eigenvalues * by, one.singular_values * by)
         pairs = {name: one if name == "QK" else scaled(one) for name, one in self.pairs.items()}
         return replace(self, pairs=pairs)
@@ -276,8 +281,10 @@ def spectra(
             values, singular = (np.concatenate(each) for each in zip(*chunks, strict=True))
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
-    edges = np.asarray(grid.edges)
-    return Spectra(every, np.isin(every, taken[0]), np.isin(every, taken[1]), continuous, edges, spectra_of)
+    attention, feed_forward = (np.isin(every, times) for times in taken)
+    nodes = {node for half in model.scheme.nodes for node in half}
+    later = 0.0 in nodes and 1.0 not in nodes
+    return Spectra(every, attention, feed_forward, continuous, np.asarray(grid.edges), spectra_of, later)
 
 
 @partial(jax.jit, static_argnames=("config", "fold_norm"))

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from diffeqformer.analysis.reading import lens, log_probabilities, shares, walk
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
@@ -104,6 +105,6 @@ def _fit(model: Transformer, states: Array, ends: Array, order: Array) -> tuple[
             change, memory = rule.update(slope, memory)
         return (optax.apply_updates(probe, change), memory), None
 
-    probe = jnp.zeros((width, width), states.dtype), jnp.zeros((width,), states.dtype)
+    probe = jnp.zeros((width, width), wide(states.dtype)), jnp.zeros((width,), wide(states.dtype))
     (probe, _), _ = jax.lax.scan(update, (probe, rule.init(probe)), order)
     return probe

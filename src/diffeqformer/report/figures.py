@@ -186,6 +186,11 @@ def steps_axis(
     axis.set_xlabel("steps run (depth)")
 
 
+def from_zero(axis: Axes) -> None:
+    """Let y begin at zero and end above the highest point, by as much of its height however little points differ."""
+    axis.set_ylim(0, 1.05 * axis.dataLim.y1 if axis.dataLim.y1 > 0 else 1.0)
+
+
 def band(axis: Axes, x: np.ndarray, values: np.ndarray, color: str, **look: Any) -> None:
     """The median of `values` (x, sample), and a band from the first to the third quartile."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)

@@ -29,7 +29,7 @@ def number(value: object, decimals: int = 0) -> str:
     """`12,345.678`, `−1.5`; a dash for a missing value, `not finite` for an infinity or a NaN."""
     if value is None:
         return MISSING
-    return f"{value:,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
+    return f"{value:z,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
 def speed(value: object) -> str:
@@ -39,7 +39,7 @@ def speed(value: object) -> str:
 
 def signed(value: object, decimals: int = 0) -> str:
     """`+0.34`, `−0.18`: as `number`, with its sign."""
-    return f"{value:+,.{decimals}f}".replace("-", "−") if finite(value) else number(value)
+    return f"{value:+z,.{decimals}f}".replace("-", "−") if finite(value) else number(value)
 
 
 def percent(share: object, decimals: int = 0) -> str:

@@ -31,7 +31,7 @@ class Arguments(inputs.OfRun):
     Example: diffeqformer analyze all runs/quickstart/diffeqformer --text "def main(argv):"
     """
 
-    text: str = ""
+    text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """Text that every analysis of a text reads, at most as long as the model's context; some lines from the middle of
     the validation split if not given."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
@@ -69,13 +69,14 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         raise BadInput(f"--only has {unknown[0]!r}, but the analyses are {', '.join(OTHERS)}.")
     run, folder = arguments.open("", progress)
     run.model.grid(arguments.steps)
-    if arguments.text:
+    if arguments.text is not None:
         inputs.ids_of(run, arguments.text)
     names = [name for name in OTHERS if not arguments.only or name in arguments.only]
-    reads = arguments.text or any("text" in _options(name) for name in names)
+    reads = arguments.text is not None or any("text" in _options(name) for name in names)
     text = arguments.text or (_lines(run, progress) if reads else "")
     made: dict[str, Result] = {}
     refused: dict[str, str] = {}
+    broken: Exception | None = None
     for number, name in enumerate(names, 1):
         progress.say(f"{number}/{len(names)} {name}: {OTHERS[name]}")
         module = import_module(f"diffeqformer.studies.{name}")
@@ -84,12 +85,16 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         except (BadInput, RunFailed) as error:
             refused[name] = str(error)
             progress.say(f"{name} cannot be made of this run: {error}")
+        except Exception as error:  # a fault of ours, told when the others are made
+            refused[name], broken = f"it failed with {type(error).__name__}.", broken or error
         else:
             made[name].write(home="../index.html")
         write_index(folder, arguments.run, refused)
+    if broken is not None:
+        raise broken
     if not made:
         raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
-    whose = "" if arguments.text else " of its validation split"
+    whose = " of its validation split" if arguments.text is None else ""
     of_text = f" Those of a text read {len(inputs.ids_of(run, text))} tokens{whose}." if reads else ""
     return Overview(
         "all",

@@ -38,16 +38,18 @@ class Arguments(inputs.OfRun):
     """Tokens of each of these contexts; the model's context if that is shorter."""
     draws: int = setting(4, least=1, most=MOST_STEPS)
     """Replacements that are drawn for each of their tokens."""
-    tangents: int = setting(4, least=1, most=SIZES)
-    """Of the pairwise Lyapunov exponents."""
-    probes: int = setting(16, least=1, most=SIZES)
-    """Of the end-to-end Lyapunov exponents."""
+    tangents: inputs.Number = setting(None, least=1, most=SIZES)
+    """Of the pairwise Lyapunov exponents; 4, or the model's width if that is less, if not given."""
+    probes: inputs.Number = setting(None, least=1, most=SIZES)
+    """Of the end-to-end Lyapunov exponents; 16, or the model's width if that is less, if not given."""
     points: int = setting(32, least=1, most=MOST_STEPS)
     """Of the quadrature of integrated gradients."""
     seed: int = setting(0, least=0, most=UINT32)
     """Of everything that is drawn."""
 
 
+TOO_MUCH = 0.1
+"""Nats by which integrated gradients may miss what they add up to without a word."""
 DESCRIPTIONS = {
     "Lyapunov, pairwise, random direction": "Growth of a random direction at one input, by the field at the output "
     "(paper).",
@@ -76,12 +78,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     opened, folder = arguments.open("attribution", progress)
     model = opened.model
-    inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
+    tangents, probes = inputs.directions(arguments.tangents, arguments.probes, model.config.width)
     ids = inputs.ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
     outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if arguments.text else ()
     split = inputs.validation_tokens(opened, progress) if arguments.faithfulness else ids
     settings: dict[str, Any] = {
-        "tangents": arguments.tangents, "probes": arguments.probes, "points": arguments.points,
+        "tangents": tangents, "probes": probes, "points": arguments.points,
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
     }  # fmt: skip
     arrays: dict[str, np.ndarray] = {}
@@ -111,6 +113,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             headlines[-1],
             f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
         ]
+        missed = float(np.abs(explained.incompleteness).max())
+        if missed > TOO_MUCH:
+            said.append(f"Integrated gradients miss {missed:.2f} nats of what they add up to; take more --points.")
         seen = (
             f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}: by how much its log p falls with "
             "the mean embedding in the place of each input, one at a time (occlusion). Blue speaks for the prediction, "
@@ -119,12 +124,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         falls = scores["occlusion"][-1, : last + 1]
         figures.append(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last))
         maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions, signed=SIGNED))
+        own = ("log_probabilities", "integrated_gradients_incompleteness")
+        arrays |= {name: explained.arrays()[name] for name in own}
         arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
         document |= {
             "tokens": list(tokens),
             "outputs": list(outputs),
             "predicted": list(predicted),
             "log_probabilities": explained.log_probabilities.tolist(),
+            "incompleteness": explained.incompleteness.tolist(),
             "scores": {name: inputs.finite_rows(values) for name, values in scores.items()},
         }
     if arguments.faithfulness:

@@ -232,9 +232,11 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         if texts.shape[1] < 2:
             raise BadInput(f"--text is {arguments.text!r}, a single token; distances need at least two.")
     else:
-        texts, _ = validation_windows(opened, arguments.texts, opened.config.model.context, progress, USUAL)
+        if (context := opened.config.model.context) < 2:
+            raise BadInput(f"the model's context is {context}, a single token; distances need at least two.")
+        texts, _ = validation_windows(opened, arguments.texts, context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
-    shares = tuple(sorted({arguments.share, 0.25, 0.5, 0.75}))
+    shares = tuple(sorted({float(f"{share:g}") for share in (0.25, 0.5, 0.75, arguments.share)}))
     rows = means_of(found, shares)
     count, tokens = texts.shape
     first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)

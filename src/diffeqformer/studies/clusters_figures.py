@@ -101,7 +101,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
     clusters, apart = [seen.clusters(share, of="now") for share in shares], seen.distance / found.norm
     panels = [  # title, lines, limits, and what is known of states that stand at right angles or in one direction
         (f"clusters of {points} tokens", clusters, (0, 1.05 * points), ()),
-        ("mean state norm", [found.norm], (0, None), ()),
+        ("mean state norm", [found.norm], (0, 1.05 * float(found.norm.max())), ()),
         ("mean distance / length of states", [apart], (0, 1.05 * max(far, float(apart.max()))), (far,)),
         ("interaction energy", [seen.energy], (min(0.45, 0.95 * float(seen.energy.min())), 1.4), (ANGLES, ALIGNED)),
     ]

@@ -9,6 +9,7 @@ from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import number
 from diffeqformer.studies.inputs import OfRun
 from diffeqformer.studies.study import Result
 
@@ -119,6 +120,6 @@ def strongest(found: "Induction", behaviour: str = "prefix matching", most: int 
     best = [np.unravel_index(i, strength.shape) for i in np.argsort(-strength, axis=None)[:most]]
     shown = ("prefix matching", "copying", "next token", "QK positive share", "OV positive share")
     values = found.behaviours | found.summaries
-    rows = [(f"step {s + 1}, head {h}", *(f"{values[name][s, h]:.3f}" for name in shown)) for s, h in best]
+    rows = [(f"step {s + 1}, head {h}", *(number(float(values[name][s, h]), 3) for name in shown)) for s, h in best]
     does = {"prefix matching": "match prefixes", "copying": "copy"}[behaviour]
     return Table(f"Heads that {does} most", ("step, head", *shown), rows)

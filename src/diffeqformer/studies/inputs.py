@@ -22,6 +22,8 @@ ANALYSES_FOLDER = "analysis"
 """Folder of a run's analyses, in the run's own."""
 NAME_A_TEXT = "give a text with --text"
 """What else can be done where a run has no text of its own."""
+TANGENTS, PROBES = 4, 16
+"""First tangents of pairwise exponents and probes of end-to-end ones, if none are asked for."""
 LAST_OUTPUTS = 32
 """Outputs of a text that are analysed if none is named."""
 Folder = Annotated[str, tyro.conf.arg(metavar="DIR")]
@@ -107,11 +109,17 @@ def positive_numbers(text: str, name: str) -> tuple[float, ...]:
     return parts
 
 
-def require_directions(tangents: int, probes: int, width: int) -> None:
-    """**Raises:** `BadInput` for more directions than a state has, or too few for what is made of them."""
-    for name, value, least in (("--tangents", tangents, 1), ("--probes", probes, min(2, width))):
-        if not least <= value <= width:
+def directions(tangents: int | None, probes: int | None, width: int) -> tuple[int, int]:
+    """How many first tangents and probes: those given, or `TANGENTS` and `PROBES`, as far as a state has so many.
+
+    **Raises:** `BadInput` for more directions than a state has, or too few for what is made of them.
+    """
+    given = ("--tangents", tangents, 1, TANGENTS), ("--probes", probes, min(2, width), PROBES)
+    for name, value, least, _ in given:
+        if value is not None and not least <= value <= width:
             raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
+    first, second = (min(usual, width) if value is None else value for _, value, _, usual in given)
+    return first, second
 
 
 def shipped(name: str) -> Config:

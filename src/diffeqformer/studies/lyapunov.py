@@ -32,13 +32,15 @@ class Arguments(inputs.OfRun):
     method: Literal["both", "pairwise", "end-to-end"] = "both"
     """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the
     final state by the embedding, through all tokens."""
-    tangents: int = setting(4, least=1, most=SIZES)
-    """k of the k leading exponents (pairwise); the model's width for the whole spectrum."""
+    tangents: inputs.Number = setting(None, least=1, most=SIZES)
+    """k of the k leading exponents (pairwise); 4, or the model's width if that is less, if not given; the width for the
+    whole spectrum."""
     iterations: int = setting(30, least=0, most=10_000)
     """Most iterations from random first tangents to those that grow most (pairwise), until the error of the largest
     exponent is below 0.01; 0 for the paper's, which are random."""
-    probes: int = setting(16, least=1, most=SIZES)
-    """Vector-Jacobian products per output (end-to-end); the model's width for exact exponents."""
+    probes: inputs.Number = setting(None, least=1, most=SIZES)
+    """Vector-Jacobian products per output (end-to-end); 16, or the model's width if that is less, if not given; the
+    width for exact exponents."""
     seed: int = setting(0, least=0, most=UINT32)
     """Of the random first tangents and probes."""
 
@@ -88,7 +90,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     model, ids = opened.model, inputs.ids_of(opened, arguments.text)
     outputs = inputs.outputs_of(len(ids), arguments.output_token)
     last, tokens = outputs[-1], inputs.pieces_of(opened, ids)
-    inputs.require_directions(arguments.tangents, arguments.probes, model.config.width)
+    tangents, probes = inputs.directions(arguments.tangents, arguments.probes, model.config.width)
     settings: dict[str, Any] = {"steps": arguments.steps, "seed": arguments.seed, "progress": progress}
     grid = f"{counted_steps(arguments.steps or model.config.steps)} of scheme {model.config.scheme}"
     states = eqx.filter_jit(lambda model, ids: model.trajectory(ids, steps=arguments.steps))(model, ids[None])
@@ -97,7 +99,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     drawn: tuple[Figure, ...] = ()
     if arguments.method != "end-to-end":
         found = pairwise(
-            model, jnp.asarray(ids), outputs, tangents=arguments.tangents, iterations=arguments.iterations, **settings
+            model, jnp.asarray(ids), outputs, tangents=tangents, iterations=arguments.iterations, **settings
         )
         parts["pairwise, leading"] = of_pairwise(found, grid)
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
@@ -109,7 +111,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces, output=last),)
     probed = None
     if arguments.method != "pairwise":
-        probed = end_to_end(model, jnp.asarray(ids), outputs, probes=arguments.probes, **settings)
+        probed = end_to_end(model, jnp.asarray(ids), outputs, probes=probes, **settings)
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
@@ -221,7 +223,8 @@ def most_sensitive(found: "Pairwise") -> list[int]:
 
 def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:
     """The growth of perturbations through all tokens."""
-    how = f"{found.exponents.shape[-1]} random probes of {width} directions, {grid}"
+    probes = found.exponents.shape[-1]
+    how = f"{f'{probes} random probes of' if probes < width else 'all'} {width} directions, {grid}"
     seen = slice(found.outputs[-1] + 1)
     return Part(
         {"end-to-end, growth": found.growth, "end-to-end, leading": found.exponents[..., 0]},

@@ -52,6 +52,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
                 axis.grid(visible=False)
                 axis.set_xticks((0.0, 0.5, 1.0), ("0", "½", "1"))
                 axis.set_ylim(values.shape[-1] + 0.5, 0.5)
+                axis.yaxis.get_major_locator().set_params(integer=True)
                 if found.continuous:
                     at = found.times[found.steps(pair)]
                     above = offset_copy(axis.get_xaxis_transform(), figure, y=2.5, units="points")

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import tyro
 
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
@@ -46,7 +47,7 @@ class Arguments(inputs.OfRun):
     texts: inputs.Number = setting(None, least=1, most=SIZES)
     """Windows of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
     many as there are."""
-    text: str = ""
+    text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """A text whose predictions after every step are shown too, token by token."""
     tuned: int = setting(0, least=0, most=UPDATES)
     """Updates of a tuned lens, an affine probe per step (Belrose et al. 2023), shown beside the plain one; 0: none."""
@@ -62,7 +63,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     opened, folder = arguments.open("steps", progress)
     grid = opened.model.grid(arguments.steps)
-    ids = inputs.ids_of(opened, arguments.text) if arguments.text else None
+    ids = inputs.ids_of(opened, arguments.text) if arguments.text is not None else None
     length = opened.config.model.context + 1
     sets = 2 if arguments.tuned else 1
     texts, counted = inputs.validation_windows(opened, arguments.texts, length, progress, USUAL, sets=sets)
@@ -267,7 +268,7 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
 
     Dotted: the loss of uniform guessing, where the way goes through it.
     """
-    from diffeqformer.report.figures import INK, drawing, legend, look
+    from diffeqformer.report.figures import INK, drawing, from_zero, legend, look
 
     steps = np.arange(len(found.loss))
     with drawing(width, *((6.4, 2, 1) if width < 5 else (3.4, 1, 2))) as (figure, axes):
@@ -277,7 +278,8 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
             lines = axis.plot(steps, values, **look(0))
             if tuned is not None:
                 lines += axis.plot(steps, tuned[index], **look(1))
-            axis.set(xlabel="steps taken", ylabel=name, ylim=(0, None))
+            axis.set(xlabel="steps taken", ylabel=name)
+            from_zero(axis)
             if index == 0 and found.worse_than_even:
                 axis.axhline(found.even, color=INK, linewidth=0.8, linestyle=":")
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -288,7 +290,7 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
 
 def movement_by_step(found: "Participation", *, width: float) -> "Figure":
     """Root mean square of what each half adds in each step, beside that of the state after it."""
-    from diffeqformer.report.figures import drawing, legend, look
+    from diffeqformer.report.figures import drawing, from_zero, legend, look
 
     steps = np.arange(1, len(found.loss))
     parts = {"attention": found.attention, "feed-forward": found.feed_forward, "state": found.length[1:]}
@@ -296,7 +298,8 @@ def movement_by_step(found: "Participation", *, width: float) -> "Figure":
         (axis,) = axes.flat
         for index, values in enumerate(parts.values()):
             axis.plot(steps, values, **look(index))
-        axis.set(xlabel="step", ylabel="root mean square", ylim=(0, None))
+        axis.set(xlabel="step", ylabel="root mean square")
+        from_zero(axis)
         axis.xaxis.get_major_locator().set_params(integer=True)
         legend(figure, list(zip(axis.lines, parts, strict=True)), width)
     return figure

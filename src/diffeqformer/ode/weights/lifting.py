@@ -128,6 +128,7 @@ def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time in
     """Second moments that have an inverse."""
     size = moments.shape[-1]
     variance = jnp.trace(moments, axis1=1, axis2=2)[:, None, None] / size
+    variance = jnp.where(variance > 0, variance, 1)  # of inputs that are always zero
     return moments + RIDGE * variance * jnp.eye(size, dtype=moments.dtype)[None]
 
 
