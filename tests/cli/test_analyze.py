@@ -190,8 +190,18 @@ def test_analyses_that_cannot_be_made_are_refused(call, place, tmp_path):
     for words, said in (
         (["--only", "spectrum"], "--only has 'spectrum', but the analyses are spectra,"),
         (["--text", "the cat " * 40], "but the model's context is 16"),
+        (["--text", "", "--only", "steps"], "has no tokens"),
         (["--only", "induction"], "no analysis can be made of"),
     ):
         called = call("analyze", "all", place.run("time"), *words, "--to", tmp_path / "all")
         assert called.status == 2 and said in called.err
     assert not (tmp_path / "all" / "induction").exists()
+
+
+def test_a_fault_in_one_analysis_is_told_once_the_others_are_made(call, place, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffeqformer.studies.clusters.study", lambda *_: [][0])
+    called = call("analyze", "all", place.run("layer"), "--only", "clusters", "compression", "--to", tmp_path / "all")
+    assert called.status == 1 and "IndexError" in called.err.splitlines()[-1], called.err
+    assert (tmp_path / "all" / "compression" / "index.html").is_file()
+    page = (tmp_path / "all" / "index.html").read_text()
+    assert "<b>clusters</b> cannot be made" in page and "it failed with IndexError" in page

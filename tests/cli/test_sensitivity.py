@@ -41,6 +41,9 @@ def test_attribution_explains_and_tests(call, place):
     assert "Lyapunov" in found["faithfulness"]["verdict"] and len(found["faithfulness"]["ranking"]) == 9
     assert {path.suffix for path in folder.iterdir()} == {".html", ".npz", ".png", ".svg"}
     assert np.load(folder / "attribution.npz")["faithfulness_strength"].shape == (3, 9)
+    missed = np.load(folder / "attribution.npz")["integrated_gradients_incompleteness"]
+    page = (folder / "index.html").read_text()
+    assert ("Integrated gradients miss" in page) == (np.abs(missed).max() > 0.1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from diffeqformer.config import Config, ModelConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.store.files import write_sealed
-from diffeqformer.studies.inputs import whole_numbers, whole_split
+from diffeqformer.studies.inputs import directions, whole_numbers, whole_split
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,13 @@ def test_numbers_are_lists_or_ranges(text, numbers):
 def test_what_is_no_list_of_whole_numbers_is_refused(text):
     with pytest.raises(BadInput, match="--steps is .*, but must be whole numbers of at least 1 and at most 16384"):
         whole_numbers(text, "--steps")
+
+
+def test_as_many_directions_as_a_state_has():
+    assert (
+        directions(None, None, 64) == (4, 16) and directions(None, None, 3) == (3, 3) and directions(2, 5, 8) == (2, 5)
+    )
+    with pytest.raises(BadInput, match="--probes is 16, but must be from 2 to the model's width, 8."):
+        directions(None, 16, 8)
+    with pytest.raises(BadInput, match="--tangents is 0, but must be from 1 to the model's width, 8."):
+        directions(0, None, 8)
