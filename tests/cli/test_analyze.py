@@ -5,6 +5,7 @@ import json
 import math
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -199,7 +200,7 @@ def test_analyses_that_cannot_be_made_are_refused(call, place, tmp_path):
 
 
 def test_a_fault_in_one_analysis_is_told_once_the_others_are_made(call, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffeqformer.studies.clusters.study", lambda *_: [][0])
+    monkeypatch.setattr("diffeqformer.studies.clusters.study", Mock(side_effect=IndexError("nothing is there")))
     called = call("analyze", "all", place.run("layer"), "--only", "clusters", "compression", "--to", tmp_path / "all")
     assert called.status == 1 and "IndexError" in called.err.splitlines()[-1], called.err
     assert (tmp_path / "all" / "compression" / "index.html").is_file()
