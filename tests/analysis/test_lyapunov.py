@@ -11,8 +11,8 @@ import pytest
 
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.exponents import first_tangents
+from diffeqformer.analysis.in_blocks import attention_in_blocks
 from diffeqformer.analysis.lyapunov import (
-    _attention_in_blocks,
     flow_and_transpose,
     pairwise,
     pairwise_growth,
@@ -220,11 +220,11 @@ def test_pairwise_of_many_outputs_in_blocks(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries"])
 def test_attention_in_blocks_of_queries_is_the_models(kind, monkeypatch):
-    monkeypatch.setattr("diffeqformer.analysis.lyapunov.QUERIES", 3)
+    monkeypatch.setattr("diffeqformer.analysis.in_blocks.QUERIES", 3)
     model, ids = populated(model_of(KINDS[kind])), text()
     field, layers = model.field, model.weights.layers
     first = jax.tree.map(lambda leaf: leaf[0], layers)
-    found = jax.jit(lambda x: _attention_in_blocks(field, first, x))(model.embed(ids[None]))
+    found = jax.jit(lambda x: attention_in_blocks(field, first, x))(model.embed(ids[None]))
     wanted = jax.jit(lambda x: field.attention(first, x)[0])(model.embed(ids[None]))
     assert np.allclose(found, wanted, atol=1e-5)
 
@@ -234,7 +234,7 @@ def test_a_long_text_in_bfloat16(kind, monkeypatch):
     """In blocks of queries, whose cache holds 16 bits; the same as in one block but for rounding."""
     model, ids = model_of(dataclasses.replace(KINDS[kind], compute_dtype="bfloat16")), text()
     whole = pairwise(model, ids, [6], iterations=0).exponents
-    monkeypatch.setattr("diffeqformer.analysis.lyapunov.QUERIES", 3)
+    monkeypatch.setattr("diffeqformer.analysis.in_blocks.QUERIES", 3)
     jax.clear_caches()
     blocks = pairwise(model, ids, [6], iterations=0).exponents
     assert np.allclose(blocks, whole, atol=3 * TINY.steps * 2.0**-8 * max(1, np.nanmax(abs(whole))), equal_nan=True)

@@ -12,7 +12,7 @@ import zstandard
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data import corpus as corpus_module
-from diffeqformer.data import files as files_module
+from diffeqformer.data import decoding
 from diffeqformer.data.corpus import hold_out, open_corpus
 from diffeqformer.errors import BadInput, RunFailed
 
@@ -114,7 +114,7 @@ def test_hold_out_leaves_and_holds_at_least_one():
 
 @pytest.mark.parametrize("block", [3, 1 << 20])
 def test_each_article_of_wikitext_is_a_document(tmp_path, files_config, progress, monkeypatch, block):
-    monkeypatch.setattr(files_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", block)
     articles = [f" \n = Title {i} = \n \n = = Part = = \n a = b = c . \n = unfinished \n" for i in range(20)]
     path = tmp_path / "wiki.test.raw"
     path.write_text("".join(articles))
@@ -157,7 +157,7 @@ def test_validation_files_are_used_as_given(tmp_path, files_config, progress):
 
 @pytest.mark.parametrize("block", [3, 1 << 20])
 def test_the_tail_of_a_single_document_is_held_out_and_told(tmp_path, files_config, progress, monkeypatch, block):
-    monkeypatch.setattr(files_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", block)
     path = tmp_path / "one.txt"
     path.write_text("".join(f"line {i} é\n" for i in range(100)))
     train, validation = open_corpus(files_config(path), progress).split()
@@ -208,7 +208,7 @@ def test_json_lines_may_be_blank_and_end_without_a_line_break(tmp_path, files_co
 
 
 def test_json_lines_are_whole_whatever_the_block_size(tmp_path, files_config, progress, monkeypatch):
-    monkeypatch.setattr(files_module, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", 7)
     path = write_lines(tmp_path / "x.jsonl.zst", [{"text": t} for t in TEXTS])
     assert sorted(all_texts(files_config(path), progress)) == sorted(TEXTS)
 
@@ -239,7 +239,7 @@ def test_globs_cross_folders_and_name_a_file_once(tmp_path, files_config, progre
 
 @pytest.mark.parametrize("block", [4, 1 << 20])
 def test_undecodable_bytes_are_replaced_counted_and_told_once(tmp_path, files_config, progress, monkeypatch, block):
-    monkeypatch.setattr(files_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", block)
     path, other = tmp_path / "bad.txt", tmp_path / "good.txt"
     path.write_bytes("é is fine, \ufffd too\n".encode() + b"a\xff\xfeb\n\xe6\xbc")
     other.write_text("good")

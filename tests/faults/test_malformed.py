@@ -18,7 +18,7 @@ import zstandard
 from diffeqformer.cli import main
 from diffeqformer.config import Config, shipped_configs
 from diffeqformer.config.strict import hints_of, kinds_of
-from diffeqformer.data import files
+from diffeqformer.data import decoding
 from tests.faults.conftest import write_text
 
 MORE_MEMORY = 300 << 20
@@ -359,7 +359,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(
     refused, tmp_path, monkeypatch, press: Callable[[bytes], bytes]
 ):
     """A few kilobytes of gzip can hold a line of gigabytes; here the bound is small, so that the test is too."""
-    monkeypatch.setattr(files, "LONGEST_LINE", 4 << 20)
+    monkeypatch.setattr(decoding, "LONGEST_LINE", 4 << 20)
     name = {"bytes": "a.jsonl", "compress": "a.jsonl"}[press.__name__]
     name += {gzip.compress: ".gz", zstandard.compress: ".zst"}.get(press, "")
     (tmp_path / name).write_bytes(press(good_lines() + b"a" * (40 << 20)))

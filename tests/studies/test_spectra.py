@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
 from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig, SharedConfig, ToleranceConfig
-from diffeqformer.report.text import percent
+from diffeqformer.report.text import digits, percent
 from diffeqformer.studies.spectra import (
     by_head,
     change,
@@ -29,7 +29,6 @@ from diffeqformer.studies.spectra_figures import (
     real_parts,
     summaries,
 )
-from diffeqformer.studies.steps import digits
 from tests.models import TINY, model_of
 from tests.studies.pictures import WIDTHS, blue_is_high, green_is_early, points
 

@@ -10,8 +10,6 @@ from diffeqformer.studies.steps import (
     by_matrix,
     by_step,
     by_token,
-    depths,
-    digits,
     headline,
     loss_by_step,
     losses_caption,
@@ -129,25 +127,6 @@ def test_tables_and_document_hold_the_numbers():
     found = result(FLAT, "about", {"run": "r"})
     assert found.document["settled"] == 1 and found.document["loss"] == FLAT.loss.tolist()
     assert found.findings[0] == headline(FLAT) and "<svg" in found.page()
-
-
-@pytest.mark.parametrize(
-    ("times", "written"),
-    [
-        ([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"]),
-        ([0, 1 / 3 + 1e-3, 2 / 3, 1], ["0.000", "0.334", "0.667", "1.000"]),
-        ([0, 1], ["0.000", "1.000"]),
-        ([0.0], ["0.000"]),
-    ],
-)
-def test_depths_of_equal_steps_are_fractions(times, written):
-    assert depths(np.array(times, np.float32)) == written
-
-
-def test_sizes_have_three_digits():
-    assert [digits(x) for x in (0.1, 17.0, 123.4, 0.99996, 1234.5, 2e-9, 0.0)] == [
-        "0.100", "17.0", "123", "1.00", "1.23e+03", "2e-09", "0"
-    ]  # fmt: skip
 
 
 def test_captions_say_what_is_seen():

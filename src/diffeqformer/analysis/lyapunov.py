@@ -17,24 +17,21 @@ from jax import Array
 from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
+from diffeqformer.analysis.in_blocks import InBlocks
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.attention import KeyValueCache, Slot, attend, attention_weights
+from diffeqformer.nn.attention import attend, attention_weights
 from diffeqformer.nn.embedding import known_ids
-from diffeqformer.nn.linear import as_bits, wide
-from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
+from diffeqformer.nn.linear import wide
+from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
 TANGENT_NUMBERS = 1 << 24
 """Numbers in the tangents of the inputs that are taken at one time: 64 MB in float32, and some ten such arrays."""
-QUERIES = 128
-"""Of a long text, whose rows of attention are computed at one time."""
-
-
 SETTLED = 0.01
 """Nats: a bound of the leading exponent's error, below which it is refined no further."""
 
@@ -227,7 +224,7 @@ def pairwise_growth(
 
 def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents") -> Solution:
     """The forward pass of one text, observed by `observer`."""
-    return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=_InBlocks(model.field))
+    return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=InBlocks(model.field))
 
 
 class _Tangents:
@@ -267,42 +264,6 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tup
     r = orthonormal.swapaxes(-1, -2) @ columns
     solve = lambda leaf: jax.scipy.linalg.solve_triangular(r, leaf, trans=1)
     return jax.tree.map(lambda leaf: solve(leaf) if leaf.shape == q.shape else leaf, carried), growth
-
-
-class _InBlocks:
-    """A field whose attention takes a long text's queries in blocks, so that memory is linear in tokens."""
-
-    def __init__(self, field: Field) -> None:
-        self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
-        self.key_value_heads = field.key_value_heads
-
-    def attention(self, weights: BlockWeights, x: Array, **others: Any) -> PyTree:
-        """`A(x)`."""
-        if x.shape[1] <= QUERIES:
-            return self._field.attention(weights, x, **others)
-        return _attention_in_blocks(self._field, weights, x), None
-
-
-def _attention_in_blocks(
-    field: Field, weights: BlockWeights, x: Float[Array, "1 position width"]
-) -> Float[Array, "1 position width"]:
-    """`A(x)` as decoding computes it: block after block of queries against a cache of the keys and values so far."""
-    positions = x.shape[1]
-    blocks = -(-positions // QUERIES)
-    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
-    kv_heads, head_width = field.key_value_heads
-    zeros = as_bits(jnp.zeros((1, kv_heads, padded.shape[1], head_width), weights.attention.output.weight.dtype))
-
-    def block(cache: Slot, now: tuple[Array, Array]) -> tuple[Slot, Array]:
-        start, x = now
-        mask = jnp.arange(padded.shape[1])[None, :] <= start + jnp.arange(QUERIES)[:, None]
-        y, filled = field.attention(weights, x[None], cache=cache, window=Window(start, mask))
-        assert filled is not None
-        return filled, y[0]
-
-    starts = QUERIES * jnp.arange(blocks)
-    _, found = jax.lax.scan(block, Slot(KeyValueCache(zeros, zeros), ()), (starts, padded.reshape(blocks, QUERIES, -1)))
-    return found.reshape(1, -1, x.shape[2])[:, :positions]
 
 
 class _Changes:

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig, to_dict
 from diffeqformer.data import files as formats
-from diffeqformer.data.files import Reader, TextDocument, TextFile, find_files, require_field, text_of
+from diffeqformer.data.decoding import TextFile
+from diffeqformer.data.files import Reader, TextDocument, find_files, require_field, text_of
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.data.stream import Shard, Source, divided
 from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed, reason

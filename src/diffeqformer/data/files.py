@@ -4,40 +4,24 @@ A document is read as an iterable of blocks of text, so that a file of any size 
 """
 
 import glob
-import gzip
 import importlib.util
 import io
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-import zstandard
-
-from diffeqformer.errors import BadInput, Missing, RunFailed, reason
+from diffeqformer.data.decoding import Decoder, TextFile, blocks_of, require_unchanged, whole_lines
+from diffeqformer.errors import BadInput, Missing, reason
 from diffeqformer.store.paths import path_of
-from diffeqformer.store.regular import open_to_read
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
 SUFFIXES = (".txt", *OF_DOCUMENTS)
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
-BLOCK_BYTES = 1 << 20
-_WINDOW, _FEW = 1 << 12, 64
-"""Bytes that are looked at together for what is no text; NULs that may stand in a part of a file."""
-LONGEST_LINE = 1 << 28
-"""Bytes; a small compressed file can hold a line of any length."""
-PRESSED_BYTES = 1 << 10
-"""Compressed bytes that are expanded at one time; Zstandard makes 32 MB of them at most."""
-MOST_EXPANSION, LEAST_EXPANDED = 500, 1 << 26
-"""A file that expands to more than so many times its size, and to more than so many bytes, holds no text."""
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 TextDocument = Iterable[str]
 """Blocks of text that follow one another; they can be iterated once."""
@@ -45,21 +29,6 @@ TextDocument = Iterable[str]
 
 class Given(str):
     """Text of a document that is read, but whose prediction is not learned."""
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """A file as it was when the corpus was opened: size in bytes, time of modification in nanoseconds."""
-
-    path: Path
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def at(cls, path: Path) -> "TextFile":
-        """Look at the file at `path`."""
-        stat = path.stat()
-        return cls(path, stat.st_size, stat.st_mtime_ns)
 
 
 def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
@@ -126,8 +95,8 @@ class Reader:
             yield self._plain(file)
 
     def _plain(self, file: TextFile) -> Iterator[str]:
-        decoder, offset = _Decoder(file.path, self.strict), 0
-        for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
+        decoder, offset = Decoder(file.path, self.strict), 0
+        for raw in whole_lines(blocks_of(file), f"file {str(file.path)!r}"):
             text = decoder.decode(raw, offset)
             yield text if offset else text.removeprefix("\ufeff")
             offset += len(raw)
@@ -146,8 +115,8 @@ class Reader:
             yield "".join(article)
 
     def _lines(self, file: TextFile) -> Iterator[tuple[str, ...]]:
-        decoder, offset, number = _Decoder(file.path, self.strict), 0, 0
-        for raw in _whole_lines(_blocks(file), f"file {str(file.path)!r}"):
+        decoder, offset, number = Decoder(file.path, self.strict), 0, 0
+        for raw in whole_lines(blocks_of(file), f"file {str(file.path)!r}"):
             if not raw.strip():  # a compressed file can hold empty lines without end
                 number, offset = number + raw.count(b"\n"), offset + len(raw)
                 continue
@@ -168,7 +137,7 @@ class Reader:
         import pyarrow as pa
         from pyarrow import parquet
 
-        decoder, number = _Decoder(file.path, self.strict), 0
+        decoder, number = Decoder(file.path, self.strict), 0
         try:
             with parquet.ParquetFile(file.path) as table:
                 require_field(table.schema_arrow.names, self.text_field, f"file {str(file.path)!r}")
@@ -183,10 +152,10 @@ class Reader:
                         yield text_of({self.text_field: text}, self.text_field, where)
         except (OSError, pa.ArrowException) as error:
             raise BadInput(f"file {str(file.path)!r} cannot be read as a Parquet table: {reason(error)}.") from error
-        _require_unchanged(file, os.stat(file.path))
+        require_unchanged(file, os.stat(file.path))
         self._tell(decoder)
 
-    def _tell(self, decoder: "_Decoder") -> None:
+    def _tell(self, decoder: "Decoder") -> None:
         if decoder.replaced and decoder.path not in self._told:
             self._told.add(decoder.path)
             self._say(f"{decoder.path}: {decoder.replaced} undecodable byte sequences were replaced by U+FFFD.")
@@ -236,125 +205,8 @@ def require_field(fields: Iterable[str], text_field: str, where: str) -> None:
         raise BadInput(f"{where} has no field {text_field!r}, but {known}; name the right one as data.text_field.")
 
 
-class _Decoder:
-    """UTF-8 of one pass through one file, counting what had to be replaced."""
-
-    def __init__(self, path: Path, strict: bool):
-        self.path, self.strict, self.replaced = path, strict, 0
-
-    def decode(self, raw: bytes, offset: int, place: str = "") -> str:
-        if (found := _not_text(raw, offset)) is not None:
-            raise BadInput(f"file {str(self.path)!r} {found}")
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            if self.strict:
-                self._refuse(f"undecodable bytes at {place}byte {offset + error.start}")
-        text = raw.decode(errors="replace")
-        self.replaced += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
-        return text
-
-    def without_surrogates(self, text: str, where: str) -> str:
-        """JSON may spell half of a surrogate pair, which no UTF-8 text can hold."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            if self.strict:
-                self._refuse(f"a lone surrogate in {where}")
-            text, count = _SURROGATE.subn("\ufffd", text)
-            self.replaced += count
-        return text
-
-    def _refuse(self, what: str) -> None:
-        raise BadInput(
-            f"file {str(self.path)!r} has {what}; data.strict refuses it: save it as UTF-8, or allow replacement."
-        ) from None
-
-
-def _not_text(raw: bytes, offset: int) -> str | None:
-    """What a block of a file has that UTF-8 text has not; `None` if nothing.
-
-    Text of two or four bytes a character is known by its mark, or by NULs that stand at some places of four alone; as
-    many NULs at all of them are what is left of a file that was not written to its end.
-    """
-    marked = not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff"))
-    for start in () if marked or not raw.count(0) else range(0, len(raw), _WINDOW):
-        window = raw[start : start + _WINDOW]
-        if window.count(0) > max(len(window) // 4, _FEW if len(raw) > len(window) or offset else 0):
-            places, first = [window[place::4].count(0) for place in range(4)], offset + start + window.index(0)
-            if 4 * min(places) >= max(places):
-                return f"has a run of NUL bytes near byte {first}, which no text has; remove them."
-            return f"is UTF-16 or UTF-32{f' from byte {first} on' if first > 8 else ''}; save it as UTF-8."
-    return "is UTF-16 or UTF-32; save it as UTF-8." if marked else None
-
-
 def _parse(line: str, where: str) -> object:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} is not valid JSON: {reason(error)}.") from None
-
-
-def _blocks(file: TextFile) -> Iterator[bytes]:
-    """The decompressed bytes of `file`, in blocks."""
-    name = file.path.name.lower()
-    try:
-        with open_to_read(file.path) as stream:
-            if name.endswith(".gz"):
-                with gzip.open(stream) as unzipped:
-                    yield from _bounded(iter(lambda: unzipped.read(BLOCK_BYTES), b""), file)
-            elif name.endswith(".zst"):
-                yield from _bounded(_zstandard_blocks(stream), file)
-            else:
-                yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
-            _require_unchanged(file, os.fstat(stream.fileno()))
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise BadInput(f"file {str(file.path)!r} cannot be read: {reason(error)}.") from error
-
-
-def _bounded(blocks: Iterable[bytes], file: TextFile) -> Iterator[bytes]:
-    """The same blocks, as long as they can be text."""
-    length = 0
-    for block in blocks:
-        length += len(block)
-        if length > max(LEAST_EXPANDED, MOST_EXPANSION * file.size):
-            raise BadInput(
-                f"file {str(file.path)!r} expands to more than {MOST_EXPANSION} times its {file.size:,} bytes, which "
-                "no text does."
-            )
-        yield block
-
-
-def _zstandard_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    # Frame by frame, because zstandard's own stream reader takes a truncated file for a short one.
-    frame = None
-    while block := stream.read(PRESSED_BYTES):
-        while block:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(block)
-            block, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("the compressed file ends before its end-of-stream marker was reached")
-
-
-def _whole_lines(blocks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """The same bytes in blocks that end at a line's end, so that no character is cut in two."""
-    rest: list[bytes] = []
-    length = 0
-    for block in blocks:
-        end = block.rfind(b"\n") + 1
-        length = len(block) - end if end else length + len(block)
-        if length > LONGEST_LINE:
-            raise BadInput(f"{where} has a line of more than {LONGEST_LINE:,} bytes, which cannot be read at one time.")
-        if end:
-            yield b"".join((*rest, block[:end]))
-            rest = []
-        if end < len(block):
-            rest.append(block[end:])
-    if rest:
-        yield b"".join(rest)
-
-
-def _require_unchanged(file: TextFile, stat: os.stat_result) -> None:
-    if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
-        raise RunFailed(f"file {str(file.path)!r} changed while it was read: run again when it is complete.")

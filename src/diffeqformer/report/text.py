@@ -47,6 +47,19 @@ def percent(share: object, decimals: int = 0) -> str:
     return f"{number(100 * share, decimals)} %" if finite(share) else number(share)
 
 
+def depths(times: Sequence[float]) -> list[str]:
+    """Depths from 0 to 1 as they are written: as fractions where they are those of equal steps (`1/6`)."""
+    steps = len(times) - 1
+    if 1 < steps <= 1000 and all(abs(time - i / steps) <= 1e-6 for i, time in enumerate(times)):
+        return ["0", *(f"{i}/{steps}" for i in range(1, steps)), "1"]
+    return [f"{time:.3f}" for time in times]
+
+
+def digits(value: float) -> str:
+    """A size at three digits, zeros at its end included: `0.100`, `17.0`."""
+    return f"{value:#.3g}".removesuffix(".") if 1e-4 <= abs(value) < 1e3 else f"{value:.3g}"
+
+
 def probability(value: float) -> str:
     """`0.75`, `0.0049`: two digits after the point or, of a small one, two that count."""
     return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"

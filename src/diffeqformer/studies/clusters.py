@@ -13,9 +13,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import depths, digits
 from diffeqformer.studies.clusters_text import distances, gathering
 from diffeqformer.studies.inputs import folder_for, ids_of, require_usual, validation_windows
-from diffeqformer.studies.steps import depths, digits
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from diffeqformer.config import LayerConfig, SharedConfig
 from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
-from diffeqformer.report.text import join, percent
+from diffeqformer.report.text import digits, join, percent
 from diffeqformer.studies.inputs import OfRun, whole_numbers
-from diffeqformer.studies.steps import digits
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     models, lengths, steps_alone = [], [], {}
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
-        steps = arguments.steps if one is runs[0] or one.model.config.weights.kind != "layer" else None
+        steps = arguments.steps if one is runs[0] or not isinstance(one.model.config.weights, LayerConfig) else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
-        shared = one.config.model.weights.kind == "shared"
+        shared = isinstance(one.config.model.weights, SharedConfig)
         usual = BETWEEN if trained_between(one) and not shared else 0
         times = usual if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
@@ -128,7 +128,10 @@ def trained_between(run: "Run") -> bool:
     adaptive steps."""
     config, m = run.config, run.config.model
     return (
-        m.weights.kind == "shared" or m.tolerance is not None or len(config.trained_at) > 1 or config.depth.jitter > 0
+        isinstance(m.weights, SharedConfig)
+        or m.tolerance is not None
+        or len(config.trained_at) > 1
+        or config.depth.jitter > 0
     )
 
 
@@ -136,7 +139,7 @@ def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
     from diffeqformer.analysis.over_depth import between_steps, know_length
 
-    if run.config.model.weights.kind == "shared":
+    if isinstance(run.config.model.weights, SharedConfig):
         return "its weights are the same at all depths"
     if know_length(run.model.weights):
         return "its weights know the length of the step, which a time between steps does not have"
@@ -248,7 +251,7 @@ def turns(values: "np.ndarray", what: str) -> list[int]:
 
     least, largest = int(values.argmin()), int(values.argmax())
     low, high = sorted((values[0], values[-1]))
-    down, up = (low / 1.1, high * 1.1) if what == RADIUS else (low - 0.1, high + 0.1)
+    down, up = (low / 1.1, high * 1.1) if what == RADIUS else (low - TURN, high + TURN)
     return sorted(place for place, far in {least: values[least] < down, largest: values[largest] > up}.items() if far)
 
 

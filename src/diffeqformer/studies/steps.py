@@ -13,7 +13,7 @@ from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
 from diffeqformer.report.run_text import steps as counted_steps
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import percent, probability
+from diffeqformer.report.text import depths, digits, percent, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -221,25 +221,12 @@ def tuned_finding(found: "Participation", tuned: Probes) -> str:
     )
 
 
-def depths(times: Sequence[float] | np.ndarray) -> list[str]:
-    """Depths from 0 to 1 as they are written: as fractions where they are those of equal steps (`1/6`)."""
-    steps = len(times) - 1
-    if 1 < steps <= 1000 and np.allclose(times, np.arange(steps + 1) / steps, rtol=0, atol=1e-6):
-        return ["0", *(f"{i}/{steps}" for i in range(1, steps)), "1"]
-    return [f"{time:.3f}" for time in times]
-
-
-def digits(value: float | np.floating) -> str:
-    """A size at three digits, zeros at its end included: `0.100`, `17.0`."""
-    return f"{value:#.3g}".removesuffix(".") if 1e-4 <= abs(value) < 1e3 else f"{value:.3g}"
-
-
 def by_step(found: "Participation", caption: str = "After every step", tuned: Probes | None = None) -> Table:
     """One row per state."""
     columns = (
         "step", "depth", "loss (nats per token)", "KL to the end", "state size (RMS)", "attention", "feed-forward"
     )  # fmt: skip
-    at = depths(found.times)
+    at = depths(found.times.tolist())
     echoed = ("still the token read",) if found.echo.size else ()
     probed = ("tuned loss", "tuned KL") if tuned else ()
     rows = [

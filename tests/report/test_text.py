@@ -1,0 +1,29 @@
+"""How numbers are written."""
+
+import numpy as np
+import pytest
+
+from diffeqformer.report.text import depths, digits, number, signed
+
+
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        ([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"]),
+        ([0, 1 / 3 + 1e-3, 2 / 3, 1], ["0.000", "0.334", "0.667", "1.000"]),
+        ([0, 1], ["0.000", "1.000"]),
+        ([0.0], ["0.000"]),
+    ],
+)
+def test_depths_of_equal_steps_are_fractions(times, written):
+    assert depths(np.array(times, np.float32).tolist()) == written
+
+
+def test_sizes_have_three_digits():
+    assert [digits(x) for x in (0.1, 17.0, 123.4, 0.99996, 1234.5, 2e-9, 0.0)] == [
+        "0.100", "17.0", "123", "1.00", "1.23e+03", "2e-09", "0"
+    ]  # fmt: skip
+
+
+def test_what_is_rounded_to_zero_has_no_sign():
+    assert number(-0.0004, 3) == "0.000" and number(-1.5, 1) == "−1.5" and signed(-0.0004, 2) == "+0.00"
