@@ -98,9 +98,7 @@ def test_a_map_that_is_given_nothing_but_zeros_is_made_smaller_all_the_same(mome
     silent = [one.at[1].set(0) for one in moments]
     (found,) = low_rank(ROWS, (2,), silent)
     (plain,) = low_rank(ROWS, (2,))
-    for half in ("attention", "feed_forward"):  # of weights alone, where no input says which matter
-        own, other = (getattr(one.rows, half).norm for one in (found, plain))
-        np.testing.assert_array_equal(own.scale, other.scale)
+    # Of weights alone, where no input says which matter.
     np.testing.assert_allclose(found.rows.feed_forward.up.weight[1], plain.rows.feed_forward.up.weight[1], atol=1e-4)
 
 

@@ -247,6 +247,8 @@ def test_views_are_exported(browser, session, address):
         ("knots, means over steps", 3, "strang"),
         ("knots, corrected", 3, "lie-trotter-middle"),
         ("knots, corrected", 5, "lie-trotter-middle"),
+        ("knots, corrected, by two nodes", 3, "heun"),
+        ("time, llama, nested norm, macaron", 3, "macaron"),
         ("nested layers, corrected", 4, "residual"),
         ("layers left out", 2, "lie-trotter"),
         ("time, long first step", 4, "euler-middle"),
@@ -282,14 +284,10 @@ def compare(browser, tmp_path, run, settings, tolerance):
     found, wanted = browser.run("return backend.cell(arguments[0])", place), session.cell(place)
     np.testing.assert_allclose(found["attention"], wanted["attention"], atol=tolerance)
     assert found["top"][0][0] == wanted["top"][0][0]
-    at = {"run": 0, "time": 0.4}
-    spectra = (
-        (found["eigenvalues"], wanted["eigenvalues"]),
-        (
-            browser.run("return backend.weights(arguments[0])", at),
-            session.weights(at),
-        ),
-    )
+    spectra = [(found["eigenvalues"], wanted["eigenvalues"])]
+    for time in (0.4, *session.about()[0]["stops"]):  # between steps, and where steps take weights
+        at = {"run": 0, "time": time}
+        spectra.append((browser.run("return backend.weights(arguments[0])", at), session.weights(at)))
     for found, wanted in spectra:
         for pair, values in wanted.items():
             size = lambda of: np.sort(np.linalg.norm(np.asarray(of), axis=-1), axis=-1)

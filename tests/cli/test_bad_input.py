@@ -81,7 +81,7 @@ BAD_WORDS = {
     "train: jitter": ("train quickstart-elastic --depth.jitter 2", "depth.jitter is 2.0, but must be at most 1."),
     "train: first step": (
         "train quickstart-elastic --model.first-step 1",
-        "model.first_step is 1.0, but must be at least 0 and below 1.",
+        "model.first_step is 1.0, but must be above 0 and below 1.",
     ),
     "bench: no such thing": ("bench speed", "unknown benchmark 'speed': the benchmarks are train, finetune, generate,"),
     "bench: not of memory": ("bench memory --rounds 9", "unknown option --rounds: "),

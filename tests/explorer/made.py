@@ -25,6 +25,14 @@ KINDS = KINDS | {
     "knots, corrected": dataclasses.replace(
         KINDS["knots, normalised"], weights=KnotsConfig(3, "box", rank=2), spacing="dyadic", final_norm_halvings=2
     ),
+    "knots, corrected, by two nodes": dataclasses.replace(
+        KINDS["knots, normalised"],
+        weights=KnotsConfig(3, rank=2),
+        scheme="heun",
+        spacing="dyadic",
+        modulation=ModulationConfig(halvings=2),
+    ),
+    "time, llama, nested norm, macaron": dataclasses.replace(KINDS["time, llama, nested norm"], scheme="macaron"),
     "nested layers, corrected": dataclasses.replace(
         KINDS["vanilla"], weights=LayerDropConfig(5, nested=True, rank=2), scheme="residual", final_norm_halvings=2
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from diffeqformer.errors import BadInput, RunFailed
@@ -148,10 +149,12 @@ def test_special_tokens_beyond_the_embedding_stay_behind(call, published, tmp_pa
     assert vocabulary_size(opened.tokenizer) == 32 and opened.tokenizer.token_to_id("<pad>") is None
     assert opened.tokenizer.encode("the cat word31").ids == tokenizer.encode("the cat word31").ids
 
-    tokenizer.add_tokens(["word33"])
-    tokenizer.save(str(published / "tokenizer.json"))
-    with pytest.raises(BadInput, match="has 34 entries, but the model's embedding only 32"):
-        import_huggingface(published, tmp_path / "other")
+    for more in (["word33"], ["<|end_of_text|>"]):  # what a text may be made of, and what ends one
+        other = Tokenizer.from_str(tokenizer.to_str())
+        other.add_tokens(more) if more == ["word33"] else other.add_special_tokens(more)
+        other.save(str(published / "tokenizer.json"))
+        with pytest.raises(BadInput, match="has 34 entries, but the model's embedding only 32"):
+            import_huggingface(published, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -19,8 +20,7 @@ from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.inference import TESTS, Induction, correlate
-from diffeqformer.analysis.products import product_eigenvalues
-from diffeqformer.analysis.spectra import Pair, Spectrum, pairs_of
+from diffeqformer.analysis.spectra import Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -189,15 +189,17 @@ def lead(
 def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
     """Summaries of the QK and OV spectra of the weights at every attention evaluation, means over a step's."""
 
-    def factors(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Pair]:
+    def small(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Array]:
         pairs = pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights), model.config)
-        return {name: pairs[name] for name in ("QK", "OV")}
+        exact = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        smaller = lambda left, right: exact(right, left) if left.shape[-1] < left.shape[-2] else exact(left, right)
+        return {name: smaller(*pairs[name]) for name in ("QK", "OV")}
 
-    found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, factors, steps))(model, jnp.asarray(ids))
+    found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, small, steps))(model, jnp.asarray(ids))
     summaries: dict[str, np.ndarray] = {}
-    for name, pair in jax.tree.map(np.asarray, found).items():
-        require_finite(pair, "weights")
-        values = product_eigenvalues(*pair)
+    for name, matrices in jax.tree.map(np.asarray, found).items():
+        require_finite(matrices, "weights")
+        values = np.linalg.eigvals(matrices.astype(np.float64)).astype(complex)
         spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
         mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)
         summaries |= {

@@ -21,11 +21,11 @@ def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np
     their steps.
     """
     grid = model.grid(steps)
-    nodes = _nodes(model, grid)
+    nodes = drawn_nodes(model, grid)
     return np.unique(grid.times(nodes.attention)), np.unique(grid.times(nodes.feed_forward))
 
 
-def _nodes(model: Transformer, grid: Grid) -> Nodes:
+def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
     """The nodes in a step of the rows that the model's weights have for it."""
     nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
     middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(model.weights))
@@ -71,7 +71,7 @@ def rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeigh
 
     What a step takes may depend on the grid: means, layers that are left out, modulation by the step's length.
     """
-    nodes, table = _nodes(model, grid), jax.tree.map(np.asarray, model.weights.table(grid, model.scheme.nodes))
+    nodes, table = drawn_nodes(model, grid), jax.tree.map(np.asarray, model.weights.table(grid, model.scheme.nodes))
 
     def half(between: PyTree, rows: PyTree, nodes: tuple[float, ...], times: np.ndarray) -> PyTree:
         taken, first = np.unique(grid.times(nodes), return_index=True)

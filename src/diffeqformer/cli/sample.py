@@ -65,8 +65,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = solved_by(opened.model, arguments.scheme)
-    lost = LostText(opened.tokenizer)
-    lost.see(arguments.prompt, opened.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids)
+    lost = LostText(opened.prompts, special=True)
+    lost.see(arguments.prompt, opened.prompts.encode(arguments.prompt, add_special_tokens=False).ids)
     if lost.share:
         progress.say(f"The tokenizer loses or changes {percent(lost.share, 1)} of the characters of the prompt")
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")

@@ -34,7 +34,8 @@ def setting(default: Any, **bounds: Unpack[Bounds]) -> Any:
     """A dataclass field with bounds, which `require_bounds` checks; `None` is always within them.
 
     **Arguments:** `least` and `most` of a number; `positive`, `not_negative`: a finite number above, or not below,
-    zero; `fraction`: at least 0 and below 1. The bounds of a tuple are those of each of its numbers.
+    zero; `fraction`: at least 0, or above it if `positive`, and below 1. The bounds of a tuple are those of each of its
+    numbers.
     """
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
@@ -50,6 +51,9 @@ def require_bounds(section: Any, prefix: str = "") -> None:
     for name, value, bounds in _bounded(section, prefix):
         if "least" in bounds and value < bounds["least"]:
             raise BadInput(f"{name} {shown(value)}, but must be at least {bounds['least']}.")
+        if bounds.get("fraction") and not (0 < value < 1 or (value == 0 and not bounds.get("positive"))):
+            least = "above 0" if bounds.get("positive") else "at least 0"
+            raise BadInput(f"{name} {shown(value)}, but must be {least} and below 1.")
         if bounds.get("positive") and not 0 < value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must be a positive number.")
         if bounds.get("positive") and value < SMALLEST:
@@ -58,8 +62,6 @@ def require_bounds(section: Any, prefix: str = "") -> None:
             )
         if bounds.get("not_negative") and not 0 <= value < float("inf"):
             raise BadInput(f"{name} {shown(value)}, but must not be negative.")
-        if bounds.get("fraction") and not 0 <= value < 1:
-            raise BadInput(f"{name} {shown(value)}, but must be at least 0 and below 1.")
         if "most" in bounds and value > bounds["most"]:
             raise BadInput(f"{name} {shown(value)}, but must be at most {bounds['most']}.")
 

@@ -37,10 +37,11 @@ def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[
 
 class LostText:
     """Counts the characters of a text that its tokens no longer tell: unknown ones, and what is left out or made alike,
-    such as capitals; in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`."""
+    such as capitals; in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`. With `special` the names of special
+    tokens stand for them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._seen, self._lost, self._passed = tokenizer, 0, 0, 0
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer, self._seen, self._lost, self._passed, self._special = tokenizer, 0, 0, 0, special
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._unknown = None if unknown is None else tokenizer.token_to_id(unknown)
 
@@ -51,7 +52,8 @@ class LostText:
             if len(text) > PIECE_CHARACTERS:  # of what cannot be cut into pieces
                 text = text[:PIECE_CHARACTERS]
                 ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-            told = self._tokenizer.decode([one for one in ids if one != self._unknown], skip_special_tokens=True)
+            known = [one for one in ids if one != self._unknown]
+            told = self._tokenizer.decode(known, skip_special_tokens=not self._special)
             self._seen += len(text)
             self._lost += 0 if told == text else (Counter(text) - Counter(told)).total()
         self._passed += length

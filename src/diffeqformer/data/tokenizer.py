@@ -109,10 +109,10 @@ def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
 def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list[str]]:
     """The same tokenizer without the special tokens whose ids are `entries` or more, and the names of these.
 
-    One that is in the vocabulary proper, or put around texts, stays.
+    One that is in the vocabulary proper, put around texts or ends documents stays.
     """
     found = json.loads(tokenizer.to_str())
-    used = json.dumps([found["model"]["vocab"], found["post_processor"]])
+    used = json.dumps([found["model"]["vocab"], found["post_processor"], ENDS_OF_TEXT])
     beyond = [token for token in found["added_tokens"] if token["id"] >= entries and token["special"]]
     left = [token["content"] for token in beyond if json.dumps(token["content"]) not in used]
     found["added_tokens"] = [token for token in found["added_tokens"] if token["content"] not in left]

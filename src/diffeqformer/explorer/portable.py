@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffeqformer.analysis.over_depth import drawn_nodes
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
 from diffeqformer.model.transformer import Transformer
@@ -101,6 +102,7 @@ def portable(run: Run) -> tuple[Document, str]:
     weights = _weights(model, arrays)
     if weights is None:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
+    drawn = drawn_nodes(model, model.grid())
     known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "nested_norm")
     about = about_run(run)
     about |= {"schemes": list(schemes), "tolerances": []}
@@ -112,7 +114,7 @@ def portable(run: Run) -> tuple[Document, str]:
             "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
             "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
             "dyadic": config.spacing == "dyadic", "edges": config.edges, "schemes": schemes, "weights": weights,
-            "arrays": arrays.places,
+            "nodes": {"drawn": drawn._asdict(), "taken": model.scheme.nodes._asdict()}, "arrays": arrays.places,
         },
         "tokenizer": _tokenizer(run),
         "pieces": pieces_of(run, np.arange(model.embedding.tokens.shape[0])),
@@ -130,8 +132,9 @@ def _scheme(scheme: Scheme) -> Document | None:
         return {"kind": "runge-kutta", "a": rows[:stages], "b": scheme.b[:stages], "c": scheme.c[:stages]}
     if isinstance(scheme, LieTrotter):
         return {"kind": "lie-trotter", "node": scheme.nodes.attention[0], "layers": isinstance(scheme, Residual)}
-    kinds = {Macaron: "macaron", Strang: "strang"}
-    return {"kind": kinds[type(scheme)]} if type(scheme) in kinds else None
+    if isinstance(scheme, Macaron):
+        return {"kind": "macaron", "attends": scheme.nodes.attention[0]}
+    return {"kind": "strang"} if isinstance(scheme, Strang) else None
 
 
 def _weights(model: Transformer, arrays: Arrays) -> Document | None:

@@ -222,9 +222,10 @@ class Grid:
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
     def row_at(self, time: Times, nodes: tuple[float, ...]) -> Times:
-        """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node."""
+        """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node, or of
+        the first of two."""
         xp, time = widest(time)
         layer = self.layer_at(time)
         start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))
         distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])
-        return layer * len(nodes) + distance.argmin(-1)
+        return layer * len(nodes) + xp.round(distance, 6).argmin(-1)

@@ -85,7 +85,7 @@ class Table:
 
 
 def named(text: str) -> str:
-    """Escaped text of a row's name, such as a setting's or a path, which may end a line after its dots and dashes."""
+    """Escaped text of a row's name, such as a setting's or a path, which may end a line after its `.`, `_` and `/`."""
     return re.sub(r"(?<=\w[._/])(?=[A-Za-z])", "<wbr>", _text(text))
 
 

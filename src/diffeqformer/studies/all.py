@@ -87,6 +87,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
             progress.say(f"{name} cannot be made of this run: {error}")
         except Exception as error:  # a fault of ours, told when the others are made
             refused[name], broken = f"it failed with {type(error).__name__}.", broken or error
+            progress.say(f"{name} cannot be made of this run: {refused[name]}")
         else:
             made[name].write(home="../index.html")
         write_index(folder, arguments.run, refused)

@@ -236,7 +236,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
             raise BadInput(f"the model's context is {context}, a single token; distances need at least two.")
         texts, _ = validation_windows(opened, arguments.texts, context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
-    shares = tuple(sorted({float(f"{share:g}") for share in (0.25, 0.5, 0.75, arguments.share)}))
+    shares = tuple(sorted({f"{share:g}": share for share in (arguments.share, 0.25, 0.5, 0.75)}.values()))
     rows = means_of(found, shares)
     count, tokens = texts.shape
     first = opened.tokenizer.decode(texts[0].tolist(), skip_special_tokens=False)

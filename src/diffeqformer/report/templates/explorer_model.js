@@ -52,8 +52,8 @@ const backend = (() => {
       }
       return linear(mixed, unit("attention.output", when), across);
     };
-    const feedForward = (x, when) => {
-      const y = normed(model.nested_norm ? normed(x, "attention.norm", when) : x, "feed_forward.norm", when);
+    const feedForward = (x, when, attends) => {
+      const y = normed(model.nested_norm ? normed(x, "attention.norm", attends) : x, "feed_forward.norm", when);
       const up = linear(y, unit("feed_forward.up", when), width);
       const gate = gated ? linear(y, unit("feed_forward.gate", when), width) : null;
       const gelu = (v) => 0.5 * v * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (v + 0.044715 * v ** 3)));
@@ -136,7 +136,7 @@ const backend = (() => {
         const seen = { attention: [], feed_forward: [], states: [] };
         const span = model.schemes[scheme].layers ? 1 : dt;
         const half = (name, of) => (node, y) => {
-          const out = of(y, when(node));
+          const out = of(y, when(node), when(model.schemes[scheme].attends ?? node));
           seen[name].push(ids.map((_, r) => out.subarray(r * width, (r + 1) * width).reduce((s, v) => s + (span * v) ** 2 / width, 0)));
           if (name === "attention") seen.states.push([y, when(node)]);
           return out;
@@ -206,14 +206,22 @@ const backend = (() => {
         OV: each((h, key) => ofProduct(of(key + kvHeads * head), (i, j) => out[(h * head + i) * width + j], width, head)),
       };
     };
-    const weightsAt = async ({ time }) => {
-      const edges = edgesOf(run.steps);
+    // Where a step takes weights that are shown at a time, if one does: at a node, which may be drawn elsewhere.
+    const whenAt = (time, half) => {
+      const [edges, drawn, taken] = [edgesOf(run.steps), model.nodes.drawn[half], model.nodes.taken[half]];
+      for (let index = 0; run.stops.length && index < run.steps; index += 1) {
+        const length = edges[index + 1] - edges[index];
+        const place = drawn.findIndex((node) => Math.abs(edges[index] + node * length - time) < 1e-8);
+        const node = drawn.length === taken.length ? taken[place] : drawn[place];
+        if (place >= 0) return { t: edges[index] + node * length, index, node, length, steps: run.steps };
+      }
       const index = Math.max(0, edges.findIndex((edge) => edge >= time - 1e-9) - 1);
-      const own = edges[index + 1] - edges[index];
-      const taken = (run.stops ?? []).some((stop) => Math.abs(stop - time) < 1e-8); // by a step, of its length
-      const when = { t: time, index, node: (time - edges[index]) / own, length: taken ? own : 0, steps: taken ? run.steps : 0 };
+      return { t: time, index, node: (time - edges[index]) / (edges[index + 1] - edges[index]), length: 0, steps: 0 };
+    };
+    const weightsAt = async ({ time }) => {
+      const when = whenAt(time, "feed_forward");
       const [up, down] = [unit("feed_forward.up", when).weight, unit("feed_forward.down", when).weight];
-      return { ...spectraOfHeads(when), FF: [ofProduct((i, j) => up[i * model.hidden + j], (i, j) => down[i * width + j], width, model.hidden)] };
+      return { ...spectraOfHeads(whenAt(time, "attention")), FF: [ofProduct((i, j) => up[i * model.hidden + j], (i, j) => down[i * width + j], width, model.hidden)] };
     };
 
     const predict = async ({ since, ...question }) => {

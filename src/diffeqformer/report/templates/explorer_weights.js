@@ -58,7 +58,7 @@ const weightsOf = (run, arrays) => {
   };
   const rowOf = (unit, { index, node }) => {
     const nodes = weights.nodes[unit.split(".")[0]];
-    const near = nodes.map((c) => Math.abs(c - node));
+    const near = nodes.map((c) => Math.round(1e6 * Math.abs(c - node)));
     return index * nodes.length + near.indexOf(Math.min(...near));
   };
   // Hat functions over log2(1 / length), with knots at 1, 1/2, 1/4 ...
