@@ -168,6 +168,16 @@ def test_nothing_is_left_of_a_task_that_fails(folder, tasks, capsys):
     words = ["eval", str(folder), "--include-path", str(tasks), "--tasks"]
     assert main([*words, "answers", "--gen-kwargs", "max_gen_toks=12"]) == 2
     assert "max_gen_toks is 12, but must be" in capsys.readouterr().err
+    for given, said in (
+        (
+            "max_gen_tokz=2",
+            "gen_kwargs has 'max_gen_tokz', which is no setting of generation: did you mean 'max_gen_toks'?",
+        ),
+        ("temperature=0.5,top_p", "gen_kwargs has top_p without a value; write top_p=VALUE."),
+        ("max_gen_toks=abc", "max_gen_toks is 'abc', but must be a whole number."),
+        ("temperature=hot", "temperature is 'hot', but must be a number."),
+    ):
+        assert main([*words, "answers", "--gen-kwargs", given]) == 2 and said in capsys.readouterr().err
     assert main([*words, "choices", "--steps", "4"]) == 2
     assert sorted(folder.rglob("*")) == before
 

@@ -325,6 +325,14 @@ def test_what_is_saved_in_the_background_is_the_state_of_that_moment(tmp_path):
         shutil.rmtree(tmp_path / str(step))
 
 
+def test_what_the_system_says_is_found_in_a_librarys_words():
+    long = f"OUT_OF_RANGE: {'Error writing at a place ' * 20}: Failed to write: File too large [os_error_code='27']"
+    full = "RESOURCE_EXHAUSTED: No space left on device at a place"
+    told = {long: "File too large", full: "No space left on device", "a value is wrong.": "a value is wrong"}
+    for words, said in told.items():
+        assert checkpoint._reason(ValueError(words)) == said
+
+
 def test_a_failure_in_the_background_is_told_by_the_next_question(tmp_path, monkeypatch):
     store = Held(tmp_path)
     store.may_save.set()

@@ -4,6 +4,7 @@ Importing this module registers it beside the harness's own models. `python -m d
 harness's own command, `lm_eval`, with this model known to it.
 """
 
+import difflib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.data.tokenizer import ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
@@ -26,7 +28,7 @@ from diffeqformer.model.count import count
 from diffeqformer.model.generate import require_choice
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run, Which, load_run
 
@@ -39,6 +41,8 @@ NEW_TOKENS = 256
 """Generated where a task names no number, as in the harness's own classes."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """The names that a task may give to the number of new tokens."""
+SETTINGS = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p", "num_beams")
+"""Of generation, that are read."""
 
 
 # The import of lm_eval.models above registers the harness's own models: it does that by itself only as long as it knows
@@ -259,6 +263,20 @@ class _Plan(NamedTuple):
     top_p: float | None
 
 
+def require_known(settings: Document) -> None:
+    """Check settings of generation that a user gives in place of a task's.
+
+    **Raises:** `BadInput` for one that is not read, with the nearest that is, or that has no value.
+    """
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}."
+            raise BadInput(f"gen_kwargs has {shown(name)}, which is no setting of generation: {advice}")
+        if value == "":
+            raise BadInput(f"gen_kwargs has {name} without a value; write {name}=VALUE.")
+
+
 def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Plan:
     """The harness's settings of generation as ours.
 
@@ -266,15 +284,19 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     would be left unread.
     """
     until = settings.get("until") or []
-    new_tokens = int(next((settings[name] for name in LENGTHS if settings.get(name) is not None), usual))
+    name, given = next(((name, settings[name]) for name in LENGTHS if settings.get(name) is not None), ("", usual))
+    new_tokens = whole(name, given)
     if not 1 <= new_tokens < context:
         raise BadInput(
             f"max_gen_toks is {new_tokens}, but must be at least 1 and below the model's context, {context}, "
-            "such as gen_kwargs max_gen_toks=32."
+            f"such as gen_kwargs max_gen_toks={max(1, min(32, context // 2))}."
         )
     if (beams := settings.get("num_beams") or 1) != 1:
         raise BadInput(f"num_beams is {beams}, but must be 1: text is drawn or greedy here, without a search by beams.")
-    temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
+    temperature = settings.get("temperature") or 0.0
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise BadInput(f"temperature is {shown(temperature)}, but must be a number.")
+    temperature = float(temperature) if settings.get("do_sample", True) else 0.0
     top_k, top_p = settings.get("top_k") or None, settings.get("top_p")
     require_choice(vocabulary, temperature, top_k, top_p)
     stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]

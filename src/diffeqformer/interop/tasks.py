@@ -111,15 +111,18 @@ def evaluate_tasks(
     **Returns:** for each task a document as it is written: what was run, `results` (task, metric, filter, value,
     standard error), and for each item its metrics, in order.
 
-    **Raises:** `BadInput` for what the model cannot do; `RunFailed` if a document cannot be written.
+    **Raises:** `BadInput` for what the model cannot do, and settings of generation that are not read; `RunFailed` if a
+    document cannot be written.
     """
     from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.utils import simple_parse_args_string  # pyright: ignore[reportMissingImports]
 
-    from diffeqformer.interop.harness import DiffEqFormerLM
+    from diffeqformer.interop.harness import DiffEqFormerLM, require_known
 
     evaluate: Any = simple_evaluate  # and the class are typed by the installed version, if it is installed
     harness_model: Any = DiffEqFormerLM
     progress = progress or Silent()
+    require_known(simple_parse_args_string(gen_kwargs or None) or {})
     model = harness_model(run, steps, scheme, batch_size=batch_size, progress=progress)
     for task, loaded in tasks.loaded.items():
         progress.say(f"{task} …")

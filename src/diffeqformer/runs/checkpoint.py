@@ -12,6 +12,7 @@ count, and a reader that verifies before it trusts:
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -284,6 +285,8 @@ def _digest_of_new(path: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one line; libraries wrap a full disk in words of their own."""
-    full = os.strerror(errno.ENOSPC)
+    """What went wrong, on one line; libraries wrap what the system says of a full disk in words of their own."""
+    full, number = os.strerror(errno.ENOSPC), re.search(r"os_error_code='(\d+)'", str(error))
+    if number:
+        return os.strerror(int(number[1]))
     return full if full in str(error) else reason(error, 200)

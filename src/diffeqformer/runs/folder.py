@@ -28,7 +28,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
-from diffeqformer.store.folders import free_bytes
+from diffeqformer.store.folders import free_bytes, megabytes
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.paths import path_of, require_writable
 from diffeqformer.store.regular import require_no_links
@@ -153,8 +153,8 @@ class RunFolder:
         needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
         if (free := free_bytes(self.path)) < needed:
             raise BadInput(
-                f"run folder {str(self.path)!r} needs {needed / 1e6:,.0f} MB for checkpoints, but its disk has "
-                f"{free / 1e6:,.0f} MB left; free some, choose another disk with --run, or lower trainer.keep_last."
+                f"run folder {str(self.path)!r} needs {megabytes(needed)} for checkpoints, but its disk has "
+                f"{megabytes(free)} left; free some, choose another disk with --run, or lower trainer.keep_last."
             )
 
 

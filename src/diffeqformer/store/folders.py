@@ -39,6 +39,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in places if place.exists())).free
 
 
+def megabytes(number: int) -> str:
+    """Bytes as `12,345 MB`, or `1.23 MB`, so that what is needed is not what is left."""
+    return f"{number / 1e6:,.0f} MB" if number >= 1e8 else f"{number / 1e6:.3g} MB"
+
+
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Check that the disk that holds `folder` has `needed` bytes left for `what`.
 
@@ -47,8 +52,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     free = free_bytes(folder)
     if free < needed:
         raise BadInput(
-            f"{what} needs {needed / 1e6:,.0f} MB, but the disk that holds {str(folder.parent)!r} has "
-            f"{free / 1e6:,.0f} MB left; free some, or choose another disk with --to."
+            f"{what} needs {megabytes(needed)}, but the disk that holds {str(folder.parent)!r} has "
+            f"{megabytes(free)} left; free some, or choose another disk with --to."
         )
 
 
