@@ -104,7 +104,8 @@ def test_names_and_texts_are_text(tmp_path, monkeypatch, tame, capfd, name):
     for page in (lambda run, *what: run / "report.html", analysis):
         found, known = (structure(one.read_text()) for one in (page(run, name, TEXT), page(tame, "name", "text")))
         kinds = lambda page: {kind for kind in page if kind[0] not in GLOSSARY}  # of the words that a page uses
-        assert kinds(found) == kinds(known)  # figures have more or fewer marks of the same kinds
+        # Figures have more or fewer marks of the same kinds, and a name may end a line within it.
+        assert kinds(found) - {("wbr",)} == kinds(known) - {("wbr",)}
         assert all(found[key] == known[key] for key in known if key[0] in {"script", "style", "meta", "link", "b"})
     assert main(["report", "compare", str(run), str(tame), "--to", str(tmp_path / "compared")]) == 0
     compared = {part for key in structure((tmp_path / "compared" / "index.html").read_text()) for part in key}
