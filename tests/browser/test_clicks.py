@@ -144,8 +144,8 @@ def test_numbers_are_written_as_python_writes_them_in_the_table(tmp_path):
     page = write(tmp_path / "page", "demo", "t", ("b",), maps=(one,), tables=tables)
     rows = lambda text: re.findall(r'<td class="number">([^<]*)</td>', text)
     before, after = page.read_text(), dump(page, tmp_path, 1280, "#token=4")
-    assert rows(before)[::2] == ["−1,234.5679", "0.0000", "−0.0000", "0.0500", "12.0000"]
-    assert rows(before)[1::2] == ["−0.00123", "0.00000", "−0.00000", "0.00000", "0.00001"]
+    assert rows(before)[::2] == ["−1,234.5679", "0.0000", "0.0000", "0.0500", "12.0000"]
+    assert rows(before)[1::2] == ["−0.00123", "0.00000", "0.00000", "0.00000", "0.00001"]
     assert rows(after) == rows(before)
     assert "m: −2.30e−5" in after
 

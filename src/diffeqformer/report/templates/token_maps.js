@@ -2,7 +2,7 @@
 {
   // A score as Python writes it in the table (`decimals`); a reading of a small one in powers of ten.
   const fixed = (value, places) =>
-    minus(value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places }));
+    minus(value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places, signDisplay: "negative" }));
   const decimals = (scores) => {
     const largest = Math.max(0, ...scores.filter(known).map(Math.abs));
     return largest ? Math.min(Math.max(4, 2 - Math.floor(Math.log10(largest))), 12) : 4;
