@@ -299,7 +299,7 @@ def test_a_run_that_another_process_writes_is_refused(call, place, tmp_path):
 
 def test_no_space_for_checkpoints_is_refused(call, place, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    refused(call("train", place.time, "--run", tmp_path / "run"), "but its disk has 0.001 MB left")
+    refused(call("train", place.time, "--run", tmp_path / "run"), "but its disk has 1.00 kB left")
     assert list(tmp_path.iterdir()) == []
 
 

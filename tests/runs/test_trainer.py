@@ -356,7 +356,7 @@ def test_bad_input_leaves_nothing_behind(config, tmp_path):
 
 def test_too_little_room_for_the_checkpoints_is_refused_at_the_start(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100_000))
-    with pytest.raises(BadInput, match=r"needs 0\.\d+ MB for checkpoints, but its disk has 0\.1 MB left"):
+    with pytest.raises(BadInput, match=r"needs \d+\.\d\d kB for checkpoints, but its disk has 100\.00 kB left"):
         train(config, Silent())
     assert not Path(config.run).exists()
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from rich import filesize
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
@@ -28,7 +29,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
-from diffeqformer.store.folders import free_bytes, megabytes
+from diffeqformer.store.folders import free_bytes
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.paths import path_of, require_writable
 from diffeqformer.store.regular import require_no_links
@@ -152,9 +153,10 @@ class RunFolder:
         # The one being written lies beside those that are kept.
         needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
         if (free := free_bytes(self.path)) < needed:
+            there, wanted = (filesize.decimal(size, precision=2) for size in (free, needed))
             raise BadInput(
-                f"run folder {str(self.path)!r} needs {megabytes(needed)} for checkpoints, but its disk has "
-                f"{megabytes(free)} left; free some, choose another disk with --run, or lower trainer.keep_last."
+                f"run folder {str(self.path)!r} needs {wanted} for checkpoints, but its disk has {there} left; free "
+                "some, choose another disk with --run, or lower trainer.keep_last."
             )
 
 

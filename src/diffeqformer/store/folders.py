@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
+from rich import filesize
+
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import JSON_BYTES, sync_folder, write_whole
@@ -39,11 +41,6 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in places if place.exists())).free
 
 
-def megabytes(number: int) -> str:
-    """Bytes as `12,345 MB`, or `1.23 MB`, so that what is needed is not what is left."""
-    return f"{number / 1e6:,.0f} MB" if number >= 1e8 else f"{number / 1e6:.3g} MB"
-
-
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Check that the disk that holds `folder` has `needed` bytes left for `what`.
 
@@ -52,8 +49,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     free = free_bytes(folder)
     if free < needed:
         raise BadInput(
-            f"{what} needs {megabytes(needed)}, but the disk that holds {str(folder.parent)!r} has "
-            f"{megabytes(free)} left; free some, or choose another disk with --to."
+            f"{what} needs {filesize.decimal(needed, precision=2)}, but the disk that holds {str(folder.parent)!r} has "
+            f"{filesize.decimal(free, precision=2)} left; free some, or choose another disk with --to."
         )
 
 
