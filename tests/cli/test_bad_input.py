@@ -357,7 +357,7 @@ def test_a_loss_of_nan_names_the_step_and_the_last_good_checkpoint(call, place, 
         (["sample", "time", "--prompt", "the", "--top-p", "1.5"], "--top-p is 1.5, but must be at most 1"),
         (
             ["sample", "time", "--prompt", "the", "--temperature", "-1"],
-            "--temperature is -1.0, but must not be negative",
+            "--temperature is -1.0, but must be 0 or a positive number",
         ),
         (["sample", "time", "--prompt", "the", "--seed", "-1"], "seed is -1, but must be at least 0"),
         (["sample", "time", "--prompt", "the", "--steps", "0"], "--steps is 0, but must be at least 1"),

@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,78 +19,6 @@ from diffeqformer.store.files import sealed, write_output
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 from diffeqformer.studies.study import Result
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A verb whose second word names a study."""
-
-    name: str
-    about: str
-    """One sentence for the help."""
-    noun: tuple[str, str]
-    """One of them, and several, in words."""
-    known: Mapping[str, str]
-    """What each does."""
-    example: str
-    prefix: str = ""
-    """What the names of its modules begin with, in `studies`."""
-
-    def run(self, words: Sequence[str], as_json: bool) -> None:
-        """List the studies, or run the one that is named, write its files and print what it found.
-
-        A module with a function `write(result, arguments)` of its own decides which files are left, and returns what
-        the JSON document holds of them.
-
-        **Raises:** `BadInput` for a name that there is not, with the nearest one.
-        """
-        if not words and as_json:
-            return print_json(dict(self.known))
-        if not words or words[0] in ("-h", "--help", "help"):
-            return print(self._help())
-        name, rest = words[0], words[1:]
-        if name not in self.known:
-            one, several = self.noun
-            if name.startswith("-"):
-                raise BadInput(f"`diffeqformer {self.name}` needs one of {', '.join(self.known)} before {name!r}.")
-            near = difflib.get_close_matches(name, self.known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
-            raise BadInput(f"unknown {one} {name!r}: {advice}")
-        # Analyses hand LAPACK many small matrices. Its own threads only get in each other's way: on a busy machine
-        # a batch of 128 x 128 singular values took a hundred times longer with two than with one.
-        if self.name == "analyze":
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        module = self.module(name)
-        arguments = parse(module.Arguments, rest, f"diffeqformer {self.name} {name}")
-        write = getattr(module, "write", write_document if self.name == "bench" else write_page)
-        if write is write_document:  # refused before anything is measured
-            _require_ending(getattr(arguments, "to", None), "to", (".json",))
-            _require_ending(getattr(arguments, "figure", None), "figure", (".png", ".svg"))
-        result = module.study(arguments, Terminal())
-        written = write(result, arguments)
-        if as_json:
-            own = result.document
-            return print_json({**own, **written} if isinstance(own, Mapping) else own)
-        result.show()
-        if "page" in written:
-            print_text(f"\n{written['page']}")
-
-    def module(self, name: str) -> ModuleType:
-        """The module of a study."""
-        return import_module(f"diffeqformer.studies.{self.prefix}{name}")
-
-    def _help(self) -> str:
-        entry = lambda name, what: fill(what, 60, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15)
-        names = (entry(name, what) for name, what in self.known.items())
-        return "\n".join(
-            [
-                fill(self.about, 60),
-                f"\nusage: diffeqformer {self.name} NAME [ARGUMENTS] [--json]\n",
-                *names,
-                f"\n  {self.name} NAME --help   arguments and an example",
-                f"\nExample: diffeqformer {self.example}",
-            ]
-        )
 
 
 def write_page(result: Result, arguments: Any) -> dict[str, str]:
@@ -120,6 +48,81 @@ def write_document(result: Result, arguments: Any) -> dict[str, str]:
     return {}
 
 
+@dataclass(frozen=True)
+class Verb:
+    """A verb whose second word names a study."""
+
+    name: str
+    about: str
+    """One sentence for the help."""
+    noun: tuple[str, str]
+    """One of them, and several, in words."""
+    known: Mapping[str, str]
+    """What each does."""
+    example: str
+    prefix: str = ""
+    """What the names of its modules begin with, in `studies`."""
+    write: Callable[[Result, Any], dict[str, str]] = write_page
+    """Writes the files of those that do not write their own."""
+    single_threaded: bool = False
+    """Whether LAPACK has one thread. Analyses hand it many small matrices, and its own threads only get in each other's
+    way: on a busy machine a batch of 128 x 128 singular values took a hundred times longer with two than with one."""
+
+    def run(self, words: Sequence[str], as_json: bool) -> None:
+        """List the studies, or run the one that is named, write its files and print what it found.
+
+        A module with a function `write(result, arguments)` of its own decides which files are left, and returns what
+        the JSON document holds of them; with `--list` there are none.
+
+        **Raises:** `BadInput` for a name that there is not, with the nearest one.
+        """
+        if not words and as_json:
+            return print_json(dict(self.known))
+        if not words or words[0] in ("-h", "--help", "help"):
+            return print(self._help())
+        name, rest = words[0], words[1:]
+        if name not in self.known:
+            one, several = self.noun
+            if name.startswith("-"):
+                raise BadInput(f"`diffeqformer {self.name}` needs one of {', '.join(self.known)} before {name!r}.")
+            near = difflib.get_close_matches(name, self.known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
+            raise BadInput(f"unknown {one} {name!r}: {advice}")
+        if self.single_threaded:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        module = self.module(name)
+        arguments = parse(module.Arguments, rest, f"diffeqformer {self.name} {name}")
+        write = getattr(module, "write", self.write)
+        if write is write_document:  # refused before anything is measured
+            _require_ending(getattr(arguments, "to", None), "to", (".json",))
+            _require_ending(getattr(arguments, "figure", None), "figure", (".png", ".svg"))
+        result = module.study(arguments, Terminal())
+        written = {} if getattr(arguments, "list", False) else write(result, arguments)
+        if as_json:
+            own = result.document
+            return print_json({**own, **written} if isinstance(own, Mapping) else own)
+        result.show()
+        if "page" in written:
+            print_text(f"\n{written['page']}")
+
+    def module(self, name: str) -> ModuleType:
+        """The module of a study."""
+        return import_module(f"diffeqformer.studies.{self.prefix}{name}")
+
+    def _help(self) -> str:
+        entry = lambda name, what: fill(what, 60, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15)
+        names = (entry(name, what) for name, what in self.known.items())
+        return "\n".join(
+            [
+                fill(self.about, 60),
+                f"\nusage: diffeqformer {self.name} NAME [ARGUMENTS] [--json]\n",
+                *names,
+                f"\n  {self.name} NAME --help   arguments and an example",
+                f"\nExample: diffeqformer {self.example}",
+            ]
+        )
+
+
 STUDIES = {
     verb.name: verb
     for verb in (
@@ -130,6 +133,7 @@ STUDIES = {
             ("analysis", "analyses"),
             ANALYSES,
             "analyze clusters runs/quickstart/diffeqformer",
+            single_threaded=True,
         ),
         Verb(
             "report",
@@ -154,6 +158,7 @@ STUDIES = {
             BENCHMARKS,
             "bench train --rounds 15 --to benchmarks/train.json",
             prefix="bench.bench_",
+            write=write_document,
         ),
     )
 }

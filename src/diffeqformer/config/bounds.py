@@ -61,7 +61,7 @@ def require_bounds(section: Any, prefix: str = "") -> None:
                 f"{name} {shown(value)}, but must be at least {SMALLEST:.2g}: smaller ones are zero in float32."
             )
         if bounds.get("not_negative") and not 0 <= value < float("inf"):
-            raise BadInput(f"{name} {shown(value)}, but must not be negative.")
+            raise BadInput(f"{name} {shown(value)}, but must be 0 or a positive number.")
         if "most" in bounds and value > bounds["most"]:
             raise BadInput(f"{name} {shown(value)}, but must be at most {bounds['most']}.")
 

@@ -1,5 +1,6 @@
 """Where depth pays: what is trained, how it is judged, and what the figures show."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from diffeqformer.cli import main
 from diffeqformer.config import to_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
@@ -204,6 +206,21 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
     trained.clear()
     reproduce_depth.study(replace(asked, search=False, seeds=(0,)), Silent())
     assert trained == [("hops/seed-0/gpt-2", 0), ("hops/seed-0/gpt-4", 0)]
+
+
+def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkeypatch, capsys):
+    words = ["reproduce", "depth", "--list", "--to", str(tmp_path), "--seeds", "0", "1", "--depths", "2", "4"]
+    words += ["--models", "gpt", "elastic", "--json"]
+    shallow = {"models": [{"seconds": 10.0}]}
+    monkeypatch.setattr(
+        "diffeqformer.runs.results.read_results", lambda path: shallow if "gpt-2" in str(path) else None
+    )
+    assert main(words) == 0
+    gpt, elastic = json.loads(capsys.readouterr().out)["runs"]
+    assert (gpt["finished"], gpt["of"]) == (2, 4) and (elastic["finished"], elastic["of"]) == (0, 2)
+    assert gpt["seconds_left"] == pytest.approx(2 * 20)  # twice the depth takes twice the time
+    assert not list(tmp_path.iterdir())
+    assert main([*words, "--search"]) == 2 and "--list is given with --search" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_is_refused():

@@ -253,7 +253,6 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
     assert found.tables[1].rows == [("norm", "wide, normed")]
-    assert write(found, Arguments(list=True)) == {}
 
 
 def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):

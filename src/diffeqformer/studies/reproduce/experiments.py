@@ -1,6 +1,8 @@
 """What experiments share: runs that are trained one after another and kept, and the search for a learning rate."""
 
 import math
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,8 @@ from diffeqformer.errors import Diverged
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
+from diffeqformer.report.text import duration
+from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
@@ -63,6 +67,38 @@ def train_all(
     found = document(title, corpora.get(None, corpora), entries)
     write_sealed(folder / RESULTS, found)
     return found
+
+
+def listed(name: str, title: str, runs: Iterable[tuple[str, Path, float]], folder: Path) -> Result:
+    """Runs by kind, how many are finished, and how long the others take, by the pace of those.
+
+    **Arguments:** `runs`: the kind of each in words, its folder, and how many evaluations of the field it takes.
+    """
+    from diffeqformer.runs.folder import RESULTS
+    from diffeqformer.runs.results import read_results
+
+    runs, done, left, longest, pace = list(runs), Counter(), defaultdict(float), 0.0, []
+    for kind, run, evaluations in runs:
+        if found := read_results(run / RESULTS):
+            done[kind] += 1
+            pace.append(found["models"][0]["seconds"] / evaluations)
+        else:
+            left[kind] += evaluations
+            longest = max(longest, evaluations)
+    each = statistics.median(pace) if pace else math.nan
+    kinds = [
+        {"runs": kind, "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
+        for kind, n in Counter(kind for kind, *_ in runs).items()
+    ]
+    rows = [(one["runs"], f"{one['finished']} of {one['of']}", duration(one["seconds_left"])) for one in kinds]
+    said = f"{done.total()} of {len(runs)} runs are finished"
+    if left and pace:
+        said += (
+            f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
+            f"most {duration(each * longest)}; what is stopped goes on where it was"
+        )
+    table = Table("Runs", ("runs", "finished", "left"), rows)
+    return Result(name, title, (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
 
 
 def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:

@@ -18,7 +18,15 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
-from diffeqformer.studies.reproduce.experiments import on_text, rate_for, rates_of, searches, train_all, with_length
+from diffeqformer.studies.reproduce.experiments import (
+    listed,
+    on_text,
+    rate_for,
+    rates_of,
+    searches,
+    train_all,
+    with_length,
+)
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """Depths that one checkpoint is read at, as far as it can."""
 PUZZLE_RATE = 3e-3
 """Peak learning rate of all models on puzzles."""
+TITLE = "Depth that pays"
 UPDATES = {"hops": 8000, "p-hop": 8000, "permutations": 8000, "text": 10_000}
 
 
@@ -66,6 +75,8 @@ class Arguments:
     """Train models of one depth a second time, with the compute of the elastic one."""
     search: bool = False
     """Search the learning rate of each model first, with the first seed and runs of full length."""
+    list: bool = False
+    """Train nothing: list the runs, those that are finished, and how long the rest takes; without --search."""
     data: Files = ()
     """Text files or globs; the source of Python's standard library if not given."""
     cache: str = DataConfig.cache
@@ -75,14 +86,20 @@ class Arguments:
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds.
 
-    **Raises:** `BadInput` for data beside a puzzle; whatever training raises.
+    **Raises:** `BadInput` for data beside a puzzle, or a list of what a search decides; whatever training raises.
     """
     require_once(arguments.seeds)
+    if arguments.list and arguments.search:
+        raise BadInput("--list is given with --search, which decides what is trained: leave one of them out.")
     if arguments.data and arguments.task != "text":
         raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
     from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of
 
     folder = path_of(arguments.to) / arguments.task
+    if arguments.list:
+        planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
+        runs = ((role["kind"], Path(config.run), role["compute"]) for config, role in planned)
+        return listed("depth", TITLE, runs, folder)
     found: list[Document] = []
     for seed in arguments.seeds:
         rates = rates_of(found[0]) if found else {}
@@ -104,7 +121,7 @@ def reproduce(
         "readings": readings(result, role["kind"].removesuffix(SAME_COMPUTE) in ALONE, progress),
         "energy": energy(result.model),
     }
-    return train_all("Depth that pays", at_best, len(runs), folder, progress, read)
+    return train_all(TITLE, at_best, len(runs), folder, progress, read)
 
 
 def _at_best_rate(

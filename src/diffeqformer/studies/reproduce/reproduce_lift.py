@@ -8,7 +8,6 @@ model; and two that go on with layers left out, at random and by what the loss c
 
 import math
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,10 +19,10 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, duration, finite, signed
+from diffeqformer.report.text import MISSING, finite, signed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
-from diffeqformer.studies.reproduce.experiments import on_text, train_all, with_length
+from diffeqformer.studies.reproduce.experiments import listed, on_text, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -92,7 +91,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     require_once(arguments.seeds)
     folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
-        return listed(arguments, folder)
+        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name, evaluations(run, arguments))
+                for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
+        return listed("lift", "From lifted to elastic", runs, folder)
     found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
     return result_of(records(found), arguments.layers, [about(found[0], arguments)], folder)
 
@@ -116,36 +117,10 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     return train_all("From lifted to elastic", runs, count, folder, progress, read)
 
 
-def listed(arguments: Arguments, folder: Path) -> Result:
-    """Runs by kind, how many are finished, and how long the others take, by the pace of those."""
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
-
-    done, left, longest, pace = Counter(), defaultdict(float), 0.0, []
-    runs = [(seed, run) for seed in arguments.seeds for run in planned(arguments)]
-    for seed, run in runs:
-        updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
-        evaluations = updates * statistics.fmean(run.depths)
-        if found := read_results(folder / f"seed-{seed}" / run.name / RESULTS):
-            done[run.kind] += 1
-            pace.append(found["models"][0]["seconds"] / evaluations)
-        else:
-            left[run.kind] += evaluations
-            longest = max(longest, evaluations)
-    each = statistics.median(pace) if pace else math.nan
-    kinds = [
-        {"runs": NAMES[kind], "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
-        for kind, n in Counter(run.kind for _, run in runs).items()
-    ]
-    rows = [(one["runs"], f"{one['finished']} of {one['of']}", duration(one["seconds_left"])) for one in kinds]
-    said = f"{done.total()} of {len(runs)} runs are finished"
-    if left and pace:
-        said += (
-            f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
-            f"most {duration(each * longest)}; what is stopped goes on where it was"
-        )
-    table = Table("Runs", ("runs", "finished", "left"), rows)
-    return Result("lift", "From lifted to elastic", (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
+def evaluations(run: "Planned", arguments: Arguments) -> float:
+    """Of the field, on the tokens of an update, in all updates of a run."""
+    updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
+    return updates * statistics.fmean(run.depths)
 
 
 class Planned(NamedTuple):
@@ -276,8 +251,3 @@ def about(found: Values, arguments: Arguments) -> str:
         f"{m['width']}, {m['heads']} heads, context {m['context']}. Pretraining: {arguments.pretraining:,} updates of "
         f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. Means over {len(arguments.seeds)} seeds."
     )
-
-
-def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page; a list leaves no files."""
-    return {} if arguments.list else {"page": str(result.write())}

@@ -145,10 +145,7 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record; a list
-    leaves no files."""
-    if arguments.list:
-        return {}
+    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record."""
     from diffeqformer.report.figures import save
     from diffeqformer.studies.paper.article import markdown
 
