@@ -180,11 +180,22 @@ def test_all_analyses_without_a_text_read_the_middle_of_the_validation_split(cal
     run = place.run("layer")
     called = call("analyze", "all", run, "--only", "clusters", "compression")
     assert called.status == 0, called.err
-    assert "2 of 2 analyses of" in called.out and "16 tokens of its validation split" in called.out
+    assert "2 of 2 analyses of" in called.out and "16 tokens of the run's validation split" in called.out
     assert "1/2 clusters: whether" in called.err and "2/2 compression: a table" in called.err
     text = json.loads(call("analyze", "all", run, "--only", "clusters", "--json").out)["text"]
     assert text and text in place.text.read_text()
     assert (run / "analysis" / "index.html").is_file() and not (run / "analysis" / "all").exists()
+
+
+def test_all_analyses_read_the_text_that_is_named(call, place, tmp_path):
+    (tmp_path / "other.txt").write_text("a mouse hears the moon.\n" * 400)
+    words = ("--only", "clusters", "steps", "compression", "--data", tmp_path / "other.txt", "--to", tmp_path / "all")
+    called = call("analyze", "all", place.run("layer"), *words, "--json")
+    assert called.status == 0 and not json.loads(called.out)["refused"], called.err
+    assert json.loads(called.out)["text"] in (tmp_path / "other.txt").read_text()
+    for name in ("steps", "compression"):
+        page = (tmp_path / "all" / name / "index.html").read_text()
+        assert "other.txt" in re.sub("<wbr>", "", page) and "On its whole validation split" not in page
 
 
 def test_analyses_that_cannot_be_made_are_refused(call, place, tmp_path):

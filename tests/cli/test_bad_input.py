@@ -65,6 +65,10 @@ BAD_WORDS = {
     "bench: rounds of schemes": ("bench schemes --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: rounds of generate": ("bench generate --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: drafts of nothing": ("bench drafts", "`bench drafts` needs a trained run: name its folder with --run."),
+    "bench: deep drafts": (
+        "bench drafts --run nowhere --steps 4 --draft-steps 2-4",
+        "--draft-steps has 4, but must have fewer than the 4 steps that check drafts",
+    ),
     "bench: drafts at two depths": (
         "bench drafts --run nowhere --steps 6,12",
         "--steps is '6,12', but `bench drafts` reads",

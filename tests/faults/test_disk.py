@@ -95,7 +95,7 @@ class FillsUp(Lines):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self.after -= amount
-        if not self.after:
+        if amount and not self.after:
             fill(self.disk, self.leave)
 
 

@@ -53,6 +53,8 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     assert row["tokens"] == 120 and math.isfinite(row["loss"])
     refused = call("eval", run)
     assert refused.status == 2 and "has no text of its own; name a text to evaluate on with --data." in refused.err
+    assert call("analyze", "steps", run, "--texts", 2).err == refused.err
+    assert call("analyze", "steps", run, "--texts", 2, "--data", text).status == 0
     sampled = call("sample", run, "--prompt", "the cat", "--tokens", 5)
     assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
     sampled = call("sample", run, "--prompt", "the catfish", "--tokens", 5)

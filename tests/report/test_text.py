@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.report.text import depths, digits, number, signed
+from diffeqformer.report.text import depths, digits, number, ranges, signed
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from diffeqformer.report.text import depths, digits, number, signed
 )
 def test_depths_of_equal_steps_are_fractions(times, written):
     assert depths(np.array(times, np.float32).tolist()) == written
+
+
+def test_numbers_in_a_row_are_written_by_their_ends():
+    assert ranges([16, 2, 3, 4, 5, 11]) == "2 to 5, 11 and 16"
+    assert (ranges((2, 3)), ranges((2, 4, 6)), ranges([7])) == ("2 and 3", "2, 4 and 6", "7")
 
 
 def test_sizes_have_three_digits():

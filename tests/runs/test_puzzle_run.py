@@ -53,10 +53,10 @@ def test_results_and_analyses_count_the_targets_alone(puzzle, capsys, monkeypatc
 
 def analyses_count_the_same_targets(result, opened, monkeypatch):
     mask, length = result.tokens.validation_mask.astype(np.int8), PUZZLE.context + 1
-    texts, counted = inputs.validation_windows(opened, 3, length, Silent())
+    texts, counted = inputs.evaluation_windows(opened, (), 3, length, Silent())
     assert texts.shape == counted.shape and (counted == spread_windows(mask, 3, length)).all() and not counted.all()
     with pytest.raises(BadInput, match=rf"split has {len(mask)} tokens, but one text takes 99999\."):
-        inputs.validation_windows(opened, None, 99999, Silent())
+        inputs.evaluation_windows(opened, (), None, 99999, Silent())
     seen = []
     monkeypatch.setattr("diffeqformer.analysis.participation.participation", lambda *given, **_: seen.append(given))
     monkeypatch.setattr(steps, "result", lambda _, about, *__: Result("steps", "", (about,)))

@@ -71,6 +71,16 @@ class Notes(Silent):
         return Stage()
 
 
+def test_the_line_that_stays_has_what_the_last_update_measured(config):
+    progress = Notes()
+    train(changed(config, trainer__evaluate_every=2), progress)
+    records = read_metrics(Path(config.run) / "metrics.jsonl")
+    last = {kind: [r for r in records if r["kind"] == kind][-1] for kind in ("update", "validation")}
+    said = [note for note in progress.notes if note.startswith("loss")][-1]
+    assert last["update"]["step"] == last["validation"]["step"] == config.trainer.updates
+    assert f"loss {last['update']['loss']:.3f}" in said and f"validation {last['validation']['loss']:.3f}" in said
+
+
 def test_utilization_is_shown_and_kept_and_a_trace_is_written(config, monkeypatch):
     monkeypatch.setattr(module, "device_of", lambda kind: Device("", 1e12, 1.0))
     progress = Notes()

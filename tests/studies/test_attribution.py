@@ -74,7 +74,7 @@ def test_falls_are_bars_over_their_tokens_in_the_colours_of_their_signs(width):
 
 def test_every_method_is_described_and_ranked(found):
     assert set(DESCRIPTIONS) == set(METHODS)
-    table = trust(found, 64)
+    table = trust(found, 64, "the text")
     assert [row[0] for row in table.rows] == list(found.ranking("strength")) and "5 contexts of 64" in table.caption
     assert all(table.numeric[1:])
 

@@ -251,3 +251,9 @@ def test_refusals(pair, tmp_path, kind, capsys):
         compare_runs(one, other)
     assert main(["report", "compare", str(one), str(other)]) == 2 and sentence in capsys.readouterr().err
     assert not (one / "analysis").exists()
+
+
+def test_a_page_cannot_take_a_files_place(pair, tmp_path, capsys):
+    (tmp_path / "file").write_text("kept")
+    assert main(["report", "compare", *map(str, pair), "--to", str(tmp_path / "file")]) == 2
+    assert "but that is a file; name a folder" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [("6", [6]), ("6, 12,24", [6, 12, 24]), ("2-5", [2, 3, 4, 5]), ("3 - 3,1-2", [3, 1, 2])],
+    [("6", [6]), ("6, 12,24", [6, 12, 24]), ("2-5", [2, 3, 4, 5]), ("3 - 3,1-2", [3, 1, 2]), ("2,2-3,2", [2, 3])],
 )
 def test_numbers_are_lists_or_ranges(text, numbers):
     assert list(whole_numbers(text, "--steps")) == numbers

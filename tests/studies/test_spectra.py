@@ -8,10 +8,19 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
-from diffeqformer.config import Config, DepthConfig, KnotsConfig, LayerConfig, SharedConfig, ToleranceConfig
+from diffeqformer.config import (
+    Config,
+    DepthConfig,
+    KnotsConfig,
+    LayerConfig,
+    ModulationConfig,
+    SharedConfig,
+    ToleranceConfig,
+)
 from diffeqformer.report.text import digits, percent
 from diffeqformer.studies.spectra import (
     by_head,
+    caveats,
     change,
     ends_of,
     figures,
@@ -182,8 +191,10 @@ def test_sentences_are_those_of_the_numbers():
     assert f"QK {first:#.3g} → {last:#.3g}" in change([("m", found)], RADIUS, digits)
     grown = {pair: (ends_of(found, pair, RADIUS)[1] > ends_of(found, pair, RADIUS)[0]).sum() for pair in ("QK", "OV")}
     assert by_head(found).endswith(f"it grows in QK in {grown['QK']} of 2 heads and OV in {grown['OV']} of 2 heads.")
-    said = notes([("m", found)], (), {}, fold_norm=True, seed=3)
-    assert "the norms' scales are multiplied in" in said[0] and "m: 5 times" in said[-1]
+    said = notes([("m", found)], (), {"m": " Said so."}, fold_norm=True, seed=3)
+    assert (
+        "the norms' scales are multiplied in" in said[0] and "m: 5 times" in said[-1] and said[-1].endswith(" Said so.")
+    )
 
 
 def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
@@ -298,6 +309,27 @@ def test_why_the_steps_alone_are_shown(weights, depth, said):
     assert said in why_steps_alone(run)
 
 
+def test_weights_that_know_the_length_of_the_step_are_not_called_the_same():
+    built = model_of(dataclasses.replace(TINY, weights=SharedConfig(), modulation=ModulationConfig()))
+    run = SimpleNamespace(model=built, config=Config(model=built.config))
+    assert "its weights know the length of the step" in why_steps_alone(run) and not trained_between(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "depth", "said"),
+    [
+        ({}, {}, " Weights between its steps were never trained: only the steps are what it computes with."),
+        ({}, {"jitter": 1.0}, ""),
+        ({"weights": KnotsConfig(knots=4, basis="box")}, {"jitter": 1.0}, " Its weights jump from knot to knot, and"),
+        ({"tolerance": ToleranceConfig(1e-2)}, {}, " Its own steps are chosen by a tolerance; the marks"),
+    ],
+)
+def test_what_is_to_be_known_of_curves(changes, depth, said):
+    config = Config(model=dataclasses.replace(TINY, **changes), depth=DepthConfig(**depth))
+    found = caveats(SimpleNamespace(config=config))
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
 def test_what_steps_of_other_lengths_add_is_comparable():
     """Halves of depth in steps of 3 and 1 of the state's clock; QK, behind a softmax, is not multiplied."""
     found, lengths = dataclasses.replace(model(), edges=np.array([0.0, 0.75, 1.0])), np.array([3.0, 1.0])
@@ -306,5 +338,5 @@ def test_what_steps_of_other_lengths_add_is_comparable():
     np.testing.assert_allclose(scaled.pairs["OV"].radius, by * found.pairs["OV"].radius)
     np.testing.assert_allclose(scaled.pairs["FF"].singular_values, by[..., None] * found.pairs["FF"].singular_values)
     assert scaled.pairs["QK"] is found.pairs["QK"]
-    said = notes([("m", scaled), ("n", found)], (lengths, np.ones(4)), {"n": "x"}, fold_norm=False, seed=0)
+    said = notes([("m", scaled), ("n", found)], (lengths, np.ones(4)), {"m": "", "n": ""}, fold_norm=False, seed=0)
     assert "multiplied by it, 1 to 3 in m, 1 in n" in " ".join(said)

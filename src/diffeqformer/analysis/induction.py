@@ -98,7 +98,7 @@ def measure_induction(
     if length * repeats > config.context:
         raise BadInput(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "
-            f"{config.context}; ask for fewer."
+            f"{config.context}; ask for shorter sequences (length) or fewer repeats."
         )
     candidates = np.arange(config.vocabulary or 0) if candidates is None else np.asarray(candidates)
     asked = {"sequences": sequences, "length": length, "repeats": repeats}

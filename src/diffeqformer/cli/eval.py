@@ -33,7 +33,7 @@ class Arguments:
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
     """Numbers of depth steps, such as 6, 6,12,24 or 2-6; as in training if not given."""
     scheme: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5 (not for a table of layers)."""
+    """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5; not for a table of layers of one depth."""
     tolerance: Annotated[float | None, tyro.conf.arg(metavar="RTOL")] = setting(None, positive=True)
     """Adaptive steps of this relative tolerance (absolute: a tenth of it), by diffrax:Tsit5 unless the scheme has an
     error estimate. Steps are chosen for a whole batch, later tokens included: such a loss is that of a causal model

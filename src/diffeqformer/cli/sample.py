@@ -40,7 +40,7 @@ class Arguments:
     draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=1 << 10)
     """Tokens per draft (4)."""
     scheme: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5 (not for a table of layers)."""
+    """Another scheme than the run's own, such as heun, rk4 or diffrax:Tsit5; not for a table of layers of one depth."""
     temperature: float = setting(1.0, not_negative=True)
     """0 takes the most likely token."""
     top_k: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_ENTRIES)

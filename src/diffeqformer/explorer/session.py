@@ -34,7 +34,7 @@ from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.schemes import SCHEMES
 from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
-from diffeqformer.report.text import join
+from diffeqformer.report.text import ranges
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.studies import inputs
@@ -300,9 +300,10 @@ def settings_of(run: Run) -> str:
     if config.tolerance:
         trained = f"trained with adaptive steps (rtol {config.tolerance.rtol:g})"
     else:
-        depths = join(list(map(str, run.config.trained_at)))
+        depths = ranges(run.config.trained_at)
         trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
-    return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}, scheme {config.scheme.kind}, {trained}"
+    changed = "" if config.modulation is None else ", norms and gains of their own by depth and length of the step"
+    return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}{changed}, scheme {config.scheme.kind}, {trained}"
 
 
 def _adapts(model: Transformer, rtol: float) -> bool:
@@ -315,7 +316,7 @@ def _adapts(model: Transformer, rtol: float) -> bool:
 def opening_text(run: Run, progress: Progress) -> str:
     """The beginning of the run's own validation text; another one where that is not to be had."""
     try:
-        (tokens,), _ = inputs.validation_windows(run, 1, min(TOKENS, run.config.model.context), progress)
+        (tokens,), _ = inputs.evaluation_windows(run, (), 1, min(TOKENS, run.config.model.context), progress)
         text = run.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         inputs.ids_of(run, text)
         return text

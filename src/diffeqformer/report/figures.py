@@ -124,8 +124,10 @@ def legend(figure: Figure, shown: Sequence[tuple[Look | Line2D, str]], width: fl
     """
     # Texts are set afterwards: Matplotlib takes a leading underscore or a pair of dollars in a label as an order.
     lines = [" ".join(clean(name).split()) for _, name in shown]
-    lines = [line if len(line) <= 48 else f"{line[:47]}…" for line in lines]
-    points_a_column = 48 + 5.2 * max(map(len, lines), default=0)  # a handle, a gap, and letters of 9 points
+    handle, letter = 48, 5.2  # points: a handle with a gap, and a letter
+    most = max(48, int((72 * width - handle) / letter))
+    lines = [line if len(line) <= most else f"{line[: most - 1]}…" for line in lines]
+    points_a_column = handle + letter * max(map(len, lines), default=0)
     handles = [one if isinstance(one, Line2D) else Line2D([], [], **one) for one, _ in shown]
     drawn = figure.legend(
         handles, [f"series {i}" for i in range(len(lines))], loc="outside upper left",

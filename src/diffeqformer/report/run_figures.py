@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look, steps_axis, thin
 from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
-from diffeqformer.report.text import finite, finite_points
+from diffeqformer.report.text import finite, finite_points, ranges
 
 Points = Sequence[tuple[float, float]]
 
@@ -114,7 +114,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             for x, y in points:
                 if x in own:
                     axis.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=color(index))
-            how = "not fine-tuned" if len(own) == 1 else f"trained at {own[0]} to {own[-1]} steps"
+            how = "not fine-tuned" if len(own) == 1 else f"trained at {ranges(own)} steps"
             shown.append((look(index), f"{model['name']}, {how}"))
         if (guess := uniform_loss(models, vocabulary)) is not None:
             line = axis.axhline(guess, color=INK, linestyle=":", linewidth=1.1)

@@ -4,7 +4,7 @@ import math
 import numbers
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -53,6 +53,17 @@ def depths(times: Sequence[float]) -> list[str]:
     if 1 < steps <= 1000 and all(abs(time - i / steps) <= 1e-6 for i, time in enumerate(times)):
         return ["0", *(f"{i}/{steps}" for i in range(1, steps)), "1"]
     return [f"{time:.3f}" for time in times]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in order, three or more in a row by their ends: `2 to 9, 11 and 16`."""
+    rows: list[list[int]] = []
+    for one in sorted(set(numbers)):
+        if rows and one == rows[-1][-1] + 1:
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return join([part for row in rows for part in ([f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row))])
 
 
 def digits(value: float) -> str:

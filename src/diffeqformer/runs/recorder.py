@@ -112,8 +112,7 @@ class Recorder:
         if steps not in self.meter.compiled:
             self.collect()
             self.meter.compiled.add(steps)
-        order = ("loss", "validation", "speed")
-        self.stage.advance(1, " · ".join(self.note[name] for name in order if name in self.note))
+        self._advance(1)
         if len(self.meter.measured) == self.settings.log_every:
             self.collect()
         metric = self.evaluate(state) if self._every(self.settings.evaluate_every) else None
@@ -122,7 +121,12 @@ class Recorder:
         best = metric is not None and metric < self.resumed.best and self.settings.keep_best > 0
         if self.stopped or late or best or self._every(self.settings.checkpoint_every):
             self._save(state, metric)
+            self._advance(0)  # the line that stays where it ends has what this update measured
         return self.stopped
+
+    def _advance(self, updates: int) -> None:
+        order = ("loss", "validation", "speed")
+        self.stage.advance(updates, " · ".join(self.note[name] for name in order if name in self.note))
 
     def _every(self, interval: int) -> bool:
         return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)

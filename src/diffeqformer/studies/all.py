@@ -1,7 +1,7 @@
 """`diffeqformer analyze all`: every analysis of a run, those of a text on the same one, and a page that links them."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 OTHERS: Mapping[str, str] = {name: about for name, about in ANALYSES.items() if name != "all"}
 """Every other analysis, and what it does."""
+LONG = ("compression", "depth", "steps")
+"""Those that read long texts, not only the one of a context's length."""
 TOKENS = 48
 """Of the validation split that are read if there is no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(inputs.OfRun):
+class Arguments(inputs.OfText):
     """Every analysis of a run at its usual settings, on one text where it reads one, and the page that links them.
 
     Example: diffeqformer analyze all runs/quickstart/diffeqformer --text "def main(argv):"
@@ -33,7 +35,7 @@ class Arguments(inputs.OfRun):
 
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """Text that every analysis of a text reads, at most as long as the model's context; some lines from the middle of
-    the validation split if not given."""
+    the text of --data if not given."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
     """Some of the analyses; all if not given."""
 
@@ -73,7 +75,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         inputs.ids_of(run, arguments.text)
     names = [name for name in OTHERS if not arguments.only or name in arguments.only]
     reads = arguments.text is not None or any("text" in _options(name) for name in names)
-    text = arguments.text or (_lines(run, progress) if reads else "")
+    text = arguments.text or (_lines(run, arguments.data, progress) if reads else "")
     made: dict[str, Result] = {}
     refused: dict[str, str] = {}
     broken: Exception | None = None
@@ -95,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         raise broken
     if not made:
         raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
-    whose = " of its validation split" if arguments.text is None else ""
+    whose = f" of {inputs.whose(arguments.data)}" if arguments.text is None else ""
     of_text = f" Those of a text read {len(inputs.ids_of(run, text))} tokens{whose}." if reads else ""
     return Overview(
         "all",
@@ -129,6 +131,8 @@ def _arguments_of(name: str, given: Arguments, text: str, folder: Path) -> Any:
     """The arguments of one analysis, as they were given for all."""
     steps = str(given.steps or "") if name == "depth" else given.steps  # depth takes several numbers
     shared = {"run": given.run, "steps": steps, "checkpoint": given.checkpoint, "text": text, "to": str(folder)}
+    if name in LONG:
+        shared["data"] = given.data
     own, kind = _options(name), import_module(f"diffeqformer.studies.{name}").Arguments
     return kind(**{option: value for option, value in shared.items() if option in own})
 
@@ -138,12 +142,13 @@ def _options(name: str) -> set[str]:
     return {one.name for one in fields(import_module(f"diffeqformer.studies.{name}").Arguments)}
 
 
-def _lines(run: "Run", progress: Progress) -> str:
-    """About `TOKENS` tokens from the middle of the run's validation split, from the beginning of a line on.
+def _lines(run: "Run", data: Sequence[str], progress: Progress) -> str:
+    """About `TOKENS` tokens from the middle of the files, or of the run's validation split without any, from the
+    beginning of a line on.
 
     **Raises:** `BadInput` if the run has no such text.
     """
-    tokens, length = inputs.validation_tokens(run, progress), min(TOKENS, run.config.model.context)
+    tokens, length = inputs.evaluation_text(run, data, progress)[0], min(TOKENS, run.config.model.context)
     ids = tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length]
     decode = lambda some: run.tokenizer.decode(some.tolist(), skip_special_tokens=False)
     begin = next((i + 1 for i in range(len(ids) - length) if decode(ids[i : i + 1]).endswith("\n")), 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(inputs.OfRun):
+class Arguments(inputs.OfText):
     """Explanations of a prediction side by side, and a test of which of them to trust on this model.
 
     Example: diffeqformer analyze attribution runs/quickstart/diffeqformer --text "def main(argv):" --faithfulness 200
@@ -33,7 +33,7 @@ class Arguments(inputs.OfRun):
     """Position whose prediction is explained, from 0; if not given, the last 32 of the text, to choose from in the
     page."""
     faithfulness: Annotated[int, tyro.conf.arg(metavar="N")] = setting(0, least=0, most=SIZES)
-    """Contexts of the validation split, drawn over all of it, on which the explanations are tested; 0 for no test."""
+    """Contexts of the text of --data, drawn over all of it, on which the explanations are tested; 0 for no test."""
     context_tokens: int = setting(64, least=2, most=SIZES)
     """Tokens of each of these contexts; the model's context if that is shorter."""
     draws: int = setting(4, least=1, most=MOST_STEPS)
@@ -81,7 +81,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     tangents, probes = inputs.directions(arguments.tangents, arguments.probes, model.config.width)
     ids = inputs.ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
     outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if arguments.text else ()
-    split = inputs.validation_tokens(opened, progress) if arguments.faithfulness else ids
+    split = inputs.evaluation_text(opened, arguments.data, progress)[0] if arguments.faithfulness else ids
     settings: dict[str, Any] = {
         "tangents": tangents, "probes": probes, "points": arguments.points,
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
@@ -89,7 +89,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     arrays: dict[str, np.ndarray] = {}
     ranking: Sequence[str] = ("occlusion",)  # without a test of its own: the one that changes the input and looks
     maps, tables, figures = [], [], []
-    whose = f"{opened.folder}, update {opened.step}"
+    whose = inputs.described(opened)
     said = [f"{whose}."]
     document: Document = opened.which
     if arguments.text:
@@ -147,7 +147,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "Occlusion replaces single tokens, as the rank correlations do, though by another vector: that it ranks "
             "well there is partly by construction. Deletion and insertion replace many.",
         ]
-        tables.insert(0, trust(found, length))
+        tables.insert(0, trust(found, length, inputs.whose(arguments.data)))
         ranking = found.ranking("strength")
         ranked = "Rank correlation of scores with what replacing a token changes"
         replaced = "Replacing the tokens of highest scores, and putting them back"
@@ -178,7 +178,7 @@ def _check(arguments: Arguments) -> None:
     if arguments.faithfulness == 1:
         raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
     if not arguments.faithfulness:
-        inputs.require_usual(arguments, ("context_tokens", "draws"), "only --faithfulness reads it")
+        inputs.require_usual(arguments, ("data", "context_tokens", "draws"), "only --faithfulness reads it")
     if not arguments.text:
         inputs.require_usual(arguments, ("output_token",), "there is no --text that it would be of")
 
@@ -230,11 +230,11 @@ def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> s
     return f" Integrated gradients say the opposite of {where}."
 
 
-def trust(found: "Faithfulness", length: int) -> Table:
-    """Which explanation to trust, the best first."""
+def trust(found: "Faithfulness", length: int, over: str) -> Table:
+    """Which explanation to trust, the best first; `over`, what the contexts were drawn from."""
     caption = (
-        f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over the whole "
-        "validation split; means and 95 % bootstrap intervals; of all columns, more is better"
+        f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over all of "
+        f"{over}; means and 95 % bootstrap intervals; of all columns, more is better"
     )
     columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
     return Table(caption, columns, found.rows())

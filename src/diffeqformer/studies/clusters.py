@@ -15,7 +15,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import depths, digits
 from diffeqformer.studies.clusters_text import distances, gathering
-from diffeqformer.studies.inputs import folder_for, ids_of, require_usual, validation_windows
+from diffeqformer.studies.inputs import Files, described, evaluation_windows, folder_for, ids_of, require_usual
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -44,9 +44,11 @@ class Arguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
     """Folder of a run whose hidden states are measured; without it, particles are simulated."""
     text: str | None = None
-    """A text to run the model on; windows of its validation split if not given."""
+    """A text to run the model on; windows of --data if not given."""
+    data: Files = ()
+    """Text files or globs; the run's validation split if not given."""
     texts: int | None = setting(None, least=1, most=SIZES)
-    """How many windows of the validation split; if not given, 16, or as many as there are."""
+    """How many windows; if not given, 16, or as many as there are."""
     steps: int | None = setting(None, least=1, most=MOST_STEPS)
     """Steps of depth (of the simulation: 200); the trained number if not given."""
     checkpoint: Which = "latest"
@@ -98,10 +100,12 @@ def _check(arguments: Arguments) -> None:
     given = [name for name in SIMULATED if getattr(arguments, name) != getattr(usual, name)]
     if arguments.run and given:
         raise BadInput(f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave out one.")
+    if arguments.text is not None and arguments.data:
+        raise BadInput(f"--data is {' '.join(arguments.data)}, but --text is the one to read; give one of them.")
     if arguments.text is not None and not arguments.run:
         raise BadInput(f"--text is {arguments.text!r}, but no RUN is given whose model could read it.")
     if not arguments.run:
-        require_usual(arguments, ("texts", "checkpoint"), "no RUN is given that it would be of")
+        require_usual(arguments, ("data", "texts", "checkpoint"), "no RUN is given that it would be of")
 
 
 def of_particles(arguments: Arguments, progress: Progress) -> Result:
@@ -110,7 +114,7 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.report.page import Animation, both_widths
     from diffeqformer.studies import clusters_figures as draw
 
-    folder, share = folder_for("clusters", arguments.to, None), arguments.share
+    folder, share = folder_for("clusters", arguments.to), arguments.share
     steps = 200 if arguments.steps is None else arguments.steps
     settings: dict[str, Any] = {
         "systems": arguments.systems, "points": arguments.particles, "steps": steps, "dt": arguments.dt,
@@ -226,7 +230,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies import clusters_figures as draw
 
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    folder = folder_for("clusters", arguments.to, opened)
+    folder = folder_for("clusters", arguments.to, opened.folder)
     if arguments.text is not None:
         texts = ids_of(opened, arguments.text)[None]
         if texts.shape[1] < 2:
@@ -234,7 +238,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     else:
         if (context := opened.config.model.context) < 2:
             raise BadInput(f"the model's context is {context}, a single token; distances need at least two.")
-        texts, _ = validation_windows(opened, arguments.texts, context, progress, USUAL)
+        texts, _ = evaluation_windows(opened, arguments.data, arguments.texts, context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
     shares = tuple(sorted({f"{share:g}": share for share in (arguments.share, 0.25, 0.5, 0.75)}.values()))
     rows = means_of(found, shares)
@@ -272,7 +276,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         arrays=found.arrays() | {"texts": texts},
         document={**opened.which, "depths": rows},
         notes=(
-            f"Hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} tokens, at depth 0 "
+            f"{described(opened)}: hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} "
+            "tokens, at depth 0 "
             f"and after {f'each of {len(rows) - 1} steps' if len(rows) > 2 else 'the one step'}. Clusters are those of "
             "single linkage at a share of the mean distance of the same depth; the energy is half the mean of exp(cos) "
             "over all pairs of states.",

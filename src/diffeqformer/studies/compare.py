@@ -16,8 +16,7 @@ from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed, speed
-from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import ANALYSES_FOLDER
+from diffeqformer.studies.inputs import folder_for
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     found = compare_runs(arguments.first, arguments.second)
     one, other = (side.folder for side in found.sides)
-    usual = one / ANALYSES_FOLDER / f"compare-{_way(one, other)}"
-    return result(found, path_of(arguments.to) if arguments.to else usual)
+    return result(found, folder_for(f"compare-{_way(one, other)}", arguments.to, one))
 
 
 def _way(one: Path, other: Path) -> str:

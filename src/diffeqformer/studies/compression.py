@@ -38,14 +38,12 @@ WAYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(inputs.OfRun):
+class Arguments(inputs.OfText):
     """Compression over depth beside that within layers, without training: perplexity against numbers stored.
 
     Example: diffeqformer analyze compression runs/quickstart/gpt
     """
 
-    data: tuple[str, ...] = ()
-    """Text files or globs; the run's validation split if not given."""
     texts: int = setting(256, least=2, most=SIZES)
     """Windows of the text, evenly spread over it, each as long as the context: activations of every other one, loss
     of the rest."""
@@ -104,7 +102,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     text = ", ".join(arguments.data) if arguments.data else f"The validation text of {opened.folder}"
     about = (
         f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
-        f"{opened.folder} at update {opened.step}, {layers} layers."
+        f"{inputs.described(opened)}, {layers} layers."
         f"{'' if arguments.data else inputs.whole_split(opened, layers)}{made_of(opened.config.model.weights.kind)}"
     )
     known = {**opened.which, "layers": layers, "block_numbers": count(rows), "original": whole}
@@ -113,7 +111,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def made_of(kind: str) -> str:
     """That layers of weights of this kind have much in common by construction, if so."""
-    if kind == "layer":
+    if kind in ("layer", "layerdrop"):
         return ""
     return (
         f" Its layers come from weights of kind `{kind}`, functions of depth: where these are smooth, sharing over "

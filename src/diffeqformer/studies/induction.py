@@ -10,7 +10,7 @@ from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
-from diffeqformer.studies.inputs import OfRun
+from diffeqformer.studies.inputs import OfRun, described
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     return Result(
         "induction",
         "Are there induction heads?",
-        (found.verdict(), about(str(opened.folder), found)),
+        (found.verdict(), about(described(opened), found)),
         (found.table(), strongest(found), strongest(found, "copying", 5)),
         (
             both_widths("induction-maps", maps, draw.induction_maps, found),

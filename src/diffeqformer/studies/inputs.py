@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 ANALYSES_FOLDER = "analysis"
 """Folder of a run's analyses, in the run's own."""
-NAME_A_TEXT = "give a text with --text"
-"""What else can be done where a run has no text of its own."""
 TANGENTS, PROBES = 4, 16
 """First tangents of pairwise exponents and probes of end-to-end ones, if none are asked for."""
 LAST_OUTPUTS = 32
@@ -76,11 +74,19 @@ class OfRun:
         from diffeqformer.runs.opening import load_run
 
         opened = load_run(self.run, self.checkpoint, progress)
-        return opened, folder_for(name, self.to, opened)
+        return opened, folder_for(name, self.to, opened.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfText(OfRun):
+    """Arguments of the analyses of a run on a long text."""
+
+    data: Files = ()
+    """Text files or globs; the run's validation split if not given."""
 
 
 def whole_numbers(text: str, name: str) -> tuple[int, ...]:
-    """`"6,12,24"`, or `"2-6,12"`, as numbers.
+    """`"6,12,24"`, or `"2-6,12"`, as numbers, each once.
 
     **Raises:** `BadInput` if a part is not a whole number from 1 to `MOST_STEPS`, or two that rise.
     """
@@ -91,7 +97,7 @@ def whole_numbers(text: str, name: str) -> tuple[int, ...]:
             f"{name} is {shown(text)}, but must be whole numbers of at least 1 and at most {MOST_STEPS}, such as 6, "
             "6,12,24 or 2-6."
         )
-    return tuple(number for part in ends for number in range(int(part[0]), int(part[-1]) + 1))
+    return tuple(dict.fromkeys(number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)))
 
 
 def positive_numbers(text: str, name: str) -> tuple[float, ...]:
@@ -129,16 +135,23 @@ def shipped(name: str) -> Config:
     return with_values(config, {"model.vocabulary": known})
 
 
-def folder_for(name: str, to: str, run: "Run | None") -> Path:
+def folder_for(name: str, to: str | None, run: Path = Path()) -> Path:
     """Where an analysis writes: `to` if given, else `analysis/NAME` in the run's folder, or in the current one.
 
     **Raises:** `BadInput` if that is a file, or cannot be written.
     """
-    folder = path_of(to) if to else (run.folder if run else Path()) / ANALYSES_FOLDER / name
+    folder = path_of(to) if to else run / ANALYSES_FOLDER / name
     require_writable(folder, "--to")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--to is {str(folder)!r}, but that is a file; name a folder.")
     return folder
+
+
+def described(run: "Run") -> str:
+    """A run and its update, and, of a model whose steps a tolerance chooses, that others are read."""
+    tolerance = run.config.model.tolerance
+    fixed = "" if tolerance is None else f", at fixed steps in place of adaptive ones (rtol {tolerance.rtol:g})"
+    return f"{run.folder}, update {run.step}{fixed}"
 
 
 def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
@@ -175,13 +188,13 @@ def outputs_of(positions: int, given: int | None) -> tuple[int, ...]:
 
 
 def evaluation_text(
-    run: "Run", data: Sequence[str], progress: Progress, advice: str = "name a text to evaluate on with --data"
+    run: "Run", data: Sequence[str], progress: Progress
 ) -> tuple[np.ndarray, int | None, np.ndarray | None]:
     """The tokens of some files by the run's tokenizer; without files, of the run's own validation split.
 
     Where the run's text is not there any more, its tokens are read from their cache.
 
-    **Arguments:** `data`, paths or globs; `advice`, what else could be done if the run has no such split.
+    **Arguments:** `data`, paths or globs.
 
     **Returns:** tokens (tokens,); the UTF-8 bytes of the text; which tokens count as targets, (tokens,). Where not all
     do there is no number of bytes, else no mask.
@@ -195,6 +208,7 @@ def evaluation_text(
 
     if data:
         return masked_tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)
+    advice = "name a text to evaluate on with --data"
     if run.origin == "imported":
         holds = "holds an imported model, which has no text of its own"
         raise BadInput(f"run folder {str(run.folder)!r} {holds}; {advice}.")
@@ -241,36 +255,40 @@ def owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
     return next(iter(owners.values()), opened)
 
 
-def validation_tokens(run: "Run", progress: Progress) -> np.ndarray:
-    """All tokens of the run's own validation split, shape (tokens,).
-
-    **Raises:** `BadInput` if the run is an imported model, or if its text has changed since.
-    """
-    return evaluation_text(run, (), progress, NAME_A_TEXT)[0]
-
-
-def validation_windows(
-    run: "Run", count: int | None, length: int, progress: Progress, usual: int = 0, *, sets: int = 1
+def evaluation_windows(
+    run: "Run",
+    data: Sequence[str],
+    count: int | None,
+    length: int,
+    progress: Progress,
+    usual: int = 0,
+    *,
+    sets: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` windows of the validation split, evenly spread over it, and which of their tokens count as targets.
+    """`count` windows of a text, evenly spread over it, and which of their tokens count as targets.
 
-    **Arguments:** `usual`, their number if `count` is `None`; as many as there are of a split that has fewer; `sets`,
-    how many times as many there are to be.
+    **Arguments:** `data`, as `evaluation_text`; `usual`, their number if `count` is `None`; as many as there are of a
+    text that has fewer; `sets`, how many times as many there are to be.
 
     **Returns:** tokens and booleans, both (sets * count, length).
 
-    **Raises:** `BadInput` if the split has not that many tokens, and as `validation_tokens`.
+    **Raises:** `BadInput` if the text has not that many tokens, and as `evaluation_text`.
     """
-    tokens, _, mask = evaluation_text(run, (), progress, NAME_A_TEXT)
+    tokens, _, mask = evaluation_text(run, data, progress)
     most = len(tokens) // (length * sets)
     if not most:
         needed = f"{sets} texts take {sets * length}" if sets > 1 else f"one text takes {length}"
-        raise BadInput(f"the run's validation split has {len(tokens)} tokens, but {needed}.")
+        raise BadInput(f"{whose(data)} has {len(tokens)} tokens, but {needed}.")
     count = min(usual, most) if count is None else count
     if not 1 <= count <= most:
         are = f"as many texts of {length} tokens as there are{f', {sets} times' if sets > 1 else ''}"
         raise BadInput(f"--texts is {count}, but must be from 1 to {most}: {are}.")
     return spread_texts(tokens, mask, sets * count, length)
+
+
+def whose(data: Sequence[str]) -> str:
+    """What is read, in words."""
+    return f"the text of {', '.join(data)}" if data else "the run's validation split"
 
 
 def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -130,7 +130,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "Which tokens is an output's state sensitive to?",
         (
             headlines[-1],
-            f"{opened.folder}, update {opened.step}: a text of {len(ids)} tokens. Dark inputs are those that the "
+            f"{inputs.described(opened)}: a text of {len(ids)} tokens. Dark inputs are those that the "
             f"chosen output is most sensitive to by the method chosen below; the sentence above always uses {name}.",
             *(MEANING[part.split(",")[0]] for part in reversed(parts)),
             "Exponents measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they "

@@ -154,8 +154,7 @@ def _steps(model: Model) -> str:
     if rtol is not None:
         return f"adaptive (rtol {rtol:g})"
     trained = run_text.trained_depths(model)
-    ends = " to ".join(dict.fromkeys([str(trained[0]), str(trained[-1])]))
-    more = "" if trained == [model["steps"]] else f" (trained at {ends})"
+    more = "" if trained == [model["steps"]] else f" (trained at {text.ranges(trained)})"
     return f"{text.number(model['steps'])}{more}"
 
 

@@ -84,7 +84,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
         one.model.grid(arguments.steps)
         hidden_subsets(one.model.config.hidden_width, some)
-    models, lengths, steps_alone = [], [], {}
+    models, lengths, between = [], [], {}
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has one depth alone.
         steps = arguments.steps if one is runs[0] or not isinstance(one.model.config.weights, LayerConfig) else None
@@ -93,7 +93,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         usual = BETWEEN if trained_between(one) and not shared else 0
         times = usual if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
-        steps_alone[str(one.folder)] = why_steps_alone(one)
+        between[str(one.folder)] = caveats(one) if models[-1][1].continuous else why_steps_alone(one)
         clock = one.model.config.interval * one.model.grid(steps).lengths
         lengths.append(np.asarray(length_taken(one.model.scheme, clock)))  # by which a step multiplies what it adds
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
@@ -117,7 +117,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         tuple(found.table(name) for name, found in models), drawn, arrays=arrays,
         document={"models": [one.which | numbers(found) for one, (_, found) in zip(runs, bare, strict=True)]},
         notes=notes(
-            models, lengths if comparable else (), steps_alone, fold_norm=arguments.fold_norm, seed=arguments.seed
+            models, lengths if comparable else (), between, fold_norm=arguments.fold_norm, seed=arguments.seed
         ),
         folder=folder,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def trained_between(run: "Run") -> bool:
     adaptive steps."""
     config, m = run.config, run.config.model
     return (
-        isinstance(m.weights, SharedConfig)
+        (isinstance(m.weights, SharedConfig) and m.modulation is None)
         or m.tolerance is not None
         or len(config.trained_at) > 1
         or config.depth.jitter > 0
@@ -139,10 +139,10 @@ def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
     from diffeqformer.analysis.over_depth import between_steps, know_length
 
-    if isinstance(run.config.model.weights, SharedConfig):
-        return "its weights are the same at all depths"
     if know_length(run.model.weights):
         return "its weights know the length of the step, which a time between steps does not have"
+    if isinstance(run.config.model.weights, SharedConfig):
+        return "its weights are the same at all depths"
     if between_steps(run.model):
         only = "those at the steps" if trained_between(run) else "only those at the steps were trained and"
         return (
@@ -152,6 +152,18 @@ def why_steps_alone(run: "Run") -> str:
     if run.model.continuous:
         return "its weights are functions of depth, and each step computes with their mean over it, which is shown"
     return "each step has weights of its own, so there is nothing between them"
+
+
+def caveats(run: "Run") -> str:
+    """What is to be known of curves between the steps of a model."""
+    said = ""
+    if not trained_between(run):
+        said += " Weights between its steps were never trained: only the steps are what it computes with."
+    if getattr(run.config.model.weights, "basis", None) == "box":
+        said += " Its weights jump from knot to knot, and no grid follows that."
+    if run.config.model.tolerance is not None:
+        said += " Its own steps are chosen by a tolerance; the marks are those of a fixed grid."
+    return said
 
 
 def numbers(found: "Spectra") -> Document:
@@ -307,10 +319,10 @@ def _where(found: "Spectra", pair: str, place: int) -> str:
 
 
 def notes(
-    models: Models, lengths: "Sequence[np.ndarray]", steps_alone: Mapping[str, str], *, fold_norm: bool, seed: int
+    models: Models, lengths: "Sequence[np.ndarray]", between: Mapping[str, str], *, fold_norm: bool, seed: int
 ) -> tuple[str, ...]:
     """What the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far the
-    curves can be trusted; `steps_alone`, by model, why only its steps are shown, if they are."""
+    curves can be trusted; `between`, by model, why only its steps are shown, or what is to be known of curves."""
     said = [
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
         "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
@@ -325,15 +337,14 @@ def notes(
         if found.continuous:
             largest = {pair: spectrum.jump.max() for pair, spectrum in found.pairs.items()}
             jumps = ", ".join(f"{pair} {jump:.2f}" for pair, jump in largest.items())
-            trusted = "" if max(largest.values()) < 0.3 else "That is not small: dots are right, lines are guesses. "
+            trusted = "" if max(largest.values()) < 0.3 else " That is not small: dots are right, lines are guesses."
             said.append(
                 f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
-                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves. {trusted}"
-                "Of a model of one depth, weights between the steps were never trained: only the steps are what it "
-                "computes with."
+                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves.{trusted}"
+                f"{between[name]}"
             )
         else:
-            said.append(f"{name}: {steps_alone[name]}.")
+            said.append(f"{name}: {between[name]}.")
     if any(pair.startswith("FF ") for pair in models[0][1].pairs):
         said.append(f"Random hidden units are drawn with seed {seed}, and are the same at all times.")
     return tuple(said)

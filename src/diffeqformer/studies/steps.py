@@ -38,15 +38,15 @@ WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(inputs.OfRun):
+class Arguments(inputs.OfText):
     """What each step does: the loss of the prediction after it, how far it moves the state, how weights change.
 
     Example: diffeqformer analyze steps runs/quickstart/elastic --steps 12
     """
 
     texts: inputs.Number = setting(None, least=1, most=SIZES)
-    """Windows of the validation split, evenly spread over it, each as long as the context; if not given, 64, or as
-    many as there are."""
+    """Windows of the text of --data, evenly spread over it, each as long as the context; if not given, 64, or as many
+    as there are."""
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """A text whose predictions after every step are shown too, token by token."""
     tuned: int = setting(0, least=0, most=UPDATES)
@@ -66,7 +66,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     ids = inputs.ids_of(opened, arguments.text) if arguments.text is not None else None
     length = opened.config.model.context + 1
     sets = 2 if arguments.tuned else 1
-    texts, counted = inputs.validation_windows(opened, arguments.texts, length, progress, USUAL, sets=sets)
+    data = arguments.data
+    texts, counted = inputs.evaluation_windows(opened, data, arguments.texts, length, progress, USUAL, sets=sets)
     texts, others, counted = texts[::sets], texts[1::sets], counted[::sets, 1:]
     found = participation(opened.model, texts, counted, steps=grid, progress=progress)
     probes = None
@@ -75,10 +76,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
         lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
         probes = lens_of.read(opened.model, texts, counted, steps=grid)
-    about = f"{opened.folder}, update {opened.step}, {counted_steps(grid.steps)}; "
+    about = f"{inputs.described(opened)}, {counted_steps(grid.steps)}; "
     about += f"{len(texts)} texts of {length - 1} tokens"
     about += "" if counted.all() else f", of which {counted.sum()} count as targets"
-    made = result(found, f"{about}.{inputs.whole_split(opened, grid.steps)}", opened.which, folder, probes)
+    about += f" of {inputs.whose(data)}." if data else f".{inputs.whole_split(opened, grid.steps)}"
+    made = result(found, about, opened.which, folder, probes)
     if ids is None:
         return made
     from diffeqformer.analysis.reading import lens, walk

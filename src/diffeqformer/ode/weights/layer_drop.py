@@ -67,7 +67,8 @@ class LayerDropWeights(eqx.Module):
         """
         if grid.steps > self.depth:
             raise BadInput(
-                f"steps is {grid.steps}, but this model leaves out some of {self.depth} layers: at most those."
+                f"steps is {grid.steps}, but this model has {self.depth} layers, of which fewer steps take some: "
+                f"at most {self.depth}."
             )
         if not self.order:
             return unstack(self.at(grid.times((0.5,))), grid.steps, 1)

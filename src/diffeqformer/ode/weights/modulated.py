@@ -2,12 +2,12 @@
 
 In a step of length h, a fraction of depth, at the time t,
 
-    n(t, h) = n(t) (1 + s(t, h)) + b(t, h),     W_out(t, h) = W_out(t) (1 + g(t, h)),
+    scale(t, h) = scale(t) (1 + s(t, h)),    shift(t, h) = shift(t) + b(t, h),    W_out(t, h) = W_out(t) (1 + g(t, h)),
 
-with s and b for the norm of each half of the block, and g for each channel of what it adds to the state. All are sums
-of hat functions, `sum_mj B_m(t) C_j(log2 1/h) S_mj`: B_m over depth as in `knots`, C_j with its knot at h = 2^-j. Steps
-below the shortest knot are as that one, so that weights converge as steps are added; `at(t)` is that limit. All S start
-at zero.
+with s and b for the norm of each half of the block (b where it has a shift), and g for each channel of what it adds to
+the state. All are sums of hat functions, `sum_mj B_m(t) C_j(log2 1/h) S_mj`: B_m over depth as in `knots`, C_j with
+its knot at h = 2^-j. Steps below the shortest knot are as that one, so that weights converge as steps are added;
+`at(t)` is that limit. All S start at zero.
 
 Sources: conditioning on time and step length, Frans et al. 2024 (shortcut models, arXiv:2410.12557) and LoopFormer
 (arXiv:2602.11451; `shared` weights with this are its kind of model); norms of its own for every size of a network, Yu
@@ -90,7 +90,7 @@ def _changed_norm(norm: Norm, change: Norm) -> Norm:
 
 
 def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
-    """A norm as steps of a length have it, `n (1 + s(h)) + b(h)`.
+    """A norm as steps of a length have it: its scale times `1 + s(h)`, its shift plus `b(h)`.
 
     **Arguments:** `changes`, arrays of shape (length, width); `length`, a fraction of depth.
     """

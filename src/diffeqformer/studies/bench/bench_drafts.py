@@ -50,6 +50,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--steps is {arguments.steps!r}, but `bench drafts` reads one number.")
     depths = whole_numbers(arguments.draft_steps, "--draft-steps")
     lengths = whole_numbers(arguments.draft_length, "--draft-length")
+    if (most := max(depths)) >= steps:
+        raise BadInput(f"--draft-steps has {most}, but must have fewer than the {steps} steps that check drafts.")
     from diffeqformer.runs.opening import load_run
 
     run = load_run(arguments.run, progress=progress)

@@ -227,10 +227,10 @@ def _headline(document: b.Document) -> str:
         return "Nothing here fits with both kinds of weights."
     longest = max(max(bounds_of(row).values()) / max(bounds_of(other).values()) for row, other in pairs)
     cut, less = (max(pair[which]["fsdp"] for pair in pairs) for which in (0, 1))
-    return (
-        f"On paper time-dependent weights take at most {longest:.2f} times as long as knots, but their state has to be "
-        f"cut over up to {cut} devices, that of knots over {less}."
-    )
+    said = f"On paper time-dependent weights take at most {longest:.2f} times as long as knots"
+    if cut == 1:
+        return f"{said}; neither has to be cut over devices."
+    return f"{said}, but their state has to be cut over up to {cut} devices, that of knots over {less}."
 
 
 BENCHMARK = b.Benchmark(
