@@ -145,10 +145,10 @@ def test_a_model_of_drawn_depths_was_trained_at_them_and_not_at_one():
     figure = depth_curve(results["models"], 2048)
     rings = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_markersize() == 11]
     assert rings == [[[2, 4.1]], [[6, 3.98]]] and not figure.axes[0].texts
-    assert texts(figure)[0] == "Elastic DiffEqFormer, trained at 2 to 6 steps"
+    assert texts(figure)[0] == "Elastic DiffEqFormer, trained at 2 and 6 steps"
     assert depth_finding(first).startswith("Elastic DiffEqFormer was trained at 2 and 6 steps; at 6 its loss is 3.980")
     page = run_report(results).page()
-    assert "6 (trained at 2 to 6)" in page and "only ever asked" not in page
+    assert "6 (trained at 2 and 6)" in page and "only ever asked" not in page
 
 
 def test_columns_without_a_number_are_left_out():
