@@ -65,6 +65,10 @@ BAD_WORDS = {
     "bench: rounds of schemes": ("bench schemes --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: rounds of generate": ("bench generate --rounds 6", "--rounds is 6, but must be at least 7"),
     "bench: drafts of nothing": ("bench drafts", "`bench drafts` needs a trained run: name its folder with --run."),
+    "attribution: a text that is not read": (
+        "analyze attribution nowhere --text the --data a.txt b.txt",
+        "--data is a.txt b.txt, but only --faithfulness reads it.",
+    ),
     "bench: deep drafts": (
         "bench drafts --run nowhere --steps 4 --draft-steps 2-4",
         "--draft-steps has 4, but must have fewer than the 4 steps that check drafts",

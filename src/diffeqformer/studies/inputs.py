@@ -49,7 +49,8 @@ def require_usual(arguments: Any, names: Sequence[str], why: str) -> None:
     usual = {one.name: one.default for one in fields(arguments)}
     for name in names:
         if (value := getattr(arguments, name)) != usual[name]:
-            raise BadInput(f"--{name.replace('_', '-')} is {value}, but {why}.")
+            given = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise BadInput(f"--{name.replace('_', '-')} is {given}, but {why}.")
 
 
 @dataclass(frozen=True, kw_only=True)

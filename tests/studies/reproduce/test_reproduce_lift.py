@@ -1,5 +1,6 @@
 """From lifted to elastic: which layers a model begins with, how it is judged, and the whole command at small size."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from diffeqformer.cli import main
 from diffeqformer.config import shipped_configs
 from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.progress import Silent
@@ -75,6 +77,13 @@ def test_the_list_holds_numbers_for_programs(tmp_path, monkeypatch):
     rows = {row["runs"]: row for row in study(asked, Silent()).document["runs"]}
     assert sum(row["finished"] > 0 for row in rows.values()) == 1
     assert all(type(row["seconds_left"]) is float for row in rows.values())
+
+
+@pytest.mark.parametrize("words", [["lift"], ["paper", "table-3"], ["depth", "--models", "gpt"]])
+def test_a_list_leaves_no_files(words, tmp_path, capsys):
+    assert main(["reproduce", *words, "--list", "--to", str(tmp_path / "runs"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert not list(tmp_path.iterdir()) and "page" not in told and [*told.values()]
 
 
 @pytest.mark.slow
