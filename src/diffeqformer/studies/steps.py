@@ -79,7 +79,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     about = f"{inputs.described(opened)}, {counted_steps(grid.steps)}; "
     about += f"{len(texts)} texts of {length - 1} tokens"
     about += "" if counted.all() else f", of which {counted.sum()} count as targets"
-    about += f" of {inputs.whose(data)}." if data else f".{inputs.whole_split(opened, grid.steps)}"
+    about += f" from {inputs.whose(data)}." if data else f".{inputs.whole_split(opened, grid.steps)}"
     made = result(found, about, opened.which, folder, probes)
     if ids is None:
         return made
