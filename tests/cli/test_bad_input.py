@@ -102,7 +102,7 @@ BAD_WORDS = {
     "finetune: method": ("finetune nowhere --method qlora", "--method is 'qlora', but must be one of 'lora', 'full',"),
     "finetune: rank without adapters": (
         "finetune nowhere --method full --rank 4",
-        "--rank is 4, but --method full has no adapters; lora and continuous have.",
+        "--rank is 4, but --method full has no adapters; the others have.",
     ),
     "finetune: unknown option": ("finetune nowhere --trainer.update 3", "did you mean --trainer.updates?"),
     "reproduce: one text": ("reproduce adapt --texts a=stdlib", "--texts has 1 different names, but must have 2"),

@@ -22,14 +22,14 @@ BY_STEPS = {
 @pytest.mark.parametrize("kind", BY_STEPS)
 def test_rows_that_were_as_many_as_steps_stay_as_they_are(kind):
     base = model_of(dataclasses.replace(TINY, steps=4, **BY_STEPS[kind]))
-    model = adapt(base, adapted_config(base.config, 2, layers=False, lora=None), jax.random.key(0))
+    model = adapt(base, adapted_config(base.config, 2, become="same", lora=None), jax.random.key(0))
     assert model.config.steps == 2
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens(), 2))
 
 
 def test_lengths_that_corrections_tell_apart_stay_at_more_steps_and_can_be_given():
     base = model_of(dataclasses.replace(TINY, steps=4, weights=KnotsConfig(3, rank=2)))
-    config = adapted_config(base.config, 9, layers=False, lora=None)
+    config = adapted_config(base.config, 9, become="same", lora=None)
     assert config.weights.halvings == 2
     model = adapt(base, config, jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens(), 9))
@@ -39,7 +39,7 @@ def test_lengths_that_corrections_tell_apart_stay_at_more_steps_and_can_be_given
 
 def test_unequal_steps_stay_at_the_depth_they_were_trained_at():
     base = model_of(dataclasses.replace(TINY, steps=3, edges=(0.0, 0.1, 0.5, 1.0)))
-    config = adapted_config(base.config, 3, layers=False, lora=None)
+    config = adapted_config(base.config, 3, become="same", lora=None)
     model = adapt(base, config, jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens()))
-    assert adapted_config(base.config, 4, layers=False, lora=None).edges == ()
+    assert adapted_config(base.config, 4, become="same", lora=None).edges == ()

@@ -25,7 +25,7 @@ NAMES = ("attention.query_key_value", "attention.output", "feed_forward.up", "fe
 def adapted(kind: str, lora: LoRAConfig = LORA):
     """The model of a kind with new adapters, and itself."""
     base = model_of(KINDS[kind])
-    config = adapted_config(base.config, base.config.steps, layers=True, lora=lora)
+    config = adapted_config(base.config, base.config.steps, become="layer", lora=lora)
     return adapt(base, config, jax.random.key(0)), base
 
 
@@ -48,13 +48,13 @@ def test_new_adapters_change_no_bit(kind):
 @pytest.mark.parametrize("steps", [2, 5])
 def test_a_continuous_model_written_out_with_adapters_is_itself(steps):
     base = model_of(TINY)
-    model = adapt(base, adapted_config(TINY, steps, layers=True, lora=LORA), jax.random.key(0))
+    model = adapt(base, adapted_config(TINY, steps, become="layer", lora=LORA), jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base.populate(steps), tokens()))
 
 
 def test_adapters_beside_knots_change_every_depth_and_are_those_of_merged_knots():
     base = model_of(KINDS["knots, normalised"])
-    model = adapt(base, adapted_config(base.config, 3, layers=False, lora=LORA), jax.random.key(0))
+    model = adapt(base, adapted_config(base.config, 3, become="same", lora=LORA), jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens()))
     maps = lambda m: [m.adapter.b for m in linear_maps(m.weights.rows).values() if isinstance(m, AdaptedLinear)]
     draw = np.random.default_rng(0).normal
@@ -75,7 +75,7 @@ def test_adapters_beside_knots_change_every_depth_and_are_those_of_merged_knots(
 
 def test_where_no_adapters_of_functions_of_depth_can_be():
     with pytest.raises(BadInput, match="beside knots, but this model has weights of kind 'time'"):
-        adapted_config(TINY, 3, layers=False, lora=LORA)
+        adapted_config(TINY, 3, become="same", lora=LORA)
     knots = dataclasses.replace(KINDS["knots, normalised"].weights, lora=LoRAConfig(2, dropout=0.1))
     with pytest.raises(BadInput, match="dropout is 0.1, but must be 0 with weights of kind 'knots'"):
         validate_model(dataclasses.replace(KINDS["knots, normalised"], weights=knots))
@@ -155,13 +155,13 @@ def test_the_shapes_of_an_adapted_config_are_those_of_its_models():
 
 def test_a_table_has_no_functions_of_depth_to_keep():
     with pytest.raises(BadInput, match="method 'continuous' keeps weights that are functions of depth"):
-        adapted_config(KINDS["vanilla"], 3, layers=False, lora=None)
+        adapted_config(KINDS["vanilla"], 3, become="same", lora=None)
     with pytest.raises(BadInput, match="a table of 3 layers and cannot run at 5 steps"):
-        adapted_config(KINDS["vanilla"], 5, layers=True, lora=LORA)
+        adapted_config(KINDS["vanilla"], 5, become="layer", lora=LORA)
 
 
 def test_another_depth_covers_the_same_interval():
     counted = dataclasses.replace(TINY, horizon="steps")
-    for layers in (True, False):
-        config = adapted_config(counted, 6, layers=layers, lora=None)
+    for become in ("layer", "dyadic", "same"):
+        config = adapted_config(counted, 6, become=become, lora=None)
         assert (config.steps, config.interval) == (6, 3.0)

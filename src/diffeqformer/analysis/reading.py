@@ -31,6 +31,7 @@ from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import (
+    DyadicWeights,
     KnotWeights,
     ModulatedWeights,
     SharedWeights,
@@ -191,7 +192,7 @@ def _by_step(source: WeightSource) -> bool:
     """Whether the weights of a step are known to depend on its own times alone; of a user's source nothing is known."""
     if isinstance(source, ModulatedWeights):
         return _by_step(source.base)
-    return isinstance(source, TimeWeights | KnotWeights | SharedWeights)
+    return isinstance(source, TimeWeights | KnotWeights | DyadicWeights | SharedWeights)
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:

@@ -1,4 +1,4 @@
-"""`diffeqformer finetune RUN --steps N --method lora|full|continuous --data FILES`"""
+"""`diffeqformer finetune RUN --steps N --method lora|full|continuous|dyadic --data FILES`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -52,8 +52,9 @@ class Settings:
 class Arguments:
     """Fine-tune a trained model on other text, at any depth; the same command again continues a run that was stopped.
 
-    A continuous model is populated as a table of layers first. Settings that are not given are the base run's, but
-    500 updates, an evaluation after each 50, and for LoRA ten times the learning rate, at most 0.01.
+    With the methods lora and full a continuous model is populated as a table of layers first. Settings that are not
+    given are the base run's, but 500 updates, an evaluation after each 50, and for LoRA ten times the learning rate, at
+    most 0.01.
 
     Example: diffeqformer finetune runs/quickstart/diffeqformer --steps 4 --method lora --data notes.txt
     """
@@ -62,12 +63,13 @@ class Arguments:
     """Folder of the trained run."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=MOST_STEPS)
     """Number of depth steps; as trained if not given. A table of layers has only its own."""
-    method: Literal["lora", "full", "continuous"] = "lora"
-    """Populate and train low-rank adapters (lora) or all weights (full); or keep the weights as functions of depth
-    and train their networks (continuous)."""
+    method: Literal["lora", "full", "continuous", "dyadic"] = "lora"
+    """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
+    train those (continuous); or give each step of length 1, 1/2, 1/4, ... a block of its own and train all of them
+    (dyadic)."""
     depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((), least=1, most=MOST_STEPS)
-    """Numbers of steps to draw each update's depth from (method continuous), short for --depth.sample; those of the
-    base run if not given."""
+    """Numbers of steps to draw each update's depth from (methods continuous and dyadic), short for --depth.sample;
+    those of the base run if not given."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base
     run's own text if not given."""
@@ -76,8 +78,8 @@ class Arguments:
     checkpoint: Which = "latest"
     """The base run's newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     rank: int | None = setting(None, least=1, most=SIZES)
-    """Rank of the adapters, 8 if not given (method lora); with method continuous, of adapters beside the knots, which
-    alone are then trained."""
+    """Rank of the adapters, 8 if not given (method lora); with methods continuous and dyadic, of adapters beside the
+    knots or blocks, which alone are then trained."""
     alpha: float | None = setting(None, positive=True)
     """Adapters are scaled by alpha / rank; 16 if not given."""
     dropout: float | None = setting(None, fraction=True)
@@ -144,7 +146,7 @@ def _adapter_settings(given: Arguments) -> dict[str, object]:
     found = {name: value for name, value in found.items() if value is not None}
     if given.method == "full" and found:
         name, value = next(iter(found.items()))
-        raise BadInput(f"--{name} is {value!r}, but --method full has no adapters; lora and continuous have.")
+        raise BadInput(f"--{name} is {value!r}, but --method full has no adapters; the others have.")
     return found
 
 

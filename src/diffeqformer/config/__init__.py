@@ -16,6 +16,7 @@ from diffeqformer.config.puzzles import HopsConfig, PermutationsConfig, PHopConf
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig, Which
 from diffeqformer.config.sections import (
     DropoutConfig,
+    DyadicConfig,
     GPTConfig,
     GradientConfig,
     KnotsConfig,
@@ -37,8 +38,9 @@ from diffeqformer.config.sections import (
 from diffeqformer.config.strict import dump_yaml, from_dict, hints_of, kinds_of, parse_value, to_dict, with_values
 
 __all__ = [
-    "MOST_BYTES", "MOST_STEPS", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DropoutConfig", "EMAConfig",
-    "GPTConfig", "GradientConfig", "HopsConfig", "KnotsConfig", "LastConfig", "LayerConfig", "LayerDropConfig",
+    "MOST_BYTES", "MOST_STEPS", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DropoutConfig",
+    "DyadicConfig", "EMAConfig", "GPTConfig", "GradientConfig", "HopsConfig", "KnotsConfig", "LastConfig",
+    "LayerConfig", "LayerDropConfig",
     "LlamaConfig", "LoRAConfig", "MeshConfig", "ModelConfig", "ModulationConfig", "OptimizerConfig", "OwnConfig",
     "PHopConfig", "PermutationsConfig", "PuzzleConfig", "RecursiveConfig", "ReversibleConfig", "Role",
     "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig", "SharedConfig", "TimeConfig", "ToleranceConfig",

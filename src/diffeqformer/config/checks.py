@@ -11,6 +11,7 @@ from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
 from diffeqformer.config.sections import (
+    DyadicConfig,
     GPTConfig,
     GradientConfig,
     KnotsConfig,
@@ -134,7 +135,7 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
             f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
-            "'time-shared-mlp', 'knots' and 'shared' have weights for all."
+            "'time-shared-mlp', 'knots', 'dyadic' and 'shared' have weights for all."
         )
     if m.tolerance:
         raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
@@ -223,8 +224,9 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             )
         if m.heads % m.kv_heads:
             raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")
-    rows, widest = max(m.steps, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
-    _require_countable("weights", "steps or d_emb x width x hidden", rows, m.width, widest)
+    blocks = 2 << m.weights.halved(m.steps) if isinstance(m.weights, DyadicConfig) else 0
+    rows, widest = max(m.steps, blocks, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
+    _require_countable("weights", "steps, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
     if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
@@ -298,6 +300,11 @@ def _validate_step_length(m: ModelConfig) -> None:
         raise BadInput(
             f"model.final_norm_halvings is {m.final_norm_halvings}, but {other}: it is for models that run at several "
             "numbers of steps on fixed grids."
+        )
+    if isinstance(m.weights, DyadicConfig) and m.tolerance:
+        raise BadInput(
+            "model.weights is 'dyadic', but model.tolerance is given: a block for each length of a step needs a fixed "
+            "grid."
         )
     if isinstance(m.weights, KnotsConfig) and m.weights.rank and m.tolerance:
         raise BadInput(

@@ -7,6 +7,7 @@ from typing import Literal
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, setting
 from diffeqformer.config.sections import (
     DropoutConfig,
+    DyadicConfig,
     FieldConfig,
     GPTConfig,
     GradientSection,
@@ -32,8 +33,8 @@ class ModelConfig:
     """One point of the grid weights x field x scheme, and its sizes."""
 
     weights: WeightsConfig = TimeConfig()
-    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a table (`layer`, `layerdrop`),
-    or `shared`."""
+    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a block for each `dyadic` step,
+    a table (`layer`, `layerdrop`), or `shared`."""
     modulation: ModulationConfig | None = None
     """Norms and gains that also depend on the length of the step; `None` for a model without."""
     field: FieldConfig = GPTConfig()
@@ -151,7 +152,7 @@ class ModelConfig:
     @property
     def lora(self) -> LoRAConfig | None:
         """Low-rank adapters beside the weights, if there are any."""
-        return self.weights.lora if isinstance(self.weights, LayerConfig | KnotsConfig) else None
+        return self.weights.lora if isinstance(self.weights, LayerConfig | KnotsConfig | DyadicConfig) else None
 
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:

@@ -173,8 +173,9 @@ class BaseConfig:
     """Its newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     update: int | None = setting(None, least=0, most=INT32)
     """The update of that checkpoint."""
-    method: Literal["lora", "full", "continuous"] | None = None
-    """What was asked to be trained: adapters, all weights of the table of layers, or the time networks."""
+    method: Literal["lora", "full", "continuous", "dyadic"] | None = None
+    """What was asked to be trained: adapters, all weights of the table of layers, the functions of depth, or a block
+    for each dyadic step."""
     system: str = ""
     """What the base is, for reports."""
 

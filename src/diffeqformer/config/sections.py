@@ -115,6 +115,24 @@ class KnotsConfig(Section):
 
 
 @dataclass(frozen=True)
+class DyadicConfig(Section):
+    """A block of its own for each dyadic step: for depth as a whole, its halves, its quarters, ..."""
+
+    builder: ClassVar[str] = "diffeqformer.ode.weights.dyadic:init_dyadic"
+
+    kind: Literal["dyadic"] = dataclasses.field(default="dyadic", kw_only=True)
+    halvings: int | None = setting(None, least=0, most=12)
+    """H: 2^(H+1) - 1 blocks, the shortest for steps of 2^-H; until that is the length of each of `model.steps` if not
+    given."""
+    lora: LoRAConfig | None = None
+    """Low-rank adapters beside the blocks; `None` for a model without."""
+
+    def halved(self, steps: int) -> int:
+        """`halvings`, or what it is at so many steps if not given."""
+        return (steps - 1).bit_length() if self.halvings is None else self.halvings
+
+
+@dataclass(frozen=True)
 class LayerDropConfig(Section):
     """A table of layers that is read at fewer steps by leaving layers out (Fan et al. 2019)."""
 
@@ -296,7 +314,7 @@ class DropoutConfig:
     residual: float = setting(0.0, fraction=True)
 
 
-WeightsConfig = TimeConfig | KnotsConfig | LayerConfig | LayerDropConfig | SharedConfig | OwnConfig
+WeightsConfig = TimeConfig | KnotsConfig | DyadicConfig | LayerConfig | LayerDropConfig | SharedConfig | OwnConfig
 FieldConfig = GPTConfig | LlamaConfig | OwnConfig
 SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
 GradientSection = GradientConfig | RecursiveConfig

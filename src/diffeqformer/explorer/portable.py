@@ -1,8 +1,8 @@
 """A small model as a page can hold it: its arrays, and what a browser needs to know to run them.
 
 Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how c is computed. For `time` weights c
-is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; a table of layers takes one row, `shared` has one.
-What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final norm.
+is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; tables and blocks of dyadic steps take one row,
+`shared` has one. What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final norm.
 """
 
 import base64
@@ -23,6 +23,7 @@ from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
 from diffeqformer.ode.weights import (
+    DyadicWeights,
     KnotWeights,
     LayerDropWeights,
     LayerWeights,
@@ -168,6 +169,8 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
         rows = weights.layers
     elif isinstance(weights, LayerDropWeights):
         rows, about = weights.layers, {"kind": "layer", "kept": _kept(weights, model)}
+    elif isinstance(weights, DyadicWeights):
+        rows, about = weights.blocks, {"kind": "dyadic", "halvings": weights.halvings}
     elif isinstance(weights, SharedWeights):
         rows, about = weights.row, {"kind": "shared"}
     else:

@@ -60,6 +60,7 @@ WEIGHTS = {
     "layer": "a table of weights by layer",
     "layerdrop": "a table of weights by layer, of which fewer steps leave some out",
     "knots": "weights interpolated between knots",
+    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
     "box": "piecewise constant weights",
     "shared": "the same weights at all steps",
 }

@@ -24,6 +24,7 @@ from diffeqformer.runs.results import name_of_run, read_results
 WEIGHTS = {
     "time": "smooth functions of depth, given by a small network for each",
     "time-shared-mlp": "smooth functions of depth, given by one small network for all",
+    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
     "knots": "interpolated between knots in depth",
     "box": "piecewise constant in depth",
     "shared": "the same at every depth",

@@ -1,11 +1,13 @@
 """A trained model as the start of another: populated at any depth, with adapters or without."""
 
 import dataclasses
+from typing import Literal
 
 import equinox as eqx
 from jaxtyping import Array, Key
 
 from diffeqformer.config import (
+    DyadicConfig,
     KnotsConfig,
     LayerConfig,
     LayerDropConfig,
@@ -17,20 +19,26 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.weights import KnotWeights, LayerWeights
+from diffeqformer.ode.weights import DyadicWeights, KnotWeights, LayerWeights
+from diffeqformer.ode.weights.dyadic import freed
 from diffeqformer.sharding import by_path
 
+Become = Literal["layer", "dyadic", "same"]
+"""What weights become: a table of layers (paper section 6.2), a block for each dyadic step, or what they were."""
 
-def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAConfig | None) -> ModelConfig:
+
+def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoRAConfig | None) -> ModelConfig:
     """The config of a model of `config`, to be fine-tuned at `steps` steps.
 
-    **Arguments:** `config`, of the trained model; `steps`, the new depth; `layers`, whether its weights are populated
-    as a table of layers (paper section 6.2), or stay functions of depth; `lora`, the adapters, if any.
+    **Arguments:** `config`, of the trained model; `steps`, the new depth; `become`, what weights become; `lora`, the
+    adapters, if any.
 
     **Raises:** `BadInput` if the trained model cannot run at `steps`, or has no functions of depth to keep, or none
     that adapters can be put beside.
     """
-    if not layers:
+    if become == "dyadic":
+        return _dyadic_config(config, steps, lora)
+    if become == "same":
         own = config.weights
         if isinstance(own, LayerConfig):
             raise BadInput(
@@ -41,10 +49,12 @@ def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAC
         if isinstance(own, KnotsConfig):
             halvings = own.halved(config.steps) if own.rank else None
             own = dataclasses.replace(own, knots=own.knots or config.steps, halvings=halvings, lora=lora)
+        elif isinstance(own, DyadicConfig):
+            own = dataclasses.replace(own, halvings=own.halved(config.steps), lora=lora)
         elif lora:
             raise BadInput(
-                "low-rank adapters of functions of depth are beside knots, but this model has weights of kind "
-                f"{own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
+                "low-rank adapters of functions of depth are beside knots or dyadic blocks, but this model has weights "
+                f"of kind {own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
             )
         if isinstance(own, LayerDropConfig):
             own = dataclasses.replace(own, layers=own.layers or config.steps)
@@ -58,6 +68,20 @@ def adapted_config(config: ModelConfig, steps: int, *, layers: bool, lora: LoRAC
     return dataclasses.replace(populated.config, weights=section)
 
 
+def _dyadic_config(config: ModelConfig, steps: int, lora: LoRAConfig | None) -> ModelConfig:
+    """A block of its own for each dyadic step, down to the first length of which `steps` fill depth."""
+    if isinstance(config.weights, LayerConfig | LayerDropConfig | DyadicConfig):
+        raise BadInput(
+            "method 'dyadic' gives steps that share weights blocks of their own, but this model has weights of kind "
+            f"{config.weights.kind!r}, which share none."
+        )
+    if config.first_step is not None or config.edges or config.tolerance:
+        raise BadInput("method 'dyadic' makes steps of 1, 1/2, 1/4, ... of depth, but this model has steps of its own.")
+    section = DyadicConfig((steps - 1).bit_length(), lora)
+    same = dataclasses.replace(config, weights=section, modulation=None, spacing="dyadic")
+    return same if steps == config.steps else with_steps(same, steps)
+
+
 def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Transformer:
     """The weights of `model` as a model of `config`: populated at its depth, with new adapters that change nothing yet.
 
@@ -68,10 +92,13 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     """
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
-    elif isinstance(config.weights, KnotsConfig):
+    elif isinstance(config.weights, KnotsConfig | DyadicConfig):
         model = model.merge()
+    if isinstance(config.weights, DyadicConfig) and not isinstance(model.weights, DyadicWeights):
+        own = freed(model.weights, config.weights.halved(config.steps), model.scheme.nodes)
+        model = model.replace(weights=own, config=config)
     if config.lora:
-        assert isinstance(model.weights, LayerWeights | KnotWeights)
+        assert isinstance(model.weights, LayerWeights | KnotWeights | DyadicWeights)
         model = model.replace(weights=model.weights.adapted(config.lora, key))
     shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
     wanted, found = shapes(abstract(config)), shapes(model)

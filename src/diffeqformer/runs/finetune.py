@@ -17,7 +17,7 @@ from diffeqformer.config import (
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
-from diffeqformer.model.adapt import adapted_config
+from diffeqformer.model.adapt import Become, adapted_config
 from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
@@ -28,13 +28,15 @@ from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
 from diffeqformer.store.paths import path_of
 
-Method = Literal["lora", "full", "continuous"]
+Method = Literal["lora", "full", "continuous", "dyadic"]
 ROLES: dict[Method, tuple[Role, ...]] = {
     "lora": ("adapter",),
     "full": ("matrix", "bias", "norm"),
     "continuous": ("time", "matrix", "bias", "norm"),
+    "dyadic": ("matrix", "bias", "norm"),
 }
-"""What each method trains, besides embeddings; `continuous` with adapters those alone."""
+"""What each method trains, besides embeddings; with adapters those alone."""
+BECOME: dict[Method, Become] = {"lora": "layer", "full": "layer", "continuous": "same", "dyadic": "dyadic"}
 RANK = 8
 UPDATES, EVALUATE_EVERY = 500, 50
 ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
@@ -54,8 +56,8 @@ def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConf
 
 
 def usual_depth(base: Config, method: Method) -> DepthConfig:
-    """The depths that the base drew its updates from, if the weights stay functions of depth."""
-    return base.depth if method == "continuous" else DepthConfig()
+    """The depths that the base drew its updates from, if the model still runs at all depths."""
+    return DepthConfig() if BECOME[method] == "layer" else base.depth
 
 
 def finetune_config(
@@ -76,7 +78,7 @@ def finetune_config(
 
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
     `continuous` keeps the functions of depth and trains those, or with `lora` adapters beside their knots, at the
-    depths of `depth`.
+    depths of `depth`; so does `dyadic`, which gives each dyadic step a block of its own first.
 
     **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
     if not given; `lora`, of rank `RANK` if not given with that method; `train_embeddings`, which the paper does with
@@ -99,7 +101,6 @@ def finetune_config(
     if base.config.base.method is None:  # the name of a fine-tuned one says its depth
         system += f"{',' if ',' in system else ''} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
-    layers = method != "continuous"
     lora = lora or (LoRAConfig(RANK) if method == "lora" else None)
     usual_optimizer, usual_trainer = usual_settings(base.config, lora)
     trained = ROLES["lora" if lora else method] + embeddings
@@ -112,7 +113,7 @@ def finetune_config(
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
-        model=adapted_config(model, steps, layers=layers, lora=lora),
+        model=adapted_config(model, steps, become=BECOME[method], lora=lora),
         depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=trained),

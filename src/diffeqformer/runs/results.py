@@ -139,6 +139,7 @@ def name_of_run(config: Config) -> tuple[str, str]:
         "lora": f"LoRA of rank {m.lora.rank if m.lora else 0}",
         "full": "full fine-tuning",
         "continuous": "fine-tuned, continuous",
+        "dyadic": "a block for each dyadic step",
     }
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 

@@ -1,5 +1,6 @@
 """Where the weights come from: the sources that give a block's weights as functions of depth."""
 
+from diffeqformer.ode.weights.dyadic import DyadicWeights
 from diffeqformer.ode.weights.knots import KnotWeights
 from diffeqformer.ode.weights.layer import LayerWeights, populated
 from diffeqformer.ode.weights.layer_drop import LayerDropWeights
@@ -9,6 +10,6 @@ from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
 __all__ = [
-    "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights", "SharedWeights", "TimeWeights",
-    "WeightSource", "populated",
+    "DyadicWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights", "SharedWeights",
+    "TimeWeights", "WeightSource", "populated",
 ]  # fmt: skip

@@ -49,8 +49,13 @@ const weightsOf = (run, arrays) => {
     if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
     if (weights.kind === "knots") return weights.average && when.length ? mean(when) : basis(t, weights);
     if (weights.kind === "shared") return [1];
-    const row = weights.kept ? layerOf(when) : rowOf(unit, when);
+    const row = weights.kind === "dyadic" ? blockOf(when) : weights.kept ? layerOf(when) : rowOf(unit, when);
     return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
+  };
+  const blockOf = ({ t, length, node }) => {
+    const level = length ? Math.min(Math.max(Math.round(-Math.log2(length)), 0), weights.halvings) : weights.halvings;
+    const [parts, middle] = [2 ** level, length ? t + (0.5 - node) * length : t + 1e-9];
+    return parts - 1 + Math.min(Math.floor(middle * parts), parts - 1);
   };
   const layerOf = ({ t, index, steps }) => {
     const layers = weights.kept.length;
@@ -105,7 +110,7 @@ const weightsOf = (run, arrays) => {
   const kept = new Map();
   const unit = (name, when) => {
     const { t, length, index, node, steps } = when;
-    const key = `${name} ${t} ${length} ${weights.kind === "layer" || weights.average ? `${index} ${node} ${steps}` : ""}`;
+    const key = `${name} ${t} ${length} ${["layer", "dyadic"].includes(weights.kind) || weights.average ? `${index} ${node} ${steps}` : ""}`;
     if (!kept.has(key)) {
       if (kept.size > 400) kept.clear();
       const c = coefficients(name, when);

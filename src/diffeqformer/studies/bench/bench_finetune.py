@@ -38,7 +38,7 @@ def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[
     from diffeqformer.runs.footprint import update_footprint
 
     def way(lora: LoRAConfig, *roles: str) -> Config:
-        model = adapted_config(config.model, config.model.steps, layers=True, lora=lora)
+        model = adapted_config(config.model, config.model.steps, become="layer", lora=lora)
         optimizer = dataclasses.replace(config.optimizer, train_roles=roles)
         return dataclasses.replace(config, model=model, optimizer=optimizer)
 

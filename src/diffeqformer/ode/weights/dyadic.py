@@ -1,0 +1,104 @@
+"""A block of its own for each dyadic step: for depth as a whole, its two halves, its four quarters, ...
+
+    W(step) = B_(j, floor(m 2^j)),     j = log2 1/h, at most H,
+
+h being the length of the step as a fraction of depth and m its middle. A reading at 1, 2, 4, ... equal steps is then a
+table of its own, and one at a number between, of dyadic steps (`ode.grid.dyadic_edges`), has the blocks of two. Steps
+shorter than 2^-H take the block of the step of that length around them, any other length the nearest j. There are
+2^(H+1) - 1 blocks, those of the longest steps first.
+
+Such weights are best not begun with: a model that shares weights between all lengths of steps learns faster, and gives
+each step a block of its own by `freed` when it has learned what they have in common (docs/elastic-depth.md).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from diffeqformer.config import DyadicConfig, LoRAConfig
+from diffeqformer.errors import BadInput
+from diffeqformer.ode.field import BlockShapes, BlockWeights
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
+from diffeqformer.ode.lora import attach
+from diffeqformer.ode.weights.layer import populated
+from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
+
+
+class DyadicWeights(eqx.Module):
+    """A block for each dyadic step of length 1, 1/2, 1/4, ..., 2^-H."""
+
+    blocks: BlockWeights
+    """Rows of all blocks on one leading axis, by falling length and then by place."""
+
+    @property
+    def halvings(self) -> int:
+        """H"""
+        return self.blocks.attention.norm.scale.shape[0].bit_length() - 1
+
+    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "DyadicWeights":
+        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
+        return dataclasses.replace(self, blocks=attach(self.blocks, lora, key))
+
+    def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "DyadicWeights":
+        """The same with other rows: without its adapters, or with them merged."""
+        return dataclasses.replace(self, blocks=change(self.blocks))
+
+    def at(self, times: Times) -> BlockWeights:
+        """Weights at `times` in the limit of short steps: of the shortest blocks, the later one between two."""
+        xp, t = widest(times)
+        middle = t + rounding(t, 2.0**-self.halvings)
+        return self._blocks(middle, xp.zeros_like(middle))
+
+    def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
+        """The blocks of the grid's steps, each for all nodes of its step."""
+        _, edges = widest(grid.edges)
+        return unstack(self._blocks((edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]), grid.steps, 1)
+
+    def _blocks(self, middle: Times, length: Times) -> BlockWeights:
+        """The blocks of steps, by their middles and lengths."""
+        rows = dyadic_rows(middle, length, self.halvings)
+        return jax.tree.map(lambda leaf: leaf[rows], self.blocks)
+
+
+def dyadic_rows(middle: Times, length: Times, halvings: int) -> Times:
+    """Which of the blocks serves each step.
+
+    **Arguments:** `middle` and `length` of steps, as fractions of depth, shape (step,); `halvings`, H.
+
+    **Returns:** 2^j - 1 + floor(m 2^j), integers of shape (step,).
+    """
+    xp, length = widest(length)
+    level = xp.clip(xp.round(-xp.log2(xp.maximum(length, 2.0 ** -(halvings + 1)))), 0, halvings).astype(int)
+    parts = 2**level
+    return parts - 1 + xp.clip(xp.floor(middle * parts.astype(middle.dtype)).astype(int), 0, parts - 1)
+
+
+def freed(source: WeightSource, halvings: int, nodes: Nodes) -> DyadicWeights:
+    """Blocks of their own that begin as what another source has for 1, 2, 4, ..., 2^H equal steps.
+
+    Readings at dyadic steps are the same before and after.
+
+    **Arguments:** `source`, whose weights are known at any number of steps; `halvings`, H; `nodes` of the scheme.
+
+    **Raises:** `BadInput` if the weights differ within a step.
+    """
+    tables = [populated(source, Grid(1 << level), nodes) for level in range(halvings + 1)]
+    if any(table.nodes for table in tables):
+        raise BadInput(
+            "the scheme takes weights at several times of a step, which differ in this model, but a dyadic step has "
+            "one block; schemes with one node, such as 'lie-trotter-middle', take one."
+        )
+    return DyadicWeights(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(table.layers for table in tables)))
+
+
+def init_dyadic(
+    section: DyadicConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
+) -> DyadicWeights:
+    """New weights of kind `dyadic`, each block as a layer of a table begins; with adapters if the section has them."""
+    blocks = (2 << section.halved(grid.steps)) - 1
+    weights = DyadicWeights(initial_rows(shapes, END_OF_STEP, blocks, key))
+    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
