@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import KnotsConfig, LayerConfig, LlamaConfig, ModelConfig, ReversibleConfig, TimeConfig
+from diffeqformer.config import (
+    DyadicConfig,
+    KnotsConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    ReversibleConfig,
+    TimeConfig,
+)
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.early_exit import EarlyExit
@@ -42,11 +50,12 @@ KINDS = {
     "knots, normalised": dataclasses.replace(
         TINY, weights=KnotsConfig(2, basis="hat"), scheme="lie-trotter-middle", horizon=3.0, embedding_norm=True
     ),
+    "dyadic": dataclasses.replace(TINY, weights=DyadicConfig(2), scheme="lie-trotter-middle", spacing="dyadic"),
     "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }
 COVERING = {
     "diffeqformer", "vanilla", "time, llama, nested norm", "macaron", "ode transformer", "knots, normalised",
-    "time, reversible",
+    "dyadic", "time, reversible",
 }  # fmt: skip
 """Each source of weights, field, way to step and rows at nodes once: for what knows nothing of their pairs."""
 covering_kinds = pytest.mark.parametrize(

@@ -248,6 +248,8 @@ def test_views_are_exported(browser, session, address):
         ("knots, corrected", 3, "lie-trotter-middle"),
         ("knots, corrected", 5, "lie-trotter-middle"),
         ("knots, corrected, by two nodes", 3, "heun"),
+        ("dyadic", 3, "lie-trotter-middle"),
+        ("dyadic", 6, "heun"),
         ("time, llama, nested norm, macaron", 3, "macaron"),
         ("nested layers, corrected", 4, "residual"),
         ("layers left out", 2, "lie-trotter"),

@@ -22,9 +22,7 @@ SHARING = {
         NORMALISED, weights=KnotsConfig(4, "box", rank=2), spacing="dyadic", final_norm_halvings=2
     ),
     "means of hats": dataclasses.replace(NORMALISED, weights=KnotsConfig(3, average=True), spacing="dyadic"),
-    "modulated": dataclasses.replace(
-        NORMALISED, weights="shared", modulation=ModulationConfig(3, 2), spacing="dyadic"
-    ),
+    "modulated": dataclasses.replace(NORMALISED, weights="shared", modulation=ModulationConfig(3, 2), spacing="dyadic"),
     "time networks": dataclasses.replace(KINDS["time, lie-trotter"], spacing="dyadic"),
 }
 
@@ -79,7 +77,7 @@ def test_freed_blocks_give_the_same_logits_at_all_depths(kind):
     model = adapt(base, adapted_config(base.config, 4, become="dyadic", lora=None), jax.random.key(0))
     assert isinstance(model.weights, DyadicWeights)
     assert len(model.weights.blocks.attention.norm.scale) == 7
-    for steps in (1, 2, 3, 4):
+    for steps in (1, 3):  # of 3 steps one is a half, two are quarters
         np.testing.assert_allclose(logits(model, tokens(), steps), logits(base, tokens(), steps), rtol=0, atol=STATES)
 
 

@@ -2,7 +2,8 @@
 
 Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how c is computed. For `time` weights c
 is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; tables and blocks of dyadic steps take one row,
-`shared` has one. What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final norm.
+`shared` has one. What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final
+norm.
 """
 
 import base64

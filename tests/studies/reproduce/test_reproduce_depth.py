@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import to_dict, validate
+from diffeqformer.config import DyadicConfig, to_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies.reproduce import reproduce_depth
@@ -113,8 +113,18 @@ def test_models_are_the_shipped_configs_on_the_same_batches(tmp_path):
 
 @pytest.mark.parametrize("kind", reproduce_depth.Kind.__args__)
 def test_every_kind_is_a_shipped_config_for_text(kind, tmp_path):
-    (config, role), *_ = runs_of(Arguments(task="text", models=(kind,)), 0, tmp_path)
-    assert role["kind"] == kind and validate(config).trainer.updates == 10_000
+    *before, (config, role) = runs_of(Arguments(task="text", models=(kind,), depths=(2,)), 0, tmp_path)
+    updates = [validate(one).trainer.updates for one, _ in (*before, (config, role))]
+    assert role["kind"] == kind and sum(updates) == 10_000
+
+
+def test_blocks_are_freed_after_a_third_of_the_updates(tmp_path):
+    (sharing, before), (freed, role) = runs_of(Arguments(task="text", models=("freed",), updates=9000), 3, tmp_path)
+    assert freed.base.run == sharing.run != freed.run and freed.base.method == "dyadic"
+    assert (sharing.trainer.updates, freed.trainer.updates, role["updates"]) == (3000, 6000, 9000)
+    assert freed.model.weights == DyadicConfig(4) and freed.depth == sharing.depth and freed.trainer.seed == 3
+    assert (sharing.optimizer.schedule.kind, freed.optimizer.schedule.kind) == ("constant", "cosine")
+    assert role["compute"] == before["compute"] + compute_of(freed)
 
 
 def test_lines_are_checkpoints_and_hollow_marks_models_of_one_depth():

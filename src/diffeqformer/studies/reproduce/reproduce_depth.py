@@ -5,13 +5,13 @@ more with the compute of the elastic one: NFE, evaluations of the field on the t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, LayerDropConfig, read_yaml, shipped_configs, with_values
+from diffeqformer.config import BaseConfig, Config, DataConfig, LayerDropConfig, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 Kind = Literal[
-    "gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "corrected", "dyadic", "drawn",
-    "first-recipe",
+    "gpt", "diffeqformer", "elastic", "layerdrop", "shared", "loop", "nested", "corrected", "dyadic", "freed",
+    "drawn", "first-recipe",
 ]  # fmt: skip
-"""Shipped configs, each `depth-KIND`."""
+"""Shipped configs, each `depth-KIND`; `freed` is `depth-sharing`, of which each dyadic step then gets its own block."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
 """Those that have a model for each depth, which is read there only; the others are one checkpoint."""
+SHARING = "sharing"
+SHARED_PART, FREED_WARMUP = 1 / 3, 0.03
+"""Of the updates of `freed`, how many share weights; and of the others, how many warm up."""
 SAME_COMPUTE = ", same compute"
 """Ends the kind of models of one depth that have the compute of the elastic one, not its tokens."""
 READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
@@ -154,16 +157,32 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 
     elastic = compute_of(config_of("elastic", "elastic"))
     for kind in arguments.models:
-        if kind not in ALONE:
+        if kind == "freed":
+            sharing = config_of(SHARING, SHARING, max(1, round(SHARED_PART * updates)))
+            freed = freed_config(sharing, str(folder / kind), max(1, updates - sharing.trainer.updates))
+            before = compute_of(sharing)
+            yield sharing, {"kind": SHARING, "compute": before}
+            yield freed, {"kind": kind, "compute": before + compute_of(freed), "updates": updates}
+        elif kind not in ALONE:
             config = config_of(kind, kind)
             yield config, {"kind": kind, "compute": compute_of(config)}
-            continue
-        for steps in arguments.depths:
+        for steps in arguments.depths if kind in ALONE else ():
             yield config_of(kind, f"{kind}-{steps}", steps=steps), {"kind": kind, "compute": steps * updates}
             if arguments.same_compute:
                 longer = max(1, round(elastic / steps))
                 config = config_of(kind, f"{kind}-{steps}-same-compute", longer, steps)
                 yield config, {"kind": f"{kind}{SAME_COMPUTE}", "compute": steps * longer}
+
+
+def freed_config(sharing: Config, folder: str, updates: int) -> Config:
+    """The run that gives each dyadic step of the model of `sharing` a block of its own, and trains on."""
+    from diffeqformer.model.adapt import adapted_config
+    from diffeqformer.runs.results import name_of_run
+
+    model = adapted_config(sharing.model, sharing.model.steps, become="dyadic", lora=None)
+    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing)[1])
+    own = {"run": folder, "optimizer.schedule": "cosine", "optimizer.warmup_fraction": FREED_WARMUP}
+    return with_values(with_length(replace(sharing, model=model, base=base), updates, sharing.trainer.seed), own)
 
 
 def _on_task(arguments: Arguments, config: Config) -> Config:
@@ -215,7 +234,8 @@ def records(found: Sequence[Values]) -> list[Document]:
     """
     rows = []
     for entry in (entry for one in found for entry in one["models"]):
-        shared = {"kind": entry["role"]["kind"], "compute": entry["role"]["compute"], "updates": entry["updates"],
+        shared = {"kind": entry["role"]["kind"], "compute": entry["role"]["compute"],
+                  "updates": entry["role"].get("updates", entry["updates"]),
                   "seed": entry["config"]["trainer"]["seed"], "energy": entry["energy"]}  # fmt: skip
         read = ("steps", "loss", "perplexity", "accuracy")
         rows += [shared | {name: point.get(name) for name in read} for point in entry["readings"]]

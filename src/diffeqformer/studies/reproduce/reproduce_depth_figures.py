@@ -34,6 +34,8 @@ NAMES = {
     "nested": "nested layers, all depths in every update",
     "corrected": "elastic, corrected by the length of steps",
     "dyadic": "elastic, corrected, with dyadic steps",
+    "sharing": "steps share weights, a third of the updates",
+    "freed": "then a block for each dyadic step",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
@@ -210,7 +212,7 @@ def _changes(records: Sequence[Record]) -> Iterator[Row]:
 
 def _rivals(records: Sequence[Record]) -> Iterator[Row]:
     elastic = means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "dyadic", "drawn", "first-recipe"):
+    for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn", "first-recipe"):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
