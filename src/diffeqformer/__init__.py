@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, LoRAConfig, ModelConfig, OptimizerConfig
     from diffeqformer.config import RecursiveConfig, ReversibleConfig, SchemeConfig, SharedConfig, TimeConfig
     from diffeqformer.config import ToleranceConfig, TrainerConfig, read_yaml, validate
-    from diffeqformer.config import EMAConfig, KnotsConfig, LayerDropConfig, MeshConfig, ModulationConfig
+    from diffeqformer.config import DyadicConfig, EMAConfig, KnotsConfig, LayerDropConfig, MeshConfig, ModulationConfig
     from diffeqformer.data.cache import TokenCache, prepare
     from diffeqformer.data.loader import EvaluationBatches, Loader
     from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, RunFailed
@@ -66,7 +66,7 @@ _HOMES = {
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
-    "DropoutConfig", "EMAConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig",
+    "DropoutConfig", "DyadicConfig", "EMAConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig",
     "GradientConfig", "Grid", "Interrupted", "KnotsConfig", "LayerConfig", "LayerDropConfig", "LayerWeights",
     "LlamaConfig", "LoRAConfig", "Loader", "MeshConfig", "ModelConfig", "ModulationConfig", "OneStep",
     "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme",
