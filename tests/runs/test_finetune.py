@@ -27,7 +27,7 @@ from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
-from diffeqformer.runs.finetune import finetune_config, usual_settings
+from diffeqformer.runs.finetune import ROLES, finetune_config, usual_settings
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
@@ -138,6 +138,7 @@ def evaluate_on(result, model):
         ({"method": "full"}, {"matrix", "bias", "norm", "embedding"}),
         ({"method": "full", "train_embeddings": False}, {"matrix", "bias", "norm"}),
         ({"method": "continuous"}, {"time", "norm", "embedding"}),
+        ({"method": "dyadic"}, {"matrix", "bias", "norm", "embedding"}),
     ],
 )
 def test_the_optimiser_holds_moments_of_what_is_trained_only(bases, tmp_path, settings, roles_trained):
@@ -154,8 +155,9 @@ def test_the_optimiser_holds_moments_of_what_is_trained_only(bases, tmp_path, se
 def test_continuous_fine_tuning_keeps_the_depths_that_the_base_was_trained_at(bases, tmp_path):
     base = load_run(bases / "continuous")
     drawn = replace(base, config=replace(base.config, depth=DepthConfig((2, 4), jitter=0.5)))
-    kept = {m: finetune_config(drawn, str(tmp_path), steps=3, method=m).depth for m in ("continuous", "full", "lora")}
-    assert kept == {"continuous": drawn.config.depth, "full": DepthConfig(), "lora": DepthConfig()}
+    one, own = DepthConfig(), drawn.config.depth
+    kept = {method: finetune_config(drawn, str(tmp_path), steps=3, method=method).depth for method in ROLES}
+    assert kept == {"continuous": own, "dyadic": own, "full": one, "lora": one}
 
 
 def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(bases, tmp_path):
@@ -174,13 +176,14 @@ def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(ba
     assert full_temporary - lora_temporary > 0.5 * weights
 
 
-@pytest.mark.parametrize("method", ["lora", "full", "continuous"])
+@pytest.mark.parametrize("method", ["lora", "full", "continuous", "dyadic"])
 def test_begins_as_the_base_at_the_new_depth(bases, tmp_path, method):
     lora = {"lora": LORA} if method == "lora" else {}
     config = tuned(bases / "continuous", tmp_path / "run", steps=4, method=method, **lora)
     base = load_run(bases / "continuous").model
     start = initial_state(changed(config, model__vocabulary=280), base).model
-    assert (start.config.steps, start.config.weights.kind) == (4, "time" if method == "continuous" else "layer")
+    kind = {"continuous": "time", "dyadic": "dyadic"}.get(method, "layer")
+    assert (start.config.steps, start.config.weights.kind) == (4, kind)
     reference = base if method == "continuous" else populated(base, 4)
     np.testing.assert_array_equal(logits(start, np.arange(16)[None], 4), logits(reference, np.arange(16)[None], 4))
 

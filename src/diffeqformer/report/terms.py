@@ -55,6 +55,8 @@ TERMS = (
          "own, times the difference; over all tokens this adds up to the change of log p."),
     Term("Knots", r"\bknots?\b",
          "Depths at which weights are stored; in between they are interpolated, or constant around each (basis box)."),
+    Term("Dyadic steps", r"\bdyadic\b",
+         "Steps of depth whose lengths are powers of two: of its whole, a half, a quarter, and so on."),
     Term("d_emb", r"\bd_emb\b", "Width of the small networks that compute the weights from the time."),
     Term("Logit lens", r"\blogit lens\b|\bplain lens\b|after every step",
          "What the model would predict if depth ended there: its final norm and its head on the state after a step."),
