@@ -243,10 +243,10 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             )
     _validate_scheme(m)
     if m.lora:
-        if m.lora.dropout and isinstance(m.weights, KnotsConfig):
+        if m.lora.dropout and not isinstance(m.weights, LayerConfig):
             raise BadInput(
-                f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind 'knots': adapters "
-                "are added into the knots before weights are interpolated."
+                f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind "
+                f"{m.weights.kind!r}: adapters are added into them before steps take theirs."
             )
         m.lora.build(m.field.build(m).shapes())  # made only for what it refuses
     return m

@@ -65,7 +65,7 @@ class LoRAConfig(Section):
     alpha: float = setting(16.0, positive=True)
     """Adapters are scaled by alpha / rank."""
     dropout: float = setting(0.0, fraction=True)
-    """Probability of dropping an adapter's input, in training only; 0 beside knots."""
+    """Probability of dropping an adapter's input, in training only; 0 but in a table of layers."""
     targets: tuple[str, ...] = ("*",)
     """Which linear maps: names such as `attention.output` or `down`, or patterns such as `attention.*`."""
 

@@ -23,7 +23,7 @@ from diffeqformer.config import DyadicConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
-from diffeqformer.ode.lora import attach
+from diffeqformer.ode.lora import attach, merge
 from diffeqformer.ode.weights.layer import populated
 from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
 
@@ -59,9 +59,9 @@ class DyadicWeights(eqx.Module):
         return unstack(self._blocks((edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]), grid.steps, 1)
 
     def _blocks(self, middle: Times, length: Times) -> BlockWeights:
-        """The blocks of steps, by their middles and lengths."""
+        """The blocks of steps, by their middles and lengths, with adapters added in."""
         rows = dyadic_rows(middle, length, self.halvings)
-        return jax.tree.map(lambda leaf: leaf[rows], self.blocks)
+        return merge(jax.tree.map(lambda leaf: leaf[rows], self.blocks))
 
 
 def dyadic_rows(middle: Times, length: Times, halvings: int) -> Times:
