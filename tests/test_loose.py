@@ -65,7 +65,7 @@ REFUSED = {
     "scheme": "but must be an object with the methods of Scheme.",
     "flow": "dt is 0.0, but must be a number other than 0.",
     "checkpoint": "checkpoint is 'Best', but must be one of latest, best, sound.",
-    "method": "method is 'adapter', but must be one of lora, full, continuous.",
+    "method": "method is 'adapter', but must be one of lora, full, continuous, dyadic.",
     "tuned steps": "steps is [0, 0.1, 1], but must be a whole number.",
     "count": "count is 0, but must be at least 1.",
     "NaN": "the model's logits are not finite",
