@@ -62,7 +62,8 @@ def test_command_parses(words):
             return  # lists what there is
         module, rest = module.module(rest[0]), rest[1:]
     if hasattr(module, "Arguments"):
-        parse(module.Arguments, rest, verb)
+        known = module.Arguments(rest[0]) if verb == "finetune" else None  # as the command does, for its choices
+        parse(module.Arguments, rest, verb, default=known)
     elif verb == "info" and rest[0].startswith("runs/"):
         assert rest[1:] == []  # a run has its settings
     elif rest[0] in shipped_configs():
