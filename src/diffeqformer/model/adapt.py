@@ -19,7 +19,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.weights import DyadicWeights, KnotWeights, LayerWeights
+from diffeqformer.ode.weights import AdaptableWeights, DyadicWeights
 from diffeqformer.ode.weights.dyadic import freed
 from diffeqformer.sharding import by_path
 
@@ -98,7 +98,7 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         own = freed(model.weights, config.weights.halved(config.steps), model.scheme.nodes)
         model = model.replace(weights=own, config=config)
     if config.lora:
-        assert isinstance(model.weights, LayerWeights | KnotWeights | DyadicWeights)
+        assert isinstance(model.weights, AdaptableWeights)
         model = model.replace(weights=model.weights.adapted(config.lora, key))
     shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
     wanted, found = shapes(abstract(config)), shapes(model)

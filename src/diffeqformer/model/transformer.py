@@ -27,14 +27,7 @@ from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
-from diffeqformer.ode.weights import (
-    DyadicWeights,
-    KnotWeights,
-    LayerDropWeights,
-    LayerWeights,
-    WeightSource,
-    populated,
-)
+from diffeqformer.ode.weights import AdaptableWeights, LayerDropWeights, LayerWeights, WeightSource, populated
 from diffeqformer.ode.weights.modulated import norm_of_length
 from diffeqformer.sharding import BATCH, constrain
 
@@ -146,7 +139,7 @@ class Transformer(eqx.Module):
         return self._with_rows(without_adapters)
 
     def _with_rows(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
-        if not isinstance(self.weights, LayerWeights | KnotWeights | DyadicWeights) or self.config.lora is None:
+        if not isinstance(self.weights, AdaptableWeights) or self.config.lora is None:
             return self
         config = dataclasses.replace(self.config, weights=dataclasses.replace(self.config.weights, lora=None))
         return self.replace(weights=self.weights.changed(change), config=config)

@@ -183,7 +183,8 @@ def test_the_marks_of_a_puzzle_are_its_hops():
 
 
 def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monkeypatch):
-    """The first seed searches, the others take its rates; the run at a shipped rate keeps its folder."""
+    """The first seed searches, the others take its rates; the run at a shipped rate keeps its folder. A run that goes
+    on from another keeps the rate of both."""
     trained = []
 
     def train(config, progress):
@@ -203,18 +204,20 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
     monkeypatch.setattr(reproduce_depth, "readings", lambda result, alone, progress: [
         {"steps": result.config.model.steps, "loss": 1.0, "perplexity": math.e, "accuracy": [1.0]}
     ])  # fmt: skip
-    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt",), updates=40, search=True)
+    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt", "freed"), updates=40, search=True)
     result = reproduce_depth.study(asked, Silent())
     assert trained == [
         *((f"hops/seed-0/gpt-2{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "-rate-0.012",
                                                      "-rate-0.024", "-rate-0.012")),
         *((f"hops/seed-0/gpt-4{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "")),
+        ("hops/seed-0/sharing", 0), ("hops/seed-0/freed", 0),
         ("hops/seed-1/gpt-2-rate-0.012", 1), ("hops/seed-1/gpt-4", 1),
+        ("hops/seed-1/sharing", 1), ("hops/seed-1/freed", 1),
     ]  # fmt: skip
     table = result.tables[-1]
     assert table.rows[0][:3] == ("gpt-2", "0.012", "yes") and table.rows[1][:3] == ("gpt-4", "0.003", "yes")
     trained.clear()
-    reproduce_depth.study(replace(asked, search=False, seeds=(0,)), Silent())
+    reproduce_depth.study(replace(asked, search=False, seeds=(0,), models=("gpt",)), Silent())
     assert trained == [("hops/seed-0/gpt-2", 0), ("hops/seed-0/gpt-4", 0)]
 
 

@@ -9,7 +9,10 @@ from diffeqformer.ode.weights.shared import SharedWeights
 from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
+AdaptableWeights = DyadicWeights | KnotWeights | LayerWeights
+"""Sources that low-rank adapters can be beside."""
+
 __all__ = [
-    "DyadicWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights", "SharedWeights",
-    "TimeWeights", "WeightSource", "populated",
+    "AdaptableWeights", "DyadicWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights",
+    "SharedWeights", "TimeWeights", "WeightSource", "populated",
 ]  # fmt: skip

@@ -77,7 +77,7 @@ class Arguments:
     same_compute: bool = False
     """Train models of one depth a second time, with the compute of the elastic one."""
     search: bool = False
-    """Search the learning rate of each model first, with the first seed and runs of full length."""
+    """Search the learning rate of each model but `freed` first, with the first seed and runs of full length."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes; without --search."""
     data: Files = ()
@@ -100,8 +100,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     folder = path_of(arguments.to) / arguments.task
     if arguments.list:
+        from diffeqformer.training.depths import compute_of
+
         planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
-        runs = ((role["kind"], Path(config.run), role["compute"]) for config, role in planned)
+        runs = ((role["kind"], Path(config.run), compute_of(config)) for config, role in planned)
         return listed("depth", TITLE, runs, folder)
     found: list[Document] = []
     for seed in arguments.seeds:
@@ -132,6 +134,8 @@ def _at_best_rate(
 ) -> tuple[Config, Document]:
     """A run at its learning rate: that of `rates`, the best of a search if one is asked for, or else as it is."""
     name, start = Path(config.run).name, config.optimizer.learning_rate
+    if role["kind"] in (SHARING, "freed"):  # the second goes on from the first, whose folder and rate it names
+        return config, role
     role = role | {"searched": name}
 
     def at(rate: float) -> Config:
@@ -163,10 +167,12 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
             before = compute_of(sharing)
             yield sharing, {"kind": SHARING, "compute": before}
             yield freed, {"kind": kind, "compute": before + compute_of(freed), "updates": updates}
-        elif kind not in ALONE:
+            continue
+        if kind not in ALONE:
             config = config_of(kind, kind)
             yield config, {"kind": kind, "compute": compute_of(config)}
-        for steps in arguments.depths if kind in ALONE else ():
+            continue
+        for steps in arguments.depths:
             yield config_of(kind, f"{kind}-{steps}", steps=steps), {"kind": kind, "compute": steps * updates}
             if arguments.same_compute:
                 longer = max(1, round(elastic / steps))
@@ -175,7 +181,10 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 
 
 def freed_config(sharing: Config, folder: str, updates: int) -> Config:
-    """The run that gives each dyadic step of the model of `sharing` a block of its own, and trains on."""
+    """The run that gives each dyadic step of the model of `sharing` a block of its own, and trains on.
+
+    Of a config, not of a run as `finetune_config`: that of `sharing` is not there yet when runs are listed.
+    """
     from diffeqformer.model.adapt import adapted_config
     from diffeqformer.runs.results import name_of_run
 
