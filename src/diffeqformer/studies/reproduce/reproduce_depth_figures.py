@@ -35,7 +35,7 @@ NAMES = {
     "corrected": "elastic, corrected by the length of steps",
     "dyadic": "elastic, corrected, with dyadic steps",
     "sharing": "steps share weights, a third of the updates",
-    "freed": "then a block for each dyadic step",
+    "freed": "shared first, then a block for each dyadic step",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
