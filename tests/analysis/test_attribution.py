@@ -60,6 +60,13 @@ def test_every_method_against_its_definition(kind, normed):
             assert all(np.isnan(scores[output + 1 :]).all() for scores in mine.values())
 
 
+def test_in_bfloat16_no_token_counts_for_nothing():
+    found = attribute(model_of(replace(TINY, compute_dtype="bfloat16")), text(), OUTPUTS, points=1)
+    exact = attribute(model_of(TINY), text(), OUTPUTS, points=1)
+    assert np.array_equal(found.scores["occlusion"], exact.scores["occlusion"], equal_nan=True)
+    assert np.all(found.scores["occlusion"][0, : OUTPUTS[0]] != 0)
+
+
 def test_completeness_improves_with_points():
     model, ids = populated(model_of(TINY)), text()
     missed = [abs(attribute(model, ids, [6], points=points).incompleteness[0]) for points in (2, 32)]

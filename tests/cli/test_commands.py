@@ -119,7 +119,7 @@ def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
 
 
 def test_lists_of_numbers_may_have_commas():
-    for words in (["2", "4", "8"], ["2,4,8"], ["2,4", "8"], ["2,", "4", ",8"]):
+    for words in (["2", "4", "8"], ["2,4,8"], ["2,4", "8"], ["2,", "4", ",8"], ["[2, 4, 8]"], ["[2,", "4", "8]"]):
         given = ["--depth.always", *words, "--depth.sample=16,32", "--model.edges", "0,.5,1", "--data.train", "a,b"]
         found = arguments_from(["depth-nested", *given], "train", ConfigArguments).settings
         assert (found.depth.always, found.depth.sample, found.model.edges) == ((2, 4, 8), (16, 32), (0, 0.5, 1))

@@ -293,7 +293,7 @@ def test_strict_refuses_undecodable_bytes(tmp_path, files_config, progress, name
         (
             "x.pdf",
             "data.train: file '{path}/x.pdf' has an unknown suffix; "
-            "known are .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .raw.",
+            "known are .txt, .md, .rst, .tex, .py, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .raw.",
         ),
         ("sub", "data.train: '{path}/sub' is a folder; name its files, for example '{path}/sub/*.txt'."),
         ("s*b", "data.train: '{path}/s*b' matches folders only; name files."),

@@ -5,7 +5,7 @@ held where the forward pass has them? `end_to_end.py` asks what arrives through 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -198,8 +198,13 @@ def flow_and_transpose(
 
 
 def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
-    """The model with its weights written out for the fixed grid on which it is analysed; compiled."""
-    return _populated(model, model.grid(steps))
+    """The model with its weights written out for the fixed grid on which it is analysed; compiled.
+
+    It computes in the precision of its parameters: in bfloat16 derivatives have two digits, and what one token of many
+    changes is rounded to nothing.
+    """
+    exact = model.replace(config=replace(model.config, compute_dtype="float32"))
+    return _populated(exact, exact.grid(steps))
 
 
 @eqx.filter_jit

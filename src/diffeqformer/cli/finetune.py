@@ -100,6 +100,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
     from diffeqformer.config import validate
+    from diffeqformer.data.files import find_files
     from diffeqformer.runs.finetune import RANK, finetune_config, usual_depth, usual_settings
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train
@@ -107,6 +108,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     own = _adapter_settings(given)
     lora = replace(LoRAConfig(RANK), **own) if own or given.method == "lora" else None
     progress = shown()
+    if given.data:
+        find_files(given.data, "--data")  # before the base is read, which takes a while
     base = load_run(given.run, given.checkpoint, progress)
     # Options are read a second time, now that the base run's own settings are known as their defaults.
     depth = usual_depth(base.config, given.method)

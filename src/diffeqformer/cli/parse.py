@@ -227,7 +227,7 @@ def _spelled(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def _separated(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with lists of numbers as tyro reads them, `--depth.always 2 4 8`, if they were given as `2,4,8`."""
+    """The words with lists of numbers as tyro reads them, `--depth.always 2 4 8`, if given as `2,4,8` or `[2,4,8]`."""
     separated, numbers = [], False
     for word in words:
         name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
@@ -235,8 +235,8 @@ def _separated(words: Sequence[str], options: Hints) -> list[str]:
             hint = options.get(name[2:].replace("_", "-"))
             lists = [one for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
             numbers = any(get_args(one)[0] in (int, float) for one in lists)
-        parts = value.strip(",").split(",")  # written as 2, 4, 8 each word but the last ends in one
-        if numbers and "," in value and all(parts):
+        parts = [part.strip() for part in value.strip(" ,[]()").split(",")]  # `2, 4, 8` is three words, two with commas
+        if numbers and parts != [value] and all(parts):
             separated += [*([name] if equals else []), *parts]
         else:
             separated.append(word)

@@ -19,7 +19,8 @@ from diffeqformer.store.paths import path_of
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
-SUFFIXES = (".txt", *OF_DOCUMENTS)
+SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", *OF_DOCUMENTS)
+"""Suffixes that are known; a file whose suffix is not of many documents is one document, as it stands."""
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
 
