@@ -60,6 +60,11 @@ REFUSED = {
     "no outputs": "outputs is empty, but must name at least one of the text's tokens, 0 to 3.",
     "half an output": "an output is 2.0, but must be a whole number.",
     "prompt of one axis": "ids have the shape (4,), but must have (batch, position), none of them 0.",
+    "ragged prompts": "ids have rows of different lengths, but a batch has rows of one length.",
+    "word for a temperature": "temperature is 'warm', but must be a number.",
+    "no temperature": "temperature is None, but must be a number.",
+    "word for a top-p": "top-p is '0.5', but must be a number.",
+    "no block": "block is 0, but must be at least 1.",
     "no prompts": "the prompt is empty, but must have at least one token.",
     "trajectory of one text": "ids have the shape (4,), but must have (batch, position), none of them 0.",
     "scheme": "but must be an object with the methods of Scheme.",
@@ -90,7 +95,7 @@ def test_it_is_refused_by_name(said, thing):
 
 SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
-    "sum of lengths", "whole", "known threshold",
+    "sum of lengths", "whole", "known threshold", "lists of the loss", "narrow ids",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -210,6 +215,11 @@ def _say() -> dict[str, str]:
     refused("no outputs", lambda: attribute(model, ids[0], [], points=2))
     refused("half an output", lambda: pairwise(model, ids[0], [2.0]))
     refused("prompt of one axis", lambda: generate(model, ids[0], 2, key=key))
+    refused("ragged prompts", lambda: generate(model, [[1, 2], [3]], 2, key=key))
+    refused("word for a temperature", lambda: generate(model, ids, 2, key=key, temperature="warm"))
+    refused("no temperature", lambda: generate(model, ids, 2, key=key, temperature=None))
+    refused("word for a top-p", lambda: generate(model, ids, 2, key=key, top_p="0.5"))
+    refused("no block", lambda: next_token_loss(model, texts, block=0))
     refused("no prompts", lambda: generate(model, ids[:0], 2, key=key))
     refused("trajectory of one text", lambda: model.trajectory(ids[0]))
     refused("scheme", lambda: with_scheme(model, 3))
@@ -252,6 +262,11 @@ def _say() -> dict[str, str]:
     some = [pairwise(model, ids[0], own, iterations=0).exponents for own in ([0, 3], np.array([0, 3]))]
     same("outputs", *map(np.nan_to_num, some))
     same("lists", generate(model, ids, 2, key=key), generate(model, ids.tolist(), 2, key=key))
+    same("lists of the loss", *(next_token_loss(model, *one) for one in (batch, [one.tolist() for one in batch])))
+    many = build(dataclasses.replace(TINY, vocabulary=1000, init_std=0.5), key)
+    prompts = [ids.astype(dtype) for dtype in (jnp.int32, jnp.int8, jnp.uint8)]
+    same("narrow ids", *(speculate(many, many, one, 3, key=key, temperature=0).tokens for one in prompts),
+         *(generate(many, one, 3, key=key, temperature=0) for one in prompts))  # fmt: skip
     given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
     same("list of edges", *(one(ids) for one in given))
     sums = np.cumsum([0, *[1 / 9] * 9])

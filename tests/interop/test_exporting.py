@@ -22,6 +22,7 @@ from diffeqformer.config import (
     LoRAConfig,
     OptimizerConfig,
     ReversibleConfig,
+    ToleranceConfig,
     dump_yaml,
 )
 from diffeqformer.data.tokenizer import load_tokenizer
@@ -346,6 +347,22 @@ def test_the_card_of_an_unfinished_run(tmp_path):
     card = (tmp_path / "made" / "README.md").read_text()
     assert "None are known: this is a run that is not finished, at update 3." in card
     assert "It is a table of layers" in card and "trust_remote_code" not in card
+
+
+def test_a_card_says_how_the_run_came_to_its_weights_and_what_was_measured(tmp_path):
+    lifted = dataclasses.replace(run_of("knots, gpt"), origin="lifted")
+    export(lifted, tmp_path / "lifted")
+    card = (tmp_path / "lifted" / "README.md").read_text()
+    assert "(3 if none is given, as it was lifted)" in card and "trained as" not in card
+    assert "None are known: this is a model that was lifted, and not trained since." in card
+    run = run_of("knots, gpt", tmp_path / "run")
+    model = dataclasses.replace(run.config.model, compute_dtype="bfloat16", tolerance=ToleranceConfig(rtol=0.01))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+    run.folder.mkdir()
+    write_results(run.folder, "some text")
+    export(run, tmp_path / "adaptive")
+    card = (tmp_path / "adaptive" / "README.md").read_text()
+    assert "in bfloat16, by adaptive steps (rtol 0.01). This export has 3 steps, at which" in card
 
 
 EVIL = "</script><img src=x onerror=alert(1)> [a](http://b) `c` | d\n# e\x00"

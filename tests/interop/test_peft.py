@@ -136,7 +136,7 @@ def test_where_no_adapter_can_be(exported, tmp_path):
         with pytest.raises(BadInput, match="can only be put beside a table of layers that has none"):
             load_adapter(model, exported / "adapter")
     knots = dataclasses.replace(EXPORTED["knots, llama"].weights, lora=LoRAConfig(2))
-    with pytest.raises(BadInput, match="beside knots, for which PEFT's format has no place"):
+    with pytest.raises(BadInput, match="beside weights of kind 'knots', for which PEFT's format has no place"):
         export(run_of(dataclasses.replace(EXPORTED["knots, llama"], weights=knots)), tmp_path / "made", adapter=True)
     assert not (tmp_path / "made").exists()
     (tmp_path / CONFIG).write_text("{}")

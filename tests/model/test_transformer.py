@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.spectra import spectra
+from diffeqformer.config import LlamaConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.generate import generate
 from diffeqformer.model.loss import next_token_loss
+from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES
 from tests.models import COVERING, KINDS, TINY, covering_kinds, logits, model_of, of_dtype, states, tokens
@@ -199,3 +202,18 @@ def test_a_model_that_never_drops_gives_the_dropping_path_its_answer(config):
     tiny_rate = dataclasses.replace(TINY.dropout, embedding=1e-9, attention=1e-9, residual=1e-9)
     model, ids = model_of(dataclasses.replace(config, dropout=tiny_rate)), tokens()
     np.testing.assert_allclose(logits(model, ids, key=jax.random.key(0)), logits(model, ids), atol=STATES)
+
+
+def test_a_field_of_ones_own_keeps_the_settings_of_the_one_in_whose_place_it_stands():
+    class Same(TransformerField):
+        """Llama's, under another name."""
+
+    config = dataclasses.replace(
+        TINY, heads=4, norm_epsilon=1e-6, field=LlamaConfig(final_norm_epsilon=0.5, kv_heads=1), vocabulary=41
+    )
+    theirs = build(config, jax.random.key(0))
+    own = build(config, jax.random.key(0), field=Same(**dataclasses.asdict(config.field.build(config))))
+    np.testing.assert_array_equal(logits(own, tokens()), logits(theirs, tokens()))
+    for name, pair in spectra(theirs, times=2).pairs.items():
+        np.testing.assert_array_equal(spectra(own, times=2).pairs[name].radius, pair.radius)
+    assert build(own.config, jax.random.key(0), field=own.field).config == own.config

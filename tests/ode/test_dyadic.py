@@ -106,9 +106,6 @@ def test_what_has_no_blocks_to_free_is_refused():
     with pytest.raises(BadInput, match="this model has steps of its own"):
         adapted_config(KINDS["time, long first step"], 3, become="dyadic", lora=None)
     with pytest.raises(BadInput, match="several times of a step, which differ"):
-        midpoint = dataclasses.replace(KINDS["knots, normalised"], scheme="midpoint")
-        adapted_config(midpoint, 4, become="dyadic", lora=None)
-    with pytest.raises(BadInput, match="several times of a step, which differ"):
         freed(model_of(TINY).weights, 1, Nodes.same(0.0, 1.0))
     with pytest.raises(BadInput, match=r"model.weights is 'dyadic', but model.tolerance is given"):
         validate_model(dataclasses.replace(TINY, weights="dyadic", tolerance=ToleranceConfig()))

@@ -10,6 +10,7 @@ import pytest
 
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.early_exit import EarlyExit
+from diffeqformer.ode.grid import Grid
 from tests.models import KINDS, TINY, model_of, solved, states, tokens
 from tests.tolerances import STATES
 
@@ -84,6 +85,15 @@ def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
     assert float(found.evaluations.attention) == pytest.approx(taken)
     assert 2 <= taken < 8
     np.testing.assert_allclose(found.state, state, atol=STATES)
+
+
+def test_a_step_of_no_length_stops_nobody_and_changes_nothing():
+    model, ids = model_of(TINY), tokens()
+    with_pause, without = (
+        solved(model, ids, EarlyExit(Grid(len(edges) - 1, edges), 0.1))
+        for edges in ((0.0, 0.25, 0.5, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0))
+    )
+    np.testing.assert_allclose(with_pause.state, without.state, atol=STATES)
 
 
 def test_all_stop_after_two_steps_if_anything_is_settled():

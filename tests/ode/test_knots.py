@@ -52,6 +52,15 @@ def test_it_is_cardinal_and_sums_to_one(basis):
         np.testing.assert_allclose(cardinal_basis(TIMES, 6, basis, place).sum(1), 1, atol=4 * SINGLE)
 
 
+def test_in_double_precision_it_is_exact_between_knots():
+    with jax.enable_x64(True):
+        found = np.asarray(cardinal_basis(np.array([1 / 3]), 5, "hat", "middle", jnp.float64))
+        mean = np.asarray(mean_basis(np.array([0.0, 1 / 3, 1.0]), 5, "hat", "middle", jnp.float64))
+    share = 5 / 3 - 0.5 - 1
+    np.testing.assert_allclose(found, [[0, 1 - share, share, 0, 0]], atol=1e-15)
+    assert abs(mean[0, 2] - 3 / 5 * share**2 / 2) < 1e-15  # a triangle, a fifth as wide in t, over a third
+
+
 def test_traced_times_give_the_same_basis():
     traced = jax.jit(lambda t: cardinal_basis(t, 6, "cubic"))(jnp.asarray(TIMES, jnp.float32))
     # A time is rounded to float32, half an eps, and multiplied by 6; the basis has slopes below 2 per knot.

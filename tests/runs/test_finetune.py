@@ -23,6 +23,7 @@ from diffeqformer.config import (
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import BadInput, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.model.build import build
 from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
@@ -128,6 +129,15 @@ def test_adapters_beside_the_knots_of_a_lifted_model(bases, tmp_path, other_text
 def evaluate_on(result, model):
     tokens = EvaluationBatches(result.tokens.validation, result.config.model.context, 4)
     return evaluate(model, tokens, block=4096).loss
+
+
+def test_what_cannot_be_made_of_a_base_is_refused_before_training(bases, tmp_path):
+    run = load_run(bases / "continuous")
+    config = dataclasses.replace(run.config.model, scheme="midpoint")
+    whole = dataclasses.replace(run.config, model=config)
+    run = dataclasses.replace(run, model=build(config, jax.random.key(0)), config=whole)
+    with pytest.raises(BadInput, match="several times of a step, which differ"):
+        finetune_config(run, str(tmp_path / "run"), method="dyadic")
 
 
 @pytest.mark.parametrize(

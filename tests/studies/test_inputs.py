@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from diffeqformer.config import Config, ModelConfig, ToleranceConfig
+from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.store.files import write_sealed
-from diffeqformer.studies.inputs import directions, whole_numbers, whole_split
+from diffeqformer.studies.inputs import directions, of_one_document, whole_numbers, whole_split
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,14 @@ def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(
     assert found == (
         " On its whole validation split the run has 5.654 nats per token, perplexity 285.5." if said else ""
     )
+
+
+def test_a_text_is_of_one_document():
+    tokenizer = train_tokenizer(["a small text"], 270)
+    end = end_of_text(tokenizer)
+    run = SimpleNamespace(tokenizer=tokenizer)
+    for tokens, longest in (([1, 2, end, 3, 4, 5, end, 6], [3, 4, 5]), ([1, 2], [1, 2]), ([end, end], []), ([], [])):
+        assert of_one_document(run, np.array(tokens, np.int32)).tolist() == longest
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Arguments:
     """Folder of the run."""
     other: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN2")] = ""
     """Another run, to compare with: before fine-tuning, or another model."""
-    text: str = ""
+    text: str | None = None
     """Text that the page opens with; the beginning of the validation text if not given."""
     to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Write one HTML file instead, which opens offline and holds the models; for small ones."""

@@ -100,19 +100,19 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
-        own = self.field.kv_heads if isinstance(self.field, LlamaConfig) else None
+        own = self.field.kv_heads if isinstance(self.field, LlamaConfig | OwnConfig) else None
         return own or self.heads
 
     @property
     def head_width(self) -> int:
         """Width of a head."""
-        own = self.field.head_width if isinstance(self.field, LlamaConfig) else None
+        own = self.field.head_width if isinstance(self.field, LlamaConfig | OwnConfig) else None
         return own or self.width // self.heads
 
     @property
     def final_norm_epsilon(self) -> float:
         """Epsilon of the final norm."""
-        own = self.field.final_norm_epsilon if isinstance(self.field, LlamaConfig) else None
+        own = self.field.final_norm_epsilon if isinstance(self.field, LlamaConfig | OwnConfig) else None
         return self.norm_epsilon if own is None else own
 
     @property

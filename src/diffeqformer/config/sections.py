@@ -268,6 +268,10 @@ class OwnConfig(Section):
     """Module and name of its class."""
     like: str = ""
     """The kind that stood in its place: of a field, whose embedding, final norm and head go with it."""
+    kv_heads: int | None = None
+    """Of the field that stood in its place, as the next two."""
+    head_width: int | None = None
+    final_norm_epsilon: float | None = None
 
 
 @dataclass(frozen=True)

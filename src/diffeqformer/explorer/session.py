@@ -71,15 +71,15 @@ POINTS, TANGENTS, PROBES = 8, 4, 16
 class Session:
     """One run or two, opened."""
 
-    def __init__(self, runs: Sequence[Run], text: str, progress: Progress) -> None:
+    def __init__(self, runs: Sequence[Run], text: str | None, progress: Progress) -> None:
         self.runs = tuple(runs)
-        self.text = text or opening_text(runs[0], progress)
+        self.text = opening_text(runs[0], progress) if text is None else text
         self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
         self._rows = lru_cache(KEPT)(lambda number: rows_at(runs[number].model.merge(), runs[number].model.grid()))
         self.answers = {
             name: getattr(self, name) for name in ("read", "cell", "predict", "explain", "reach", "weights")
         }
-        for run in runs if text else runs[:1]:
+        for run in runs[:1] if text is None else runs:
             inputs.ids_of(run, self.text)
 
     def about(self) -> list[Document]:
@@ -315,10 +315,10 @@ def _adapts(model: Transformer, rtol: float) -> bool:
 
 
 def opening_text(run: Run, progress: Progress) -> str:
-    """The beginning of the run's own validation text; another one where that is not to be had."""
+    """A document's text at the beginning of the run's own validation split; another one where that is not to be had."""
     try:
         (tokens,), _ = inputs.evaluation_windows(run, (), 1, min(TOKENS, run.config.model.context), progress)
-        text = run.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        text = run.tokenizer.decode(inputs.of_one_document(run, tokens).tolist())
         inputs.ids_of(run, text)
         return text
     except DiffEqFormerError:

@@ -48,7 +48,7 @@ class Explorer(anywidget.AnyWidget):
     page = traitlets.Unicode().tag(sync=True)
     height = traitlets.Int(900).tag(sync=True)
 
-    def __init__(self, *runs: Run | str, text: str = "", height: int = 900) -> None:
+    def __init__(self, *runs: Run | str, text: str | None = None, height: int = 900) -> None:
         opened: Sequence[Run] = [load_run(run, "latest", Silent()) if isinstance(run, str) else run for run in runs]
         self._session = Session(opened, text, Silent())
         super().__init__(page=framed_page(self._session), height=height)

@@ -29,7 +29,10 @@ WEIGHTS = {
     "box": "piecewise constant in depth",
     "shared": "the same at every depth",
     "layer": "a table of layers",
+    "layerdrop": "a table of layers of which some may be left out",
 }
+MADE = {"trained": "trained", "fine-tuned": "trained", "imported": "imported", "lifted": "lifted"}
+"""How a run came to its weights and its depth, by its origin."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
         facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config)[1], m=m,
         base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
         weights=WEIGHTS.get(kind, kind), entry=entry, results=results,
-        settings=fenced(settings, "yaml"),
+        settings=fenced(settings, "yaml"), made_as=MADE[run.origin],
     )  # fmt: skip
 
 
@@ -92,7 +95,9 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
         (entry,) = found["models"]
         corpus = found["corpus"]
         whole = {name: float("nan") if value is None else value for name, value in entry["validation"].items()}
-        return {"steps": entry["steps"], "updates": entry["updates"]}, {
+        tolerance = run.config.model.tolerance
+        at = f"at {entry['steps']} steps" if tolerance is None else f"by adaptive steps (rtol {tolerance.rtol:g})"
+        return {"at": at, "steps": None if tolerance else entry["steps"], "updates": entry["updates"]}, {
             "text": inline(_text(run.config, corpus["name"])),
             "training tokens seen": f"{entry['tokens']:,}",
             "updates": f"{entry['updates']:,}",

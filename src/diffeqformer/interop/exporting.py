@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diffeqformer.config.sections import KnotsConfig
+from diffeqformer.config.sections import LayerConfig
 from diffeqformer.data.tokenizer import SPECIAL, adding_nothing, chat_template, ends_of_generation, special_tokens
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
@@ -77,10 +77,10 @@ def export(
         raise BadInput(f"the size of a file of tensors is {shard_bytes} bytes, but must be at least 1.")
     if adapter and not run.model.config.lora:
         raise BadInput(f"run {str(run.folder)!r} has no low-rank adapters; `diffeqformer finetune` makes such runs.")
-    if adapter and isinstance(run.model.config.weights, KnotsConfig):
+    if adapter and not isinstance(weights := run.model.config.weights, LayerConfig):
         raise BadInput(
-            f"run {str(run.folder)!r} has low-rank adapters beside knots, for which PEFT's format has no place; "
-            "without --adapter they are merged."
+            f"run {str(run.folder)!r} has low-rank adapters beside weights of kind {weights.kind!r}, for which PEFT's "
+            "format has no place; without --adapter they are merged."
         )
     require_free(to)
     model = run.model.without_adapters() if adapter else run.model.merge()

@@ -78,8 +78,6 @@ def _dyadic_config(config: ModelConfig, steps: int, lora: LoRAConfig | None) -> 
     if config.first_step is not None or config.edges or config.tolerance:
         raise BadInput("method 'dyadic' makes steps of 1, 1/2, 1/4, ... of depth, but this model has steps of its own.")
     section = DyadicConfig((steps - 1).bit_length(), lora)
-    own = lambda model: freed(model.weights, section.halved(steps), model.scheme.nodes)
-    eqx.filter_eval_shape(own, abstract(config))  # refuses a scheme that takes more than one block in a step
     same = dataclasses.replace(config, weights=section, modulation=None, spacing="dyadic")
     return same if steps == config.steps else with_steps(same, steps)
 

@@ -89,7 +89,9 @@ def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:
         if part is known:
             return SchemeConfig(kind)  # pyright: ignore[reportArgumentType]
     like = before.like if isinstance(before, OwnConfig) else before.kind
-    return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like)
+    of_field = ("kv_heads", "head_width", "final_norm_epsilon")
+    kept: dict[str, Any] = {name: getattr(before, name, None) for name in of_field}
+    return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like, **kept)
 
 
 def own_parts(model: Transformer) -> dict[str, str]:

@@ -13,6 +13,7 @@ from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
+from diffeqformer.plain import shown
 
 COLDEST = 1e-6
 """Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""
@@ -56,7 +57,7 @@ def require_sampling(
     **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
-    if not np.size(prompt):
+    if not (prompt if isinstance(prompt, Array) else np.asarray(prompt, object)).size:
         raise BadInput("the prompt is empty, but must have at least one token.")
     prompt = known_ids(prompt, vocabulary, 2)
     new_tokens = whole("the number of new tokens", new_tokens, 1)
@@ -78,13 +79,22 @@ def require_choice(
     **Raises:** `BadInput` for settings out of range.
     """
     top_k = None if top_k is None else whole("top-k", top_k)
+    temperature, top_p = _number("temperature", temperature), None if top_p is None else _number("top-p", top_p)
     if not 0 <= temperature < float("inf"):
         raise BadInput(f"temperature is {temperature}, but must be 0 or a positive number.")
     if top_k is not None and not 1 <= top_k <= vocabulary:
         raise BadInput(f"top-k is {top_k}, but must be between 1 and the vocabulary's size, {vocabulary}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}, but must be above 0 and at most 1.")
-    return float(temperature), top_k, None if top_p is None else float(top_p)
+    return temperature, top_k, top_p
+
+
+def _number(name: str, value: Any) -> float:
+    """**Raises:** `BadInput` for what is no number."""
+    try:
+        return value.__float__()
+    except (AttributeError, TypeError):
+        raise BadInput(f"{name} is {shown(value)}, but must be a number.") from None
 
 
 @eqx.filter_jit

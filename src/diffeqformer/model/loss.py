@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
@@ -58,7 +59,7 @@ def loss_sum(
 
     **Returns:** a `LossSum`, float32.
     """
-    counts = _counts(model, ids, mask)
+    ids, counts = _counts(model, ids, mask)
     solution = model.integrate(ids[:, :-1], steps=steps, key=key)
     states = model.normalise(solution.state, steps)
     nats, number = _nats(model, states, ids[:, 1:], counts, block), counts.sum().astype(wide(states.dtype))
@@ -69,23 +70,24 @@ def loss_sum(
     return LossSum(nats, number, evaluations)
 
 
-def _counts(model: Transformer, ids: Array, mask: Array | None) -> Array:
-    """Which targets count; all ids are checked here, since the last of a row is a target alone.
+def _counts(model: Transformer, ids: Array, mask: Array | None) -> tuple[Array, Array]:
+    """The ids, and which targets count; all ids are checked here, since the last of a row is a target alone.
 
     **Raises:** `BadInput` for ids that are no batch of at least two, or a mask that is not of their targets.
     """
-    known_ids(ids, model.embedding.tokens.shape[0], 2)
+    ids = known_ids(ids, model.embedding.tokens.shape[0], 2)
     shape = ids.shape[0], ids.shape[1] - 1
     if not shape[1]:
         raise BadInput("the text has 1 token, but must have at least 2, of which the second is predicted.")
     if mask is None:
-        return jnp.ones(shape, bool)
+        return ids, jnp.ones(shape, bool)
+    mask = jnp.asarray(mask)
     if mask.dtype != bool or mask.shape != shape:
         raise BadInput(
             f"the mask is {mask.dtype} of the shape {mask.shape}, but must be bool of the shape {shape}: true where "
             "the prediction of ids[:, 1:] counts."
         )
-    return mask
+    return ids, mask
 
 
 def _nats(
@@ -101,6 +103,7 @@ def _nats(
 
     With a `teacher` the target's distribution is for `share` of it the teacher's prediction.
     """
+    block = whole("block", block, 1)
     taught = (teacher.states,) if teacher is not None and share else ()
     flat = [x.reshape(-1, *x.shape[2:]) for x in (states, targets, counts, *taught)]
 
@@ -170,7 +173,7 @@ def loss_of_depths(
     to divide by, those counted if not given: of the whole batch, where `ids` are a part of one; the others as for
     `loss_sum`.
     """
-    counts, taught = _counts(model, ids, mask), None
+    (ids, counts), taught = _counts(model, ids, mask), None
     if teacher is not None and distill:
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
@@ -198,7 +201,7 @@ def loss_of_rows(
     **Arguments:** `rows`, how many each of `depths` has, from the first on; the others, `settings` too, as for
     `loss_of_depths`.
     """
-    ends, counts = np.cumsum(rows)[:-1], _counts(model, ids, mask)
+    ends, (ids, counts) = np.cumsum(rows)[:-1], _counts(model, ids, mask)
     count = counts.sum() if count is None else count
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))

@@ -32,19 +32,22 @@ def require_tokens(ids: Array | np.ndarray, vocabulary: int) -> None:
 
 
 def known_ids(ids: Any, vocabulary: int, *axes: int) -> Array:
-    """Token ids as an array, checked before JAX could make others of them: it wraps what 32 bits do not hold.
+    """Token ids as int32, checked before JAX could make others of them: it wraps what 32 bits do not hold.
 
     **Arguments:** `axes`, how many the ids may have: 1 for a text, 2 for a batch of them.
 
     **Raises:** `BadInput` as `require_tokens`, or for other axes, or one of length 0.
     """
-    ids = ids if isinstance(ids, Array) else np.asarray(ids)
+    try:
+        ids = ids if isinstance(ids, Array) else np.asarray(ids)
+    except ValueError:
+        raise BadInput("ids have rows of different lengths, but a batch has rows of one length.") from None
     if ids.ndim not in axes or not ids.size:
         shapes = {1: "(position,)", 2: "(batch, position)"}
         must = " or ".join(shapes[number] for number in axes)
         raise BadInput(f"ids have the shape {ids.shape}, but must have {must}, none of them 0.")
     require_tokens(ids, vocabulary)
-    return jnp.asarray(ids)
+    return jnp.asarray(ids).astype(jnp.int32)  # narrower ones could not hold what is predicted after them
 
 
 class Embedding(eqx.Module):

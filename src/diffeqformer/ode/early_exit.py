@@ -64,12 +64,14 @@ class _Settling:
 
     def step(self, field: SplitField, carry: _Settled, dt: Length) -> _Settled:
         x, slope, before, settled, taken, left = carry
-        slope = jnp.where(settled, slope, (self.base.advance(field, x, dt) - x) / dt)
+        moves = jnp.asarray(dt) > 0  # a step of no length says nothing of where a token is going
+        found = (self.base.advance(field, x, dt) - x) / jnp.where(moves, dt, 1)
+        slope = jnp.where(settled | ~moves, slope, found)
         x, left = x + dt * slope, left - dt
         end = jnp.where(settled, before, x + left.astype(x.dtype) * slope)
         moved = (self.normalise(end) - self.normalise(before)).astype(wide(x.dtype))
         moved = jnp.sqrt(jnp.square(moved).mean(-1, keepdims=True))
-        now = settled | ((moved < self.threshold) & (taken > 0))
+        now = settled | ((moved < self.threshold) & (taken > 0) & moves)
         return _Settled(x, slope, end, now, taken + (~settled).astype(taken.dtype), left)
 
     def state(self, carry: _Settled) -> Array:

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from typing import Literal
 
+import equinox as eqx
+import jax
+
 from diffeqformer.config import (
     BaseConfig,
     Config,
@@ -17,7 +20,7 @@ from diffeqformer.config import (
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput
-from diffeqformer.model.adapt import Become, adapted_config
+from diffeqformer.model.adapt import Become, adapt, adapted_config
 from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
@@ -110,10 +113,13 @@ def finetune_config(
             f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but what a fine-tuned run trains is decided by "
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
+    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora)
+    # What cannot be made of this base is refused here, not when training begins.
+    eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
-        model=adapted_config(model, steps, become=BECOME[method], lora=lora),
+        model=adapted,
         depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=trained),

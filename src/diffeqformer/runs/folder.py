@@ -166,7 +166,8 @@ def open_config(folder: Path) -> Config:
     **Raises:** `BadInput` if there is no run; `Damaged` naming the file that is not what it was.
     """
     if not folder.is_dir():
-        raise BadInput(f"run folder {str(folder)!r} does not exist; `diffeqformer train` makes one.")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise BadInput(f"run folder {str(folder)!r} {what}; `diffeqformer train` makes one.")
     if not (folder / CONFIG).is_file():
         advice = "; `diffeqformer train` with the run's config writes it again" if origin_of(folder) else ""
         raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}{advice}.")

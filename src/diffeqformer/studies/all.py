@@ -144,13 +144,13 @@ def _options(name: str) -> set[str]:
 
 def _lines(run: "Run", data: Sequence[str], progress: Progress) -> str:
     """About `TOKENS` tokens from the middle of the files, or of the run's validation split without any, from the
-    beginning of a line on.
+    beginning of a line on: of one document, fewer if it is shorter.
 
     **Raises:** `BadInput` if the run has no such text.
     """
     tokens, length = inputs.evaluation_text(run, data, progress)[0], min(TOKENS, run.config.model.context)
-    ids = tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length]
-    decode = lambda some: run.tokenizer.decode(some.tolist(), skip_special_tokens=False)
+    ids = inputs.of_one_document(run, tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length])
+    decode = lambda some: run.tokenizer.decode(some.tolist())
     begin = next((i + 1 for i in range(len(ids) - length) if decode(ids[i : i + 1]).endswith("\n")), 0)
     text = decode(ids[begin : begin + length]).strip("\ufffd")
     while len(run.tokenizer.encode(text, add_special_tokens=False).ids) > length:  # as pieces of other tokens

@@ -27,7 +27,7 @@ class Arguments(inputs.OfText):
     Example: diffeqformer analyze attribution runs/quickstart/diffeqformer --text "def main(argv):" --faithfulness 200
     """
 
-    text: str = ""
+    text: str | None = None
     """Text to explain, at most as long as the model's context; may be left out with --faithfulness."""
     output_token: inputs.Number = setting(None, least=0, most=SIZES)
     """Position whose prediction is explained, from 0; if not given, the last 32 of the text, to choose from in the
@@ -79,8 +79,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     opened, folder = arguments.open("attribution", progress)
     model = opened.model
     tangents, probes = inputs.directions(arguments.tangents, arguments.probes, model.config.width)
-    ids = inputs.ids_of(opened, arguments.text) if arguments.text else np.zeros(0, np.int32)
-    outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if arguments.text else ()
+    ids = inputs.ids_of(opened, arguments.text) if arguments.text is not None else np.zeros(0, np.int32)
+    outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if len(ids) else ()
     split = inputs.evaluation_text(opened, arguments.data, progress)[0] if arguments.faithfulness else ids
     settings: dict[str, Any] = {
         "tangents": tangents, "probes": probes, "points": arguments.points,
@@ -92,7 +92,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     whose = inputs.described(opened)
     said = [f"{whose}."]
     document: Document = opened.which
-    if arguments.text:
+    if outputs:
         tokens, last = inputs.pieces_of(opened, ids), max(outputs)
         explained = explain(model, jnp.asarray(ids), outputs, **settings)
         scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
@@ -173,13 +173,13 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def _check(arguments: Arguments) -> None:
-    if not arguments.text and not arguments.faithfulness:
+    if arguments.text is None and not arguments.faithfulness:
         raise BadInput("there is nothing to do: give a --text, or a number of contexts with --faithfulness, or both.")
     if arguments.faithfulness == 1:
         raise BadInput("--faithfulness is 1, but an interval needs at least 2 contexts; hundreds are better.")
     if not arguments.faithfulness:
         inputs.require_usual(arguments, ("data", "context_tokens", "draws"), "only --faithfulness reads it")
-    if not arguments.text:
+    if arguments.text is None:
         inputs.require_usual(arguments, ("output_token",), "there is no --text that it would be of")
 
 

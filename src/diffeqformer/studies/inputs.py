@@ -32,13 +32,13 @@ Seeds = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")]
 """Options of several studies, by what their help calls the value."""
 
 
-def require_once(seeds: Sequence[int]) -> None:
-    """Check that no seed is named twice: one run is no evidence of another.
+def require_once(option: str, named: Sequence[object]) -> None:
+    """Check that nothing is named twice: one run is no evidence of another.
 
     **Raises:** `BadInput` naming one that is.
     """
-    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
-        raise BadInput(f"--seeds names {twice[0]} more than once; each is one run, so name it once.")
+    if twice := [one for one in named if named.count(one) > 1]:
+        raise BadInput(f"{option} names {twice[0]} more than once; each counts once, so name it once.")
 
 
 def require_usual(arguments: Any, names: Sequence[str], why: str) -> None:
@@ -167,6 +167,13 @@ def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
     if len(ids) > context:
         raise BadInput(f"{name} has {len(ids)} tokens, but the model's context is {context}; give a shorter text.")
     return np.asarray(ids, np.int32)
+
+
+def of_one_document(run: "Run", tokens: np.ndarray) -> np.ndarray:
+    """The longest part of some tokens without special ones, which text that is tokenised again does not have."""
+    special = [number for number, token in run.tokenizer.get_added_tokens_decoder().items() if token.special]
+    parts = np.split(tokens, np.flatnonzero(np.isin(tokens, special)))  # all but the first begin with one
+    return max((part[~np.isin(part, special)] for part in parts), key=len)
 
 
 def pieces_of(run: "Run", ids: np.ndarray) -> tuple[str, ...]:

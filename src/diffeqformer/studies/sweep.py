@@ -58,7 +58,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for a setting or value that cannot be, before anything is trained; whatever training raises
     but `Diverged`: such a trial is ranked last.
     """
-    require_once(arguments.seeds)
+    require_once("--seeds", arguments.seeds)
     trials = trials_of(arguments.over, arguments.trials)
     base, folder = read_yaml(find_config(arguments.config)), path_of(arguments.to)
     length = {} if arguments.updates is None else {"trainer.updates": arguments.updates}

@@ -107,6 +107,9 @@ def test_commands_are_started_as_they_are_shown():
     )
     assert [row["command"] for row in rows] == [bench_start.PYTHON, "slow"]
     assert rows[0]["ratio_of_medians"] == 1 and rows[1]["median_seconds"] > 1
+    failing = {bench_start.PYTHON: ("-c", "import sys; sys.exit('diffeqformer: there is no run.')")}
+    with pytest.raises(BadInput, match="failed: there is no run."):
+        bench_start.compare_start(1, Silent(), failing)
 
 
 def test_a_run_is_asked_again(tmp_path, monkeypatch):

@@ -56,6 +56,8 @@ def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):
 def test_an_unknown_item_is_refused():
     with pytest.raises(BadInput, match="no item 'table-9'; the items are "):
         study(Arguments(items=("table-9",)), Silent())
+    with pytest.raises(BadInput, match="names table-1 more than once"):
+        study(Arguments(items=("table-1", "table-1")), Silent())
 
 
 def test_presets_have_the_published_sizes(tmp_path):

@@ -20,6 +20,7 @@ from diffeqformer.studies.reproduce.reproduce_depth_figures import (
     by_steps,
     equivalent_depths,
     exponent,
+    headline,
     judgement,
     means,
     reach_of,
@@ -224,7 +225,7 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
 def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkeypatch, capsys):
     words = ["reproduce", "depth", "--list", "--to", str(tmp_path), "--seeds", "0", "1", "--depths", "2", "4"]
     words += ["--models", "gpt", "elastic", "--json"]
-    shallow = {"models": [{"seconds": 10.0}]}
+    shallow = {"models": [{"seconds": 10.0, "updates": 8000}]}
     monkeypatch.setattr(
         "diffeqformer.runs.results.read_results", lambda path: shallow if "gpt-2" in str(path) else None
     )
@@ -233,9 +234,40 @@ def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkey
     assert (gpt["finished"], gpt["of"]) == (2, 4) and (elastic["finished"], elastic["of"]) == (0, 2)
     assert gpt["seconds_left"] == pytest.approx(2 * 20)  # twice the depth takes twice the time
     assert not list(tmp_path.iterdir())
+    shallow["models"][0]["updates"] = 3
+    assert main(words) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["finished"] for one in printed["runs"]] == [0, 0]  # nor is there a pace
+    assert main(words[:-1]) == 0 and "2 of other lengths are in the way" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--search"]) == 2 and "--list is given with --search" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_is_refused():
     with pytest.raises(BadInput, match="path '~nobody-at-all/runs' cannot be used"):
         reproduce_depth.study(Arguments(to="~nobody-at-all/runs"), Silent())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"models": ("gpt", "gpt")}, "--models names gpt more than once"),
+        ({"depths": (2, 4, 2)}, "--depths names 2 more than once"),
+        ({"models": ("elastic",), "same_compute": True}, "--same-compute is True, but --models has none"),
+        ({"task": "text", "data": ("nothere.txt",), "list": True}, "--data: file '.*nothere.txt' does not exist"),
+    ],
+)
+def test_what_would_do_nothing_or_count_twice_is_refused(given, sentence, tmp_path):
+    with pytest.raises(BadInput, match=sentence):
+        reproduce_depth.study(Arguments(to=str(tmp_path), **given), Silent())
+
+
+def test_without_the_elastic_model_nothing_is_judged():
+    alone = [record("gpt", 2, 3.0, 0), record("gpt", 4, 2.5, 0)]
+    assert headline(alone) == "The lowest loss is 2.500 nats, of GPT of that depth at 4."
+    assert all("Criteria" not in table.caption for table in result_of(alone).tables)
+
+
+def test_the_page_says_that_freed_blocks_begin_with_the_first_batches_again():
+    both = [record("elastic", 2, 3.0, 0), record("freed", 2, 2.5, 0)]
+    said = [" ".join(result_of(some).findings) for some in (both, both[:1])]
+    assert ["from the first again" in one for one in said] == [True, False]

@@ -69,7 +69,7 @@ def test_selected_layers_do_what_they_did():
 
 
 def test_the_list_holds_numbers_for_programs(tmp_path, monkeypatch):
-    asked, entry = Arguments(list=True, to=str(tmp_path)), {"models": [{"seconds": 30.0}]}
+    asked, entry = Arguments(list=True, to=str(tmp_path)), {"models": [{"seconds": 30.0, "updates": 250}]}
     (nothing, *_) = study(asked, Silent()).document["runs"]
     assert (nothing["finished"], nothing["seconds_left"]) == (0, None) and nothing["of"] > 1
     read = lambda path: entry if path.parts[-2] == "elastic" else None

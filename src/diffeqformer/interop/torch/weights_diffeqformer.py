@@ -227,7 +227,9 @@ def cardinal_basis(times, knots, basis, place):
     Knots lie in the middles or at the ends of `knots` equal parts of depth; before the first and after the last the
     weights are constant.
     """
-    at = (times * knots - {"middle": 0.5, "end": 1.0}[place]).clamp(0, knots - 1).round(decimals=9)
+    at = (times * knots - {"middle": 0.5, "end": 1.0}[place]).clamp(0, knots - 1)
+    near = (2 * at).round() / 2  # a knot's own time may be off by a rounding
+    at = torch.where((at - near).abs() < 1e-9, near, at)
     left = at.floor().long().clamp(0, max(knots - 2, 0))
     right = (left + 1).clamp(max=knots - 1)
     b, unit = (at - left)[:, None], torch.eye(knots, dtype=times.dtype, device="cpu")

@@ -85,7 +85,8 @@ def mean_basis(
 def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Times:
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
     if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
-        place_in_knots = np.round(place_in_knots, 9)
+        near = np.round(2 * place_in_knots) / 2
+        place_in_knots = np.where(np.abs(place_in_knots - near) < 1e-9, near, place_in_knots)
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]

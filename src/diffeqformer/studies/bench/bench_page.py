@@ -89,6 +89,8 @@ def read_documents(folder: Path) -> dict[str, Document]:
     **Raises:** `BadInput` if there is none, or for a file that is the document of something else; `Damaged` for one
     that is not as it was written.
     """
+    if not folder.is_dir():
+        raise BadInput(f"--folder is {str(folder)!r}, which is no folder.")
     found = {}
     for name in BENCHMARKS:
         path = folder / f"{name}.json"

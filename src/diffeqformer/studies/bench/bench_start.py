@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.bench import benchmark as b
@@ -77,12 +78,17 @@ def compare_start(
     """
     # A command that has not been started by another one sets glibc up and starts itself again, which is part of it.
     surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    once = {
-        name: partial(subprocess.run, [sys.executable, *words], env=surroundings, capture_output=True, check=True)
-        for name, words in commands.items()
-    }
+    once = {name: partial(_run, [sys.executable, *words], surroundings) for name, words in commands.items()}
     seconds = b.take_turns(once, rounds, progress)
     return [{"command": name, **b.summary(times, seconds[PYTHON])} for name, times in seconds.items()]
+
+
+def _run(command: Sequence[str], surroundings: Mapping[str, str]) -> None:
+    """**Raises:** `BadInput` with what the command says if it fails."""
+    done = subprocess.run(command, check=False, env=surroundings, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}."]
+        raise BadInput(f"`{' '.join(command[2:])}` failed: {said[-1].removeprefix('diffeqformer: ')}")
 
 
 BENCHMARK = b.Benchmark(

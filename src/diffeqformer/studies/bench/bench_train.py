@@ -81,8 +81,12 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Doc
     twin = dataclasses.replace(config, model=vanilla_twin(config.model))
     means = {"kind": "knots", "knots": twin.model.steps, "average": True}
     ours = {"vanilla": twin, "diffeqformer": config, "knots": with_values(twin, {"model.weights": means})}
-    updates: dict[str, b.Once] = {name: b.repeated(one) for name, one in ours.items()}
-    memory: dict[str, int | None] = {name: update_footprint(one).temporary for name, one in ours.items()}
+    updates: dict[str, b.Once] = {}
+    memory: dict[str, int | None] = {}
+    with progress.stage("Compiling", len(ours)) as stage:
+        for name, one in ours.items():
+            updates[name], memory[name] = b.repeated(one), update_footprint(one).temporary
+            stage.advance(1, name)
     if b.has_torch():
         ways = {"torch": False, "torch, compiled": True} if shutil.which("g++") else {"torch": False}
         updates |= {name: _torch_update(twin, compiled=compiled) for name, compiled in ways.items()}

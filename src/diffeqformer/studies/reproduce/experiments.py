@@ -69,22 +69,26 @@ def train_all(
     return found
 
 
-def listed(name: str, title: str, runs: Iterable[tuple[str, Path, float]], folder: Path) -> Result:
+def listed(name: str, title: str, runs: Iterable[tuple[str, Path, int, float]], folder: Path) -> Result:
     """Runs by kind, how many are finished, and how long the others take, by the pace of those.
 
-    **Arguments:** `runs`: the kind of each in words, its folder, and how many evaluations of the field it takes.
+    **Arguments:** `runs`: the kind of each in words, its folder, its updates, and how many evaluations of the field one
+    of these takes.
     """
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import read_results
 
-    runs, done, left, longest, pace = list(runs), Counter(), defaultdict(float), 0.0, []
-    for kind, run, evaluations in runs:
-        if found := read_results(run / RESULTS):
+    runs, done, left, longest, pace, others = list(runs), Counter(), defaultdict(float), 0.0, [], []
+    for kind, run, updates, each_takes in runs:
+        found, evaluations = read_results(run / RESULTS), updates * each_takes
+        entry = found["models"][0] if found else None
+        if entry and entry["updates"] == updates:
             done[kind] += 1
-            pace.append(found["models"][0]["seconds"] / evaluations)
-        else:
-            left[kind] += evaluations
-            longest = max(longest, evaluations)
+            pace.append(entry["seconds"] / evaluations)
+            continue
+        others += [run] if entry else []
+        left[kind] += evaluations
+        longest = max(longest, evaluations)
     each = statistics.median(pace) if pace else math.nan
     kinds = [
         {"runs": kind, "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
@@ -97,6 +101,8 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, float]], folde
             f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
             f"most {duration(each * longest)}; what is stopped goes on where it was"
         )
+    if others:
+        said += f". {len(others)} of other lengths are in the way, such as {str(others[0])!r}: choose another --to"
     table = Table("Runs", ("runs", "finished", "left"), rows)
     return Result(name, title, (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
 

@@ -19,11 +19,11 @@ import tyro
 
 from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.data.files import find_files
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import Folder, Seeds, require_once
+from diffeqformer.studies.inputs import Folder, Seeds, folder_for, require_once
 from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -72,15 +72,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     **Raises:** `BadInput` for texts or steps that cannot be; whatever training raises.
     """
-    require_once(arguments.seeds)
+    require_once("--seeds", arguments.seeds)
+    if arguments.steps < 6 or arguments.steps % 6:
+        raise BadInput(f"steps is {arguments.steps}, but must be a multiple of 6, so that a half and two thirds exist.")
     texts = dict(_text(word, arguments.cache) for word in arguments.texts)
     if len(texts) != 2:
         raise BadInput(f"--texts has {len(texts)} different names, but must have 2, such as code=stdlib notes=n.txt.")
-    if arguments.steps < 6 or arguments.steps % 6:
-        raise BadInput(f"steps is {arguments.steps}, but must be a multiple of 6, so that a half and two thirds exist.")
     from diffeqformer.studies.reproduce.reproduce_adapt_figures import result_of
 
-    folder = path_of(arguments.to)
+    folder = folder_for("adapt", arguments.to)
     found: list[Document] = []
     for seed in arguments.seeds:
         rates = rates_of(found[0]) if found else {}
@@ -208,5 +208,7 @@ def _text(word: str, cache: str) -> tuple[str, DataConfig]:
     name, equals, source = word.partition("=")
     if not (equals and source and re.fullmatch(r"[A-Za-z0-9_.-]+", name)) or name.startswith("."):
         raise BadInput(f"--texts has {word!r}, but must be NAME=FILES, the name of letters and digits.")
+    if source != "stdlib":
+        find_files([source], "--texts")
     own: dict[str, Any] = {} if source == "stdlib" else {"source": "files", "train": (source,)}
     return name, DataConfig(**own, cache=cache)

@@ -16,8 +16,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
+from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for, require_once, require_usual
 from diffeqformer.studies.reproduce.experiments import (
     listed,
     on_text,
@@ -91,19 +90,27 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
     **Raises:** `BadInput` for data beside a puzzle, or a list of what a search decides; whatever training raises.
     """
-    require_once(arguments.seeds)
+    for option in ("seeds", "models", "depths"):
+        require_once(f"--{option}", getattr(arguments, option))
     if arguments.list and arguments.search:
         raise BadInput("--list is given with --search, which decides what is trained: leave one of them out.")
     if arguments.data and arguments.task != "text":
         raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
+    if not any(kind in ALONE for kind in arguments.models):
+        require_usual(arguments, ("depths", "same_compute"), "--models has none that is trained at one depth")
+    from diffeqformer.data.files import find_files
     from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of
 
-    folder = path_of(arguments.to) / arguments.task
+    if arguments.data:
+        find_files(arguments.data, "--data")
+    folder = folder_for("depth", arguments.to) / arguments.task
     if arguments.list:
         from diffeqformer.training.depths import compute_of
 
         planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
-        runs = ((role["kind"], Path(config.run), compute_of(config)) for config, role in planned)
+        length = lambda config: config.trainer.updates
+        runs = ((role["kind"], Path(config.run), length(config), compute_of(config) / length(config))
+                for config, role in planned)  # fmt: skip
         return listed("depth", TITLE, runs, folder)
     found: list[Document] = []
     for seed in arguments.seeds:
@@ -255,8 +262,9 @@ def about(found: Values) -> str:
     """What was trained on what, in one paragraph."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]
+    updates = max(entry["role"].get("updates", entry["updates"]) for entry in found["models"])
     return (
         f"{corpus['name']}: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens "
         f"of {m['vocabulary']:,} kinds. Width {m['width']}, {m['heads']} heads, context {m['context']}, "
-        f"{t['batch_size']} sequences per update, {t['updates']:,} updates."
+        f"{t['batch_size']} sequences per update, {updates:,} updates."
     )

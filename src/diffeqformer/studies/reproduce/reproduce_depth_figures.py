@@ -56,16 +56,18 @@ def result_of(
     **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
     """
     figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
-    tables = [judgement(records), _table("Loss (nats) by number of steps", records, "loss")]
+    judged = [judgement(records)] if judgement(records).rows else []
+    losses = _table("Loss (nats) by number of steps", records, "loss")
+    reaches = [_table("Most hops that are answered", records, "reach")] if puzzle(records) else []
     if puzzle(records):
         reached = f"The most hops up to which {percent(RIGHT)} of all answers are right."
         figures.insert(0, both_widths("depth-reach", reached, by_steps, records, "reach"))
-        tables.insert(1, _table("Most hops that are answered", records, "reach"))
     names = ("steps", "seed", "updates", "compute", "loss", "perplexity", "energy")
     arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
     return Result(
         "depth", "Where depth pays", (headline(records), *about, _terms(records)),
-        (*tables, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])), tuple(figures),
+        (*judged, *reaches, losses, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])),
+        tuple(figures),
         arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
     )  # fmt: skip
 
@@ -132,8 +134,7 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
         alone = {r["steps"] for r in records if r["kind"] in ALONE}
         steps_axis(axis, {r["steps"] for r in records}, alone, width, logarithmic=True)
         axis.set_ylabel("validation loss (nats)" if what == "loss" else "hops answered")
-        if what == "loss":
-            axis.set_ylim(*_frame(records))
+        axis.set_ylim(*(_frame(records) if what == "loss" else (0, max(1.0, axis.get_ylim()[1]))))
         legend(figure, shown, width)
     return figure
 
@@ -262,7 +263,11 @@ def _equivalent(records: Sequence[Record]) -> list[Table]:
 
 def headline(records: Sequence[Record]) -> str:
     """What the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
-    said = _verdicts(judgement(records).rows)
+    if not (judged := judgement(records).rows):
+        best = min((r for r in records if finite(r["loss"])), key=lambda r: r["loss"], default=None)
+        lowest = f"{best['loss']:.3f} nats, of {NAMES[best['kind']]} at {best['steps']}" if best else "not finite"
+        return f"The lowest loss is {lowest}."
+    said = _verdicts(judged)
     what = "reach" if puzzle(records) else "loss"
     elastic = means(records, "elastic", what)
     if not elastic:
@@ -322,8 +327,12 @@ def _terms(records: Sequence[Record]) -> str:
         if any(r["kind"].endswith(SAME_COMPUTE) for r in records)
         else ""
     )
+    again = (
+        ", the freed one's from the first again when it is freed" if any(r["kind"] == "freed" for r in records) else ""
+    )
+    of_seeds = "" if seeds == 1 else f", with {seeds} seeds"
     return (
-        f"All models see the same batches in the same order{'' if seeds == 1 else f', with {seeds} seeds'}{same}. "
+        f"All models see the same batches in the same order{again}{of_seeds}{same}. "
         "Criteria are about perplexity, the exponential of the loss. Energy is the share of the weights' squared "
         "length over depth that is not that of their mean."
     )

@@ -20,8 +20,7 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, signed
-from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import Files, Folder, Seeds, require_once
+from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for, require_once
 from diffeqformer.studies.reproduce.experiments import listed, on_text, train_all, with_length
 from diffeqformer.studies.study import Result
 
@@ -88,10 +87,12 @@ class Arguments:
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds."""
-    require_once(arguments.seeds)
-    folder = path_of(arguments.to) / f"{arguments.family}-{arguments.layers}"
+    require_once("--seeds", arguments.seeds)
+    require_once("--rivals", arguments.rivals)
+    folder = folder_for("lift", arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
-        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name, evaluations(run, arguments))
+        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name, updates_of(run, arguments),
+                 statistics.fmean(run.depths))
                 for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
         return listed("lift", "From lifted to elastic", runs, folder)
     found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
@@ -117,10 +118,9 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
     return train_all("From lifted to elastic", runs, count, folder, progress, read)
 
 
-def evaluations(run: "Planned", arguments: Arguments) -> float:
-    """Of the field, on the tokens of an update, in all updates of a run."""
-    updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
-    return updates * statistics.fmean(run.depths)
+def updates_of(run: "Planned", arguments: Arguments) -> int:
+    """How many a run makes."""
+    return arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
 
 
 class Planned(NamedTuple):

@@ -35,7 +35,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.paper.items import ITEMS
     from diffeqformer.studies.paper.models import GPU_MODELS, MODELS
 
-    require_once(arguments.seeds)
+    require_once("--seeds", arguments.seeds)
+    require_once("`reproduce paper`", arguments.items)
     names = arguments.items or tuple(ITEMS)
     for name in names:
         if name not in ITEMS:
@@ -132,7 +133,7 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
         "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
         "models",
     )  # fmt: skip
-    said = f"{len(names)} items; {len(runs.ended)} runs are finished"
+    said = f"{len(names)} item{'s' * (len(names) != 1)}; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
         said += (
             f"; about {duration(total)} for all that is left, by {runs.pace[1]}, what items share counted once. A "
