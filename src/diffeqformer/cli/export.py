@@ -63,5 +63,5 @@ def run(words: Sequence[str], as_json: bool) -> None:
     print_table(str(made.folder), columns, [[made.architecture, str(steps), human(made.parameters), made.dtype]])
     trust = ", trust_remote_code=True" if made.own_code else ""
     if not made.continuous and given.steps is None and opened.config.model.weights.kind != "layer":
-        print(f"The run takes other numbers of steps, too; the export {made.steps} alone, which --steps chooses.")
+        print(f"The run takes other numbers of steps, too; what is exported has {made.steps}, which --steps chooses.")
     print(f"Load it with AutoModelForCausalLM.from_pretrained({upload.name if upload else str(made.folder)!r}{trust})")
