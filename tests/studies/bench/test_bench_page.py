@@ -270,7 +270,7 @@ def test_the_command_writes_its_document_and_the_page(documents, tmp_path, monke
         ("page --to x.json", "--to is 'x.json', but must end with .md."),
         ("page", "`bench page` needs a file to write: name it with --to."),
         ("page --rounds 9 --to x.md", "unknown option --rounds: see `diffeqformer bench page --help`."),
-        ("page --folder nowhere --to x.md", "--folder is .nowhere., which is no folder"),
+        ("page --folder nowhere --to x.md", "--folder is 'nowhere', which is no folder"),
         ("text --folder x", "unknown option --folder: "),
         ("scaling --rounds 6", "--rounds is 6, but must be at least 7"),
         ("scaling --figure x.pdf", "--figure is 'x.pdf', but must end with .png or .svg."),
