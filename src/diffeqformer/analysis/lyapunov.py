@@ -5,7 +5,7 @@ held where the forward pass has them? `end_to_end.py` asks what arrives through 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -203,8 +203,7 @@ def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
     It computes in the precision of its parameters: in bfloat16 derivatives have two digits, and what one token of many
     changes is rounded to nothing.
     """
-    exact = model.replace(config=replace(model.config, compute_dtype="float32"))
-    return _populated(exact, exact.grid(steps))
+    return _populated(model.exact(), model.grid(steps))
 
 
 @eqx.filter_jit

@@ -171,8 +171,7 @@ def difference(one: Transformer, other: Transformer) -> float:
 
     **Raises:** `BadInput` if a logit is not finite.
     """
-    exact = lambda model: model.replace(config=replace(model.config, compute_dtype="float32"))
-    one, other = exact(one), exact(other)
+    one, other = one.exact(), other.exact()
     ids = jax.random.randint(jax.random.key(0), (1, min(PROBED, one.config.context)), 0, one.config.vocabulary or 0)
     run = jax.jit(lambda model, ids: model(ids))
     with jax.default_matmul_precision("highest"):

@@ -125,6 +125,10 @@ class Transformer(eqx.Module):
         """The same model with other parts, by name."""
         return dataclasses.replace(self, **changes)
 
+    def exact(self) -> "Transformer":
+        """The same model, computing in the precision of its parameters."""
+        return self.replace(config=dataclasses.replace(self.config, compute_dtype="float32"))
+
     def with_norm_of(self, steps: Steps) -> "Transformer":
         """The same model, whose final norm is that of a reading at `steps` at any number of steps."""
         config = dataclasses.replace(self.config, final_norm_halvings=None)

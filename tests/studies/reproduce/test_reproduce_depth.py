@@ -263,7 +263,7 @@ def test_what_would_do_nothing_or_count_twice_is_refused(given, sentence, tmp_pa
 
 def test_without_the_elastic_model_nothing_is_judged():
     alone = [record("gpt", 2, 3.0, 0), record("gpt", 4, 2.5, 0)]
-    assert headline(alone) == "The lowest loss is 2.500 nats, of GPT of that depth at 4."
+    assert headline(alone) == "The lowest loss is 2.500 nats, of GPT of that depth at 4 steps."
     assert all("Criteria" not in table.caption for table in result_of(alone).tables)
 
 

@@ -265,7 +265,7 @@ def headline(records: Sequence[Record]) -> str:
     """What the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
     if not (judged := judgement(records).rows):
         best = min((r for r in records if finite(r["loss"])), key=lambda r: r["loss"], default=None)
-        lowest = f"{best['loss']:.3f} nats, of {NAMES[best['kind']]} at {best['steps']}" if best else "not finite"
+        lowest = f"{best['loss']:.3f} nats, of {NAMES[best['kind']]} at {best['steps']} steps" if best else "not finite"
         return f"The lowest loss is {lowest}."
     said = _verdicts(judged)
     what = "reach" if puzzle(records) else "loss"
