@@ -36,6 +36,7 @@ DEVICES = {
     "v100-16gb": Device(r"v100.*16gb", 125e12, 16 * GIB, 900e9, 150e9, 7.0),
     "v100-32gb": Device(r"v100.*32gb", 125e12, 32 * GIB, 900e9, 150e9, 7.0),
     "t4": Device(r"tesla t4", 65e12, 16 * GIB, 320e9, 16e9, 7.5),
+    # To the end of the name: an A100's begins as an A10's, an L40S's as an L4's.
     "a10": Device(r"nvidia a10$", 125e12, 24 * GIB, 600e9, 32e9, 8.6),
     "l4": Device(r"nvidia l4$", 121e12, 24 * GIB, 300e9, 32e9, 8.9),
     "l40s": Device(r"l40s", 362e12, 48 * GIB, 864e9, 32e9, 8.9),
@@ -50,6 +51,7 @@ DEVICES = {
     "tpu-v3": Device(r"tpu v3", 61.5e12, 16 * GIB),
     "tpu-v4": Device(r"tpu v4", 275e12, 32 * GIB),
     "tpu-v5e": Device(r"tpu v5( lite|e)", 197e12, 16 * GIB),
+    # JAX calls a v5p "TPU v5", and a v5e "TPU v5 lite".
     "tpu-v5p": Device(r"tpu v5p?$", 459e12, 95 * GIB),
     "tpu-v6e": Device(r"tpu v6( lite|e)", 918e12, 32 * GIB),
 }

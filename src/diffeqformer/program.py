@@ -31,6 +31,7 @@ def program() -> NoReturn:
     threads of its own, and crashes on memory that is gone. By then every `with` block has closed its files and waited
     for its checkpoints.
     """
+    # SIGALRM is that of `_again`.
     interruption, signals = Interruption(), (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     sys.unraisablehook = _again
     for number in signals:

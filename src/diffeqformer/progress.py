@@ -71,6 +71,7 @@ class Silent:
 
 
 def _amount(done: float | int, total: float | int) -> str:
+    # At most 100 %: a replaced byte counts as the three of U+FFFD.
     return f"{done:.0f}/{total:.0f}" if total < COUNTED else f"{100 * min(done / total, 1):.0f}%"
 
 
@@ -118,15 +119,17 @@ class Terminal:
 
     @contextmanager
     def stage(self, name: str, total: int, done: int = 0) -> Iterator[Stage]:
+        # Not `Console.is_terminal`: FORCE_COLOR makes that true of a log as well.
         if not sys.stderr.isatty():
             lines = _LinesStage(self, name, total, done)
             yield lines
-            lines.end()
+            lines.end()  # not after an exception: the stage has not ended
             return
         with RichProgress(*_columns(self.console.width), console=self.console, refresh_per_second=4) as bars:
             yield _RichStage(bars, bars.add_task(clean(name), total=total, completed=done, note=""))
 
     def say(self, line: str) -> None:
+        # Not wrapped at a width: a line of a log stays one, and a path in it can be copied.
         self.console.print(clean(line), markup=False, soft_wrap=True)
 
 

@@ -76,12 +76,14 @@ def mesh_of(config: Config) -> Mesh | None:
             "--mesh.data -1 takes all that are left."
         )
     require_divisible(config, sizes)
+    # Auto axes: XLA derives the layouts between constraints; explicit ones would make them part of every type.
     return None if asked == 1 else jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:
     """Sizes of the axes, -1 replaced by what the devices leave."""
     given = tuple(getattr(config.mesh, axis) for axis in AXES)
+    # If one size is -1, minus the product is that of the others.
     known, devices = -math.prod(given), len(jax.devices())
     if -1 not in given:
         return given
@@ -210,6 +212,7 @@ def divided_batch(read: Callable[[int, int], np.ndarray], shape: tuple[int, int,
     """
     (parts, rows, _), mesh = shape, _mesh()
     assert mesh is not None
+    # Devices along `tensor` hold the same rows, which are read once.
     known: dict[tuple[int, int], np.ndarray] = {}
 
     def of_device(index: Any) -> np.ndarray:
@@ -243,6 +246,7 @@ def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
     layouts = next(layouts for end, layouts in RULES if re.search(rf"(^|\.)({end})$", name))
     whole = (None,) * len(shape)
     for layout in layouts:
+        # Layouts are of the last axes; those before them, of layers, knots or nodes, are whole.
         axes = (*whole, *layout)[-len(shape) :] if shape else ()
         if all(size % _parts(axis, mesh) == 0 for axis, size in zip(axes, shape, strict=True)):
             return _shortest(axes, mesh)

@@ -109,6 +109,7 @@ def attribute(
         stage.advance(1, "gradients")
         integral = np.zeros_like(scores["gradient x input"], np.float64)
         nodes, shares = np.polynomial.legendre.leggauss(points)
+        # Gauss-Legendre nodes and weights of [-1, 1], moved to the way's [0, 1].
         for node, share in zip((nodes + 1) / 2, shares / 2, strict=True):
             between = baseline + jnp.asarray(node, x.dtype) * (x - baseline)
             integral += share * np.asarray(_slopes(model, between, x - baseline, at, targets)[1], np.float64)
@@ -118,6 +119,7 @@ def attribute(
         for start in blocks:
             block = np.arange(start, start + occluded_together)
             inside = block[block < ids.size]
+            # The last position again where the text has ended: blocks of one shape are compiled once.
             padded = jnp.asarray(np.minimum(block, ids.size - 1))
             found = _occluded(model, x, baseline, padded, at, targets)
             falls[:, inside] = (np.asarray(log_p)[None] - np.asarray(found)).T[:, : len(inside)]
@@ -125,6 +127,7 @@ def attribute(
         scores["occlusion"] = falls
     for rows in scores.values():
         rows[np.arange(ids.size)[None] > np.asarray(outputs)[:, None]] = np.nan
+    # Of this call only log p is used: `_slopes` is compiled already, a function for it alone is not.
     empty = np.asarray(_slopes(model, baseline, x, at, targets)[0], np.float64)
     missed = np.nansum(scores["integrated gradients"], -1) - (np.asarray(log_p, np.float64) - empty)
     ordered = {name: scores[name] for name in ATTRIBUTIONS}
@@ -137,6 +140,7 @@ def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
     x, table = model.embed(ids[None])[0], model.embedding.tokens
     if not model.config.embedding_norm:  # linear, so the mean vector's state is the mean state
         return x, x - (table[ids] - table.mean(0)[None]).astype(x.dtype)
+    # Without learned positions a token's state at depth 0 is the same everywhere: one mean serves all.
     every, alike = jnp.arange(table.shape[0])[:, None], model.embedding.positions is None
     at = jnp.arange(1 if alike else ids.size)
     means = jax.lax.map(lambda position: model.embed(every, position)[:, 0].mean(0), at)
@@ -168,6 +172,7 @@ def _attention(model: Transformer, ids: Array, outputs: Array) -> dict[str, Arra
     every = watch_attention(model, ids[None], mean)  # (step, evaluation, query, position)
     rows = jax.nn.one_hot(outputs, ids.size, dtype=every.dtype)
     flat = every.reshape(-1, *every.shape[2:])
+    # From the left, e_j^T A_L ... A_1: rows times matrices, and no product of two (position, position) matrices.
     rolled, _ = jax.lax.scan(lambda row, a: (0.5 * (row @ a) + 0.5 * row, None), rows, flat, reverse=True)
     return {
         "attention": flat[:, outputs].mean(0),
@@ -181,6 +186,7 @@ def _slopes(model: Transformer, x: Array, along: Array, outputs: Array, targets:
     """Log-probability of each output's target, and its derivative by every token's state along `along`."""
     log_p, pull = jax.vjp(lambda x: _of_targets(model, x[None], outputs, targets)[0], x)
     product = lambda one: (pull(one)[0] * along).sum(-1)
+    # One backward pass after another, in the memory of one.
     return log_p, jax.lax.map(product, jnp.eye(len(outputs), dtype=log_p.dtype))
 
 

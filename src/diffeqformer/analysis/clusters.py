@@ -174,9 +174,11 @@ def simulate(
     first, measures = [], []
     with (
         (progress or Silent()).stage(f"Moving {variant}, order {order}", steps + 1) as stage,
+        # What leaves the range of numbers is refused below, with the step at which it does.
         np.errstate(all="ignore"),
     ):
         for step, now in enumerate(move(x, weights, variant, steps=steps, dt=dt)):
+            # Distances are made of squares, which overflow beyond 1e154.
             if not np.isfinite(now).all() or np.abs(now).max() > 1e150:
                 raise RunFailed(
                     f"{variant} with f of order {order} leave the range of numbers at step {step} of {steps}; "
@@ -190,6 +192,7 @@ def simulate(
 
 def _standardised(x: np.ndarray) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
+    # The epsilon of the models' own LayerNorms, `ModelConfig.norm_epsilon`.
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
 
@@ -208,5 +211,6 @@ def _regrown(z: np.ndarray, weights: Weights, time: float) -> tuple[np.ndarray, 
     total = weights.integral(time)
     fastest = np.linalg.eigvals(weights.v).real.max(-1)
     grown = expm(total * (weights.v - fastest[..., None, None] * np.eye(weights.v.shape[-1])))
+    # Cut, since an infinite factor times the score of the maximum, which is zero, would be NaN.
     size = np.exp(np.minimum(2 * total * fastest, np.log(_LARGEST)))
     return z @ np.swapaxes(grown, -1, -2), size[..., None, None]

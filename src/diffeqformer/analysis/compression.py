@@ -88,6 +88,7 @@ class _Inputs:
                     _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
                 ]
+                # For what `note` is given; the result is not used, and XLA drops it.
                 half(jax.tree.unflatten(structure, noted), at.state)
         return carried, [seen[place] for place in sorted(seen)]
 
@@ -151,6 +152,7 @@ def low_rank(
         moment = next(left, None)
         if moment is None:
             return mean, *np.linalg.svd(weight - mean, full_matrices=False)
+        # mean |x (W - V)|^2 = |root^T (W - V)|^2, so the best V of any rank comes from the SVD of root^T W.
         root = np.linalg.cholesky(np.asarray(ridged(moment[:, :-1, :-1]), np.float64))
         u, s, v = np.linalg.svd(root.swapaxes(1, 2) @ (weight - mean), full_matrices=False)
         return mean, np.linalg.solve(root.swapaxes(1, 2), u), s, v
@@ -165,6 +167,7 @@ def low_rank(
                 continue
             mean, u, s, v = found
             inputs, outputs = mean.shape
+            # A mean, stored once, is one of the s parts.
             rank = int((size - around_mean) / layers * inputs * outputs / (inputs + outputs))
             weight = mean + (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
             near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))

@@ -115,7 +115,9 @@ def _growth(
     """
     squares = np.square(found).sum(-1)
     m = squares.shape[-1]
+    # E |u^T J|^2 = |J|_F^2 / D for a unit vector u of random direction, so D cancels.
     mean = squares.mean(-1)
     spread = squares.std(-1, ddof=1) if m > 1 else np.full_like(mean, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Delta method: an error e of the mean is e / (2 mean) of half its logarithm.
         return np.log(mean) / 2, spread * np.sqrt((1 - m / width) / m) / mean / 2

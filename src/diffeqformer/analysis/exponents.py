@@ -59,6 +59,7 @@ def leading_directions(
         images, transpose = flow(jnp.asarray(directions))
         require_finite(images, "derivatives")
         left, sizes, mixed = np.linalg.svd(np.asarray(images), full_matrices=False)
+        # Rayleigh-Ritz: the right singular vectors of F on the span of Q.
         directions = directions @ mixed.swapaxes(-1, -2)
         pulled = np.asarray(transpose(jnp.asarray(left)))
         off = np.linalg.norm(pulled[..., 0] - sizes[:, :1] * directions[..., 0], axis=-1)
@@ -144,6 +145,7 @@ def kaplan_yorke(exponents: Float[np.ndarray, "*batch tangent"], width: int) -> 
     sums = np.concatenate([np.zeros((*ordered.shape[:-1], 1)), ordered.cumsum(-1)], axis=-1)
     negative = sums < 0
     first = negative.argmax(-1)  # the place of the first negative sum; 0 if there is none
+    # `at` is -1 where no sum is negative; what is taken there is not used.
     take = lambda values, at: np.take_along_axis(values, np.maximum(at, 0)[..., None], -1)[..., 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         dimension = (first - 1) + take(sums, first - 1) / np.abs(take(ordered, first - 1))

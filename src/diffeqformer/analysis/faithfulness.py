@@ -160,6 +160,7 @@ def explain(
     """
     width = model.config.width
     few = min(tangents, width)
+    # Not refined: the paper's exponents, from random first tangents.
     both = pairwise(model, ids, outputs, tangents=few, iterations=0, steps=steps, seed=seed, progress=progress)
     far = end_to_end(model, ids, outputs, probes=min(probes, width), steps=steps, seed=seed, progress=progress)
     found = attribute(model, ids, outputs, points=points, steps=steps, progress=progress)

@@ -26,6 +26,7 @@ class InBlocks:
         """`A(x)`."""
         if x.shape[1] <= QUERIES:
             return self._field.attention(weights, x, **others)
+        # `others` are a key of dropout and a cache, which analyses do not have.
         return attention_in_blocks(self._field, weights, x), None
 
 
@@ -37,6 +38,7 @@ def attention_in_blocks(
     blocks = -(-positions // QUERIES)
     padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
     kv_heads, head_width = field.key_value_heads
+    # A cache holds the bits of 16-bit floats, see `KeyValueCache`.
     zeros = as_bits(jnp.zeros((1, kv_heads, padded.shape[1], head_width), weights.attention.output.weight.dtype))
 
     def block(cache: Slot, now: tuple[Array, Array]) -> tuple[Slot, Array]:

@@ -147,7 +147,9 @@ def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int,
     def measure(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Array]:
         pattern = field.attention_weights(weights, x).astype(jnp.float32)
         alone = direct_logits(model, field.value_outputs(weights, x), rows)
+        # A head's output is the mean, by its attention, of what each position gives alone; logits are linear in it.
         given = jnp.einsum("bhqk,bkhv->bqhv", pattern, alone)
+        # The last token of all is followed by the first, as if there were one more copy.
         following = given[:, length:], jnp.roll(own, -1)[length:]
         return {
             "prefix matching": (pattern * targets[None, None]).sum(-1)[..., length:].mean((0, 2)),
@@ -158,6 +160,7 @@ def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int,
     found = watch_attention(model, ids, measure, steps)
     logits = jax.nn.log_softmax(model(ids, steps=steps), axis=-1)[:, :-1]
     losses = -jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
+    # The loss at length - 1 is of the second copy's first token, which nothing foretells: it counts for neither.
     return found, (losses[:, : length - 1].mean(), losses[:, length:].mean())
 
 
@@ -200,6 +203,7 @@ def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dic
     for name, matrices in jax.tree.map(np.asarray, found).items():
         require_finite(matrices, "weights")
         values = np.linalg.eigvals(matrices.astype(np.float64)).astype(complex)
+        # Without singular values: no summary below reads them.
         spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
         mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)
         summaries |= {

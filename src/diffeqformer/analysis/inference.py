@@ -93,6 +93,7 @@ class Induction:
             f"head), and the loss is {self.loss_first:.2f} nats in the first copy of a random sequence, "
             f"{self.loss_later:.2f} in the later ones ({than})"
         )
+        # Below twice chance, or 0.1 nats gained from repetition, there is no induction for spectra to tell.
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
         there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"

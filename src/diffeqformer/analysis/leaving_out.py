@@ -46,6 +46,7 @@ def kept_order(
     parts = [jnp.asarray(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     predicted = texts[:, 1:].size
     loss = jax.jit(lambda model, rows, ids: loss_sum(of_rows(model, rows), ids).nats)
+    # Rows are an argument of the program: one is compiled for each number of layers, not for each choice.
     read = lambda rows: math.fsum(float(loss(model, np.asarray(rows), ids)) for ids in parts) / predicted
     rows, left_out = list(range(model.config.steps)), []
     with (progress or Silent()).stage("Leaving layers out", len(rows) * (len(rows) + 1) // 2) as stage:
@@ -57,6 +58,7 @@ def kept_order(
             found = []
             for place in range(len(rows)):
                 one = read(rows[:place] + rows[place + 1 :])
+                # `argmin` takes a NaN for the least.
                 found.append(one if math.isfinite(one) else math.inf)
                 stage.advance(1)
             best = int(np.argmin(found))

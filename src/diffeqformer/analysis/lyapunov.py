@@ -194,6 +194,7 @@ def flow_and_transpose(
         return model.scheme.state(found.carried).swapaxes(-1, -2)
 
     images, transpose = jax.vjp(flow, first)
+    # A `Partial` is a pytree, which a compiled function can return; `vjp`'s own returns a tuple of one.
     return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)
 
 
@@ -266,6 +267,7 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tup
     if isinstance(carried, Array):
         return orthonormal.swapaxes(-1, -2), growth
     r = orthonormal.swapaxes(-1, -2) @ columns
+    # Tangents are rows here: x R^-1 is the y of R^T y^T = x^T.
     solve = lambda leaf: jax.scipy.linalg.solve_triangular(r, leaf, trans=1)
     return jax.tree.map(lambda leaf: solve(leaf) if leaf.shape == q.shape else leaf, carried), growth
 
@@ -276,6 +278,7 @@ class _Changes:
     def __init__(self, field: TransformerField, step: Step, output: Array, inputs: Array) -> None:
         self._field, self.shapes, self._output, self._inputs = field, field.shapes, output, inputs
         self.key_value_heads, self._itself = field.key_value_heads, inputs == output
+        # The scheme asks for the tangents' halves in the order in which it asked for the state's.
         self._attention, self._feed_forward = iter(step.attention), iter(step.feed_forward)
 
     def attention(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> tuple[Array, None]:
@@ -294,6 +297,7 @@ class _Changes:
         mask = (jnp.arange(at.shape[0]) <= self._output)[None]
         shares = attention_weights(query, keys, mask=mask)[0, :, 0, inputs]  # (input, heads)
         row = attend(query, keys, values, mask=mask)
+        # Query heads that share one head of keys and values.
         served = query.shape[2] // keys.shape[2]
         by_head = lambda part: jnp.repeat(part[..., 0, 0, :, :], served, axis=-2)
 
@@ -306,8 +310,10 @@ class _Changes:
         value = jnp.repeat(values[0, inputs], served, axis=1)[:, None]  # (input, 1, heads, head width)
         mixed = shares[:, None, :, None] * (by_head(by_value) + scores[..., None] * (value - row))
         push = jax.linearize(lambda query: attend(query, keys, values, mask=mask), query)[1]
+        # `argmax` is 0 where the output is not among the inputs; `_of_itself` then makes zeros of it.
         own = jax.vmap(push)(by_query[self._itself.argmax()])[:, 0, 0]
         mixed = (mixed + self._of_itself(own)).reshape(*x.shape[:2], -1)  # heads may be wider than their share
+        # Without the bias, which is constant.
         return mixed @ weights.attention.output.weight, None
 
     def feed_forward(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> Array:

@@ -56,6 +56,7 @@ class Participation:
     @property
     def worse_than_even(self) -> int:
         """How many first steps leave the prediction's loss at that of uniform guessing or above."""
+        # The first False; one stands at the end in case all are True.
         return int(np.argmin(np.append(self.loss[1:] >= self.even, False)))
 
     @property
@@ -141,6 +142,7 @@ def over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict[str, floa
     for name, unit in linear_maps(table).items():
         rows = np.asarray(unit.weight, np.float64)
         steps, nodes = rows.shape[:2]
+        # Scaled by sqrt(share of depth): root . rows is the mean row, the trace of the Gram matrix the mean square.
         root = np.sqrt(np.repeat(lengths if steps > 1 else np.ones(1), nodes) / nodes)
         rows = root[:, None] * rows.reshape(steps * nodes, -1)
         gram = rows @ rows.T

@@ -145,6 +145,7 @@ class Spectra:
         **Arguments:** `lengths` of the steps in the state's clock.
         """
         step = Grid.of(self.edges).layer_at(self.times)
+        # `layer_at` counts the time between two steps to the earlier one.
         if self.later:
             step += np.abs(self.times[:, None] - self.edges[None, 1:-1]).min(-1, initial=1.0) < 1e-9
         by = lengths[step][:, None, None]
@@ -187,6 +188,7 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
         qkv = qkv * attention.norm.scale[..., None]
         up = up * feed_forward.norm.scale[..., None]
     head_width, kv_heads = config.head_width, config.kv_heads
+    # Columns are heads side by side: all queries, then all keys, then all values.
     parts = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], -1, head_width), -2, -3)
     query, key, value = jnp.split(parts, [config.heads, config.heads + kv_heads], axis=-3)
     key, value = (jnp.repeat(part, config.heads // kv_heads, axis=-3) for part in (key, value))

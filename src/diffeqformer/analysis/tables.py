@@ -51,6 +51,7 @@ def scores_html(
     text; `colour`, whose scores are the colours, the first one's if not given; `signed`, the names of those
     whose zero is the middle of the colours.
     """
+    # Pages load Jinja and Matplotlib, which nothing but a notebook needs here.
     from diffeqformer.report.page import TokenMap, visible
 
     own, seen = outputs[-1], tuple(map(visible, tokens))

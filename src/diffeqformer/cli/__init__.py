@@ -125,6 +125,7 @@ def command(words: Sequence[str] | None = None, interrupted: Callable[[], bool] 
         return stop.exit_code
     except BrokenPipeError:  # `diffeqformer ... | head`: nobody reads on
         _discard_output()
+        # 128 + SIGPIPE, which a shell reports of a program that this signal ends.
         return 141
     except Exception as error:
         if interrupted() and isinstance(error, ImportError):
@@ -149,6 +150,7 @@ def _require_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         raise BadInput("standard output is closed; send it to a file, a pipe or /dev/null.")
+    # What the encoding of this output does not have is shown as an escape.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
 
 

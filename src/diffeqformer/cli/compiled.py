@@ -27,6 +27,7 @@ def keep_compiled_programs(verb: str) -> None:
         if os.access(folder, os.W_OK):
             os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
             os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MOST_BYTES))
+            # By default only what took a second to compile is kept.
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
             warnings.filterwarnings("ignore", "Error (reading|writing) persistent")  # it is compiled again
 

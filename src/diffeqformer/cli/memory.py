@@ -13,8 +13,11 @@ import sys
 TUNABLES = ":".join(
     [
         "glibc.malloc.hugetlb=1",
+        # No block is a mapping of its own, which freeing it would unmap.
         "glibc.malloc.mmap_max=0",
+        # The heap is never given back.
         "glibc.malloc.trim_threshold=1000000000000",
+        # It grows by 256 MiB more than is asked for.
         "glibc.malloc.top_pad=268435456",
     ]
 )
@@ -25,4 +28,5 @@ def restart_with_kept_memory() -> None:
     if "GLIBC_TUNABLES" in os.environ or platform.libc_ver()[0] != "glibc":
         return
     os.environ["GLIBC_TUNABLES"] = TUNABLES
+    # `orig_argv` has Python's own options, too, such as `-m`.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

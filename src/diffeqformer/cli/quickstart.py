@@ -68,6 +68,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     progress = Terminal()
     part = min(1.0, max(0.05, minutes / WHOLE_DEPTHS))
+    # In short runs at 1, 2, 4 and 12 steps.
     readings = Readings(PROMPT, DEPTHS if minutes >= MINUTES / 2 else (*DEPTHS[:2], *DEPTHS[3::3]), part)
     found = compare(
         configs, list(MODELS.values()), folder, "Quickstart", readings, began + 60 * minutes - START, progress

@@ -129,6 +129,7 @@ class DepthConfig:
         """
         if not isinstance(self.sample, str):
             return self.sample
+        # Cut, since Python refuses to read whole numbers of thousands of digits.
         ends = [int(end) for end in self.sample[:99].split("-") if end.isdecimal()]
         if len(ends) != 2 or not ends[0] < ends[1] or self.sample.count("-") != 1:
             raise BadInput(

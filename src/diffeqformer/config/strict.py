@@ -133,6 +133,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise BadInput(f"{path} is {shown(value)}, but must be a list.")
         return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        # Python makes no float of a whole number from 2^1024 on.
         value = float(value) if abs(value) < 1 << 1000 else math.inf
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -200,6 +201,7 @@ class StrictLoader(yaml.SafeLoader):
     grow without end.
     """
 
+    # Without PyYAML's own, which are those of YAML 1.1; those of `CORE` are added below.
     yaml_implicit_resolvers = {}
 
     def construct_core(self, node: yaml.ScalarNode) -> Any:
@@ -216,7 +218,7 @@ class StrictLoader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise refused(None, None, "the merge key << is not read", key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
+            if isinstance(key, Hashable):  # PyYAML refuses others itself
                 if key in seen:
                     raise refused(None, None, f"the key {shown(key)} is given twice", key_node.start_mark)
                 seen.add(key)

@@ -219,6 +219,7 @@ def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: 
                 masks.write(np.full(len(ids), counts).tobytes())
             documents, tokens = documents + last, tokens + len(ids)
             targets, text_bytes = targets + counts * len(ids), text_bytes + len(text.encode())
+            # Each source has a document for training at least, so that no two of them end at the same one.
             sources += [tokens] if last and documents in ends else []
             lost.see(text, ids)
             stage.advance(part.amount(text, last))
@@ -311,6 +312,7 @@ def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
         validation=validation,
         validation_bytes=statistics["validation_bytes"],
         statistics=statistics,
+        # Tokens of a stream are its beginning alone; its fingerprint stands for the rest.
         content=json_digest([meta["files"], corpus.fingerprint] if corpus and stream else meta["files"]),
         train_mask=masks.get("train"),
         validation_mask=masks.get("validation"),

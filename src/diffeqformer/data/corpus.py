@@ -235,7 +235,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
             size = sum(len(block.encode()) for document in whole.read() for block in document)
             return split_single(whole.read, size, config, progress)
         require_fraction(config.validation_fraction)
-        if math.ceil(config.validation_fraction * len(train)) == len(train):
+        if math.ceil(config.validation_fraction * len(train)) == len(train):  # as `train_test_split` rounds
             raise BadInput(
                 f"data.validation_fraction is {config.validation_fraction}, which leaves none of the {len(train)} rows "
                 f"of dataset {name!r} for training; give a smaller one."
@@ -258,6 +258,7 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
         )
         loaded = builder.as_streaming_dataset()
         files = builder.config.data_files or {}
+        # A revision, an ETag or a time of modification: what changes with the files, without reading them.
         listed = {str(split): [list(map(str, own)), own.origin_metadata] for split, own in files.items()}
     train, validation = _train_and_validation(loaded, config)
 
@@ -305,7 +306,7 @@ def _loading(config: DataConfig) -> Iterator[None]:
 def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
     """The training rows, and the validation rows if the dataset has such a split."""
     folder = path_of(config.dataset)
-    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))  # by `save_to_disk`
     path = str(folder) if saved or folder.is_dir() else config.dataset
     with _loading(config):
         loaded = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, config.dataset_name or None)

@@ -60,6 +60,7 @@ class Decoder:
             if self.strict:
                 self._refuse(f"undecodable bytes at {place}byte {offset + error.start}")
         text = raw.decode(errors="replace")
+        # A U+FFFD that the file itself has replaces nothing.
         self.replaced += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
         return text
 

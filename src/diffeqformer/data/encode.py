@@ -17,6 +17,7 @@ BATCH_CHARACTERS = 1 << 20
 def pieces_of(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """Pieces of all documents in order, each with whether it is the last of its document; what is `Given` stays so."""
     for document in part.read():
+        # One piece behind: only the next one, or the end, tells whether it was the last.
         previous = None
         for kind, blocks in groupby(document, type):
             for piece in pieces(tokenizer, blocks, PIECE_CHARACTERS):

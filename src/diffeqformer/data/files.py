@@ -44,6 +44,7 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
     found = set()
     for pattern in patterns:
         path = path_of(pattern)
+        # The name of a file may have brackets.
         is_glob = not path.exists() and glob.has_magic(pattern)
         matches = glob.glob(str(path), recursive=True) if is_glob else [path]
         if not matches:

@@ -106,6 +106,7 @@ class Loader:
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
         self._ends = np.cumsum(list(map(len, self._sources)))
+        # Ranges that do not overlap: a number out of the mixture tells its source.
         ranges = [(int(end) - len(own), int(end)) for own, end in zip(self._sources, self._ends, strict=True)]
         orders = [grain.MapDataset.range(*own).seed(seed).shuffle().repeat() for own in ranges]
         weights = [weight for _, weight in mixture]

@@ -106,7 +106,7 @@ class PHop(Puzzle[PHopConfig]):
         letters = np.cumsum(jumps, axis=1) % c.letters
         nowhere, rows = c.length, np.arange(BLOCK)
         after = np.full((BLOCK, c.letters), nowhere)  # of each letter, the place after its last occurrence
-        hop = np.full((BLOCK, c.length + 1), nowhere)
+        hop = np.full((BLOCK, c.length + 1), nowhere)  # nowhere, the last place, leads to itself
         for i in range(c.length):
             hop[:, i] = after[rows, letters[:, i]]
             after[rows, letters[:, i]] = i + 1
@@ -158,6 +158,7 @@ class Permutations(Puzzle[PermutationsConfig]):
     def difficulty(self, ids: Integer[np.ndarray, "problem context"]) -> Int[np.ndarray, "problem context"]:
         equals = np.nonzero(ids == self.ids["="])[1].reshape(len(ids), self.config.most_factors)
         found = np.zeros(ids.shape, int)
+        # From `=` to `=` come an answer, the factors and `=`: before the first, as if one stood at -2.
         np.put_along_axis(found, equals + 1, np.diff(equals, axis=1, prepend=-2) - 2, axis=1)
         return found
 

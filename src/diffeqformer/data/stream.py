@@ -178,6 +178,7 @@ class Stream:
             self._places[source] = window.after
             rows.append(window)
         self._next += 1
+        # The batch just read can be asked for again; others are forgotten, so that nothing grows.
         self._known = {0: self._known[0], self._next - 1: self._known[self._next - 1], self._next: list(self._places)}
         return np.stack([row.ids for row in rows]), np.stack([row.counts for row in rows])
 
@@ -195,6 +196,7 @@ class Stream:
             places.append((len(ids), at))
             ids, counts = np.concatenate([ids, own]), np.concatenate([counts, own_counts])
             while len(ids) >= size:
+                # The piece with the first token of the next window, which is the last one of this.
                 start, piece = next(found for found in reversed(places) if found[0] <= self.context)
                 yield window(size, piece._replace(token=piece.token + self.context - start))
                 ids, counts = ids[self.context :], counts[self.context :]
@@ -215,8 +217,10 @@ class Stream:
                     numbers.append((shard, number))
                     yield document
 
+            # Only a pass from the very beginning can tell that there is no text.
             token, empty = 0, place == Place()
             for text, last, own in encoded(Part(0, None, read), self.tokenizer):
+                # A document is tokenised from its start; what lies before the place was in earlier windows.
                 skipped = place.token - token if numbers[0] == place[:2] else 0
                 ids = np.array(own[max(skipped, 0) :], np.int32)
                 if len(ids):

@@ -112,6 +112,7 @@ def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list
     One that is in the vocabulary proper, put around texts or ends documents stays.
     """
     found = json.loads(tokenizer.to_str())
+    # As text: a name in its quotes is found wherever it stands, whatever the kind of post-processor.
     used = json.dumps([found["model"]["vocab"], found["post_processor"], ENDS_OF_TEXT])
     beyond = [token for token in found["added_tokens"] if token["id"] >= entries and token["special"]]
     left = [token["content"] for token in beyond if json.dumps(token["content"]) not in used]
@@ -228,6 +229,7 @@ def _from_folder(folder: Path) -> Tokenizer:
             if (folder / ADDED).is_file():
                 _add_tokens(tokenizer, folder / ADDED)
             _add_declared(tokenizer, folder)
+            # A bare vocabulary does not say which of its entries are special.
             tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
             return tokenizer
     raise BadInput(
@@ -312,6 +314,7 @@ def _require_small_ids(content: bytes) -> None:
 
     **Raises:** `BadInput` naming it.
     """
+    # Only a file with so many digits in a row is parsed here, and then again by the library.
     if not _LARGE.search(content):
         return
 

@@ -60,6 +60,7 @@ class Arrays:
         """Append one, of the usual precision unless another is named."""
         kind = kind or self._kind
         content = np.ascontiguousarray(values, kind).tobytes()
+        # In JavaScript a Float32Array has to begin at a multiple of four bytes.
         content += b"\0" * (-len(content) % 4)
         self.places[name] = [kind, self._length, list(np.shape(values))]
         self._parts.append(content)

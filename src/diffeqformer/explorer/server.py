@@ -55,6 +55,7 @@ def serve(
             if not self._is_ours() or answer is None:
                 return self._refuse(404, "there is no such question.")
             length = self.headers.get("Content-Length", "")
+            # `int` reads digits of any script, and raises for thousands of them.
             if not length.isascii() or not length.isdecimal() or len(length) > 9 or int(length) > MOST_BYTES:
                 return self._refuse(413, f"a question must have at most {MOST_BYTES} bytes.")
             try:
@@ -124,6 +125,7 @@ def _file_of(runs: Sequence[Path], asked: str) -> Path | None:
         return None
     path = folders[first].joinpath(*parts)
     with suppress(OSError, ValueError):  # names that no file can have
+        # No link on the way, no `..` and no empty name.
         if path.resolve() == path and path.parts[-len(parts) :] == tuple(parts) and path.suffix in KINDS:
             return path if path.is_file() else None
     return None

@@ -74,6 +74,7 @@ class Session:
     def __init__(self, runs: Sequence[Run], text: str | None, progress: Progress) -> None:
         self.runs = tuple(runs)
         self.text = opening_text(runs[0], progress) if text is None else text
+        # Of each session: a cache on the method would be shared by all sessions, and keep them alive.
         self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
         self._rows = lru_cache(KEPT)(lambda number: rows_at(runs[number].model.merge(), runs[number].model.grid()))
         self.answers = {
@@ -106,6 +107,7 @@ class Session:
             "top": pieces[place.reshape(-1, length)].tolist(),
             "top_ids": found.top[:, :length].tolist(),
             "p": numbers(found.probability[:, :length]),
+            # Where predictions agree, rounding may take a divergence below zero.
             "kl": numbers(np.maximum(found.kl[:, :length], 0)),
             "next": numbers(np.exp(found.log_next[following])),
             "loss": numbers([-found.log_next[following].mean(-1)])[0] if length > 1 else None,
@@ -249,7 +251,8 @@ class Session:
 
     def _walked(self, number: int, ids: bytes, steps: int | None, scheme: str | None, rtol: float | None) -> Walk:
         text = np.frombuffer(ids, np.int32)
-        if rtol is None:  # which later tokens have a say in
+        # Adaptive steps are chosen for all tokens together, so padding would change them.
+        if rtol is None:
             text = self._padded(number, text)
         return walk(self._model(number, scheme, rtol), text, steps=steps)
 

@@ -25,6 +25,7 @@ export default {
     Object.assign(frame.style, { width: "100%", height: `${model.get("height")}px`, border: "0" });
     frame.srcdoc = model.get("page");
     const asked = ({ source, data }) => { if (source === frame.contentWindow) model.send(data); };
+    // A sandboxed frame has an opaque origin, which no address but "*" stands for.
     const answered = (content) => frame.contentWindow?.postMessage(content, "*");
     window.addEventListener("message", asked);
     model.on("msg:custom", answered);

@@ -84,6 +84,7 @@ class Family(NamedTuple):
             model["hidden"] = 4 * model["width"]
         if isinstance(settings, OwnSettings):
             model = of_own_kinds(settings, model)
+        # Null means as many as heads; families without grouped queries have no such setting.
         elif model.get("field.kv_heads", 0) is None:
             model["field.kv_heads"] = model["heads"]
         sections: dict[str, Any] = {}
@@ -254,11 +255,13 @@ def kind_of(m: ModelConfig) -> str:
     whole_steps = m.interval == m.steps and m.first_step is None and not m.edges
     table = isinstance(m.weights, LayerConfig) and m.weights.rows == "step"
     rotary_gpt = isinstance(m.field, GPTConfig) and m.field.rotary is not None
+    # Euler at steps of 1, x + A(x) + M(x), is GPT-NeoX's parallel residual, which no other class here has.
     known_schemes = ("lie-trotter", "euler") if rotary_gpt else ("lie-trotter",)
     layers = m.scheme.kind == "residual" or (m.scheme.kind in known_schemes and whole_steps)
     stock = layers and table and not isinstance(m.field, OwnConfig) and not m.embedding_norm
     if isinstance(m.field, GPTConfig):
         if rotary_gpt:
+            # GPT-NeoX has one hidden_dropout for both.
             return "gpt_neox" if stock and m.dropout.embedding == m.dropout.residual else OWN
         return "gpt2" if stock and not m.field.exact_gelu else OWN
     if isinstance(m.field, LlamaConfig):

@@ -163,6 +163,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         prompts = [_Prompt(i, self.tok_encode(request.args[0]), request.args) for i, request in enumerate(requests)]
         vocabulary = self.model.embedding.tokens.shape[0]
         plans = [_plan(request.args[1], self.max_gen_toks, self.max_length, vocabulary) for request in requests]
+        # Settings are constants of the compiled `write`, so requests are grouped by them.
         kinds = {json.dumps(plan): plan for plan in plans}
         texts = [""] * len(requests)
         with self.progress.stage("Generating", len(requests)) as stage:
@@ -199,6 +200,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         nats, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
         with self.progress.stage("Scoring", len(pieces)) as stage:
             for batch in _batches(pieces, lambda piece: len(piece.inputs), self.batch_size):
+                # Always a whole batch, so that few shapes are compiled; rows that are left over are not read.
                 shape = (self.batch_size, _padded(len(batch[0].inputs), self.max_length))
                 inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
                 for row, piece in enumerate(batch):
@@ -214,13 +216,16 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         return [(float(one), bool(other)) for one, other in zip(nats, greedy, strict=True)]
 
     def _generate(self, prompts: list[list[int]], plan: "_Plan", batch: list["_Prompt"]) -> list[str]:
+        # As in the harness's own classes, a prompt that is too long loses its beginning.
         prompts = [(ids or [self.prefix_token_id])[-(self.max_length - plan.new_tokens) :] for ids in prompts]
         longest = _padded(max(map(len, prompts)), self.max_length)
         ids, lengths = np.zeros((self.batch_size, longest), np.int32), np.ones(self.batch_size, np.int32)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)], lengths[row] = prompt, len(prompt)
         numbers = jnp.asarray([prompt.number for prompt in batch] + [0] * (self.batch_size - len(batch)))
+        # By the number of the request, so that a text does not depend on the batch that it is in.
         keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(self.seed), number))(numbers)
+        # `write` goes on by AT_A_TIME tokens, the last ones of which may not be asked for.
         room = longest + -(-plan.new_tokens // AT_A_TIME) * AT_A_TIME
         state = read(self.model, jnp.asarray(ids), jnp.asarray(lengths), keys, room)
         drawn = np.zeros((self.batch_size, 0), np.int32)
@@ -297,6 +302,7 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise BadInput(f"temperature is {shown(temperature)}, but must be a number.")
     temperature = float(temperature) if settings.get("do_sample", True) else 0.0
+    # A top_k of 0 is none, as in Transformers.
     top_k, top_p = settings.get("top_k") or None, settings.get("top_p")
     require_choice(vocabulary, temperature, top_k, top_p)
     stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
@@ -307,6 +313,7 @@ def _windows(context: list[int], continuation: list[int], room: int) -> Iterator
     """Inputs, at most `room` of them, and the continuation's tokens that the last of them predict."""
     if len(continuation) <= room:
         if continuation:
+            # The cut of the harness's own classes: from the left, and without the last token, which is only predicted.
             yield (context + continuation)[-(room + 1) :][:-1], continuation
         return
     for window in get_rolling_token_windows(continuation, context[-1], room, 1):

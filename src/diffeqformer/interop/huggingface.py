@@ -70,6 +70,7 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
     parts = [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     transposed = family.outputs_first and path.endswith(".weight")
     by_head = family.heads_first and ".query_key_value." in path
+    # Ours by (part, head, number), theirs by (head, part, number).
     order = np.arange(shape[-1]).reshape(3, config.heads, -1).swapaxes(0, 1).ravel() if by_head else slice(None)
     found = []
     for layer in range(shape[0]):
@@ -128,7 +129,8 @@ def open_huggingface(folder: str | Path) -> Published:
     require_sums(folder, (CONFIG, TOKENIZER, INDEX, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
-    if kind not in tuple(FAMILIES):  # whatever type it has
+    # A tuple compares and does not hash: what a file has there may be a list.
+    if kind not in tuple(FAMILIES):
         raise BadInput(f"model_type in {str(folder / CONFIG)!r} is {kind!r}, but must be one of {', '.join(FAMILIES)}.")
     family = FAMILIES[kind]
     try:

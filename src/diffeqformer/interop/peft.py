@@ -68,6 +68,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
+        # Without the number of the layer: PEFT adapts every module whose name ends so.
         "target_modules": sorted({re.sub(r".*\.\d+\.|\.lora_[AB]\.weight$", "", name) for name in tensors}),
         "fan_in_fan_out": not family.outputs_first,
         "bias": "none",
@@ -143,6 +144,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     # Modules in one matrix that have one A need their own rank, else that of each.
     each = [modules for halves in found.values() for modules in _layers(halves).values()]
     rank = max(settings.r if _shared(modules) else settings.r * len(modules) for modules in each)
+    # alpha / rank stays PEFT's scale, whatever rank modules side by side have together.
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
     weights = model.weights.adapted(lora, jax.random.key(0))

@@ -131,6 +131,7 @@ def evaluate_tasks(
                 model,
                 tasks=loaded,
                 num_fewshot=num_fewshot,
+                # The harness takes a float below 1 for a share of the items.
                 limit=limit if limit is None or limit < 1 else int(limit),
                 bootstrap_iters=RESAMPLES,
                 gen_kwargs=gen_kwargs or None,

@@ -140,6 +140,7 @@ def write_tensors(
 def save(tensors: dict[str, np.ndarray], file: Path) -> None:
     """Write one safetensors file that torch reads, with the permissions of any new file (the library's own: 0600)."""
     save_file(tensors, file, {"format": "pt"})
+    # The umask cannot be read without setting it, for all threads: a new file shows it.
     plain = file.with_suffix(".tmp")
     plain.touch(exist_ok=False)
     file.chmod(plain.stat().st_mode)

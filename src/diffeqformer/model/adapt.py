@@ -109,6 +109,7 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
                 f"but must be {wanted.get(name, 'absent')}."
             )
     # Of the new config are dropout, precision and what the backward pass keeps.
+    # Parts of the user's own, which no config can build, stay the model's.
     own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
     field = model.field if "field" in own else config.field.build(config)
     return model.replace(field=field, config=dataclasses.replace(config, **own))

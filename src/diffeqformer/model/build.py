@@ -86,9 +86,11 @@ def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:
     """How a config names an object that stands in place of what the section `before` describes: the library's own
     schemes by their kind."""
     for kind, known in SCHEMES.items():
+        # By identity: an equal object of one's own, such as `LieTrotter()`, counts as own.
         if part is known:
             return SchemeConfig(kind)  # pyright: ignore[reportArgumentType]
     like = before.like if isinstance(before, OwnConfig) else before.kind
+    # What `ModelConfig` itself reads from its field's section.
     of_field = ("kv_heads", "head_width", "final_norm_epsilon")
     kept: dict[str, Any] = {name: getattr(before, name, None) for name in of_field}
     return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like, **kept)

@@ -63,6 +63,7 @@ def flops(config: ModelConfig) -> Flops:
     generated = 0
     if isinstance(config.weights, TimeConfig):
         entries = count(eqx.filter_eval_shape(lambda m: m.populate(), model).weights)
+        # 3: the backward pass costs twice the forward one.
         generated = 3 * 2 * config.weights.d_emb * entries
     return Flops(inference, 3 * inference, generated)
 
@@ -108,5 +109,6 @@ def smallest_useful_d_emb(config: ModelConfig) -> int:
     free of each other from d_emb = L - 1 on.
     """
     model = abstract(config)
+    # The end of a step and the start of the next are one time.
     times = max(len(set(model.grid().times(nodes))) for nodes in model.scheme.nodes)
     return max(times - 1, 1)

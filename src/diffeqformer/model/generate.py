@@ -57,6 +57,7 @@ def require_sampling(
     **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
+    # As objects: rows of different lengths, which NumPy refuses otherwise, get their message from `known_ids`.
     if not (prompt if isinstance(prompt, Array) else np.asarray(prompt, object)).size:
         raise BadInput("the prompt is empty, but must have at least one token.")
     prompt = known_ids(prompt, vocabulary, 2)
@@ -97,6 +98,7 @@ def _number(name: str, value: Any) -> float:
         raise BadInput(f"{name} is {shown(value)}, but must be a number.") from None
 
 
+# Python's numbers are constants of the program: `choose` branches on them.
 @eqx.filter_jit
 def _generate(
     model: Transformer,
@@ -159,6 +161,7 @@ def _kept(logits: Array, temperature: float, top_k: int | None, top_p: float | N
     if top_p is not None:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         likely = jax.nn.softmax(ordered, axis=-1)
+        # By the probability before each token, so that the most likely one is always kept.
         kept = likely.cumsum(-1) - likely < top_p
         least = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)

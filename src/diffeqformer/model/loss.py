@@ -113,6 +113,7 @@ def _nats(
         if taught and teacher is not None:
             told = jax.nn.softmax(constrain(teacher.model.unembed(taught[0]), BATCH, "tensor"), axis=-1)
             expected = (jax.lax.stop_gradient(told) * logits).sum(axis=-1)
+            # Cross-entropy is linear in the target's distribution, which sums to 1: one logsumexp serves both parts.
             at_target = (1 - share) * at_target + share * expected
         return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
@@ -127,6 +128,7 @@ def _nats(
     def in_blocks(x: Array) -> Array:
         own = x.reshape(parts, -1, *x.shape[1:])
         own = jnp.pad(own, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 1))
+        # Each block has `block` positions of every device, so that all of them compute in every iteration.
         own = own.reshape(parts, blocks, block, *x.shape[1:]).swapaxes(0, 1)
         return constrain(own.reshape(blocks, parts * block, *x.shape[1:]), None, BATCH)
 
@@ -202,6 +204,7 @@ def loss_of_rows(
     `loss_of_depths`.
     """
     ends, (ids, counts) = np.cumsum(rows)[:-1], _counts(model, ids, mask)
+    # Of the whole batch, not of each part: the parts' losses then add up to its mean.
     count = counts.sum() if count is None else count
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))

@@ -39,11 +39,13 @@ def with_scheme(
     if scheme is None:
         scheme = f"diffrax:{USUAL}" if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
+        # The name of the model's own kind keeps its settings, such as the coupling of `reversible`.
         scheme = config.scheme if scheme == config.scheme.kind else section_of(_SECTIONS, scheme, "model.scheme")
     if not isinstance(scheme, _SECTIONS):
         require_part("scheme", scheme, Scheme)
     section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme, config.scheme)
     if isinstance(scheme, _SECTIONS):
+        # A scheme of the user's own cannot be built again.
         scheme = model.scheme if scheme == config.scheme else scheme.build()
     if rtol is not None and config.first_step is not None and model.scheme != EULER_MIDDLE:
         raise BadInput(

@@ -116,6 +116,7 @@ def _speculate(
             return accepted, p[accepted]
         at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
         right = jax.random.uniform(key, (draft_length,), q.dtype) * at(q) < at(p)
+        # From the first refusal on the product is 0.
         accepted = jnp.cumprod(right.astype(jnp.int32)).sum(dtype=jnp.int32)
         missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
         missing = jnp.maximum(missing, 0.0)
@@ -124,6 +125,7 @@ def _speculate(
     def drafted(now: _Round, key: Array) -> tuple[Array, Array, KeyValueCache]:
         """A draft's tokens, their distributions, and the draft's cache after it."""
         first, *others = jax.random.split(key, draft_length)
+        # After a fully accepted draft its cache lacks the last drafted token, which it never read.
         last_two = jax.lax.dynamic_slice(now.tokens, (now.known - 2,), (2,))
         logits, cache = shallow.decode(last_two[None], now.draft, now.known - 2)
         weights = distribution(logits[0, -1])
@@ -145,10 +147,12 @@ def _speculate(
     def a_round(now: _Round) -> _Round:
         key, draft_key, accept_key, last_key = jax.random.split(now.key, 4)
         tokens, q, draft_cache = drafted(now, draft_key)
+        # The last decided token is not in the deep cache yet: its logits are those of the first drafted one.
         read = jnp.concatenate([now.tokens[now.known - 1][None], tokens])
         logits, deep_cache = model.decode(read[None], now.deep, now.known - 1)
         accepted, after = verdict(accept_key, tokens, q, distribution(logits[0]))
         last = draw(last_key, after).astype(tokens.dtype)
+        # Refused tokens stay beyond `known`, here and in the caches, until the next round writes over them.
         written = jax.lax.dynamic_update_slice(now.tokens, tokens, (now.known,))
         return _Round(
             written.at[now.known + accepted].set(last),

@@ -101,6 +101,7 @@ class Transformer(eqx.Module):
             return self
         weights = populated(self.weights, grid, self.scheme.nodes)
         config = with_steps(self.config, grid.steps)
+        # What `first_step` alone stands for; any other unequal grid is written down as edges.
         usual = Grid.of(grid.steps, config.first_step)
         config = dataclasses.replace(
             config,
@@ -156,6 +157,7 @@ class Transformer(eqx.Module):
         """
         if isinstance(steps, EarlyExit):
             raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
+        # The trained number stands for the trained grid, whose edges may be unequal.
         if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
             return Grid.of_config(self.config)
         return Grid.of(steps, self.config.first_step, self.config.spacing)
@@ -258,6 +260,7 @@ class Transformer(eqx.Module):
         place of the model's own, is for analyses that compute the same in another way. The others are those of `solve`.
         """
         config, field = self.config, field or self.field
+        # States can be read off Diffrax's solution; all other observers need steps that they can see.
         if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
             return solve_adaptively(
                 field, self.weights, x, scheme=self.scheme, tolerance=config.tolerance, grid=self.grid(),
@@ -285,4 +288,5 @@ class Transformer(eqx.Module):
         """What the backward pass keeps: as the config has it, or what the scheme is made for."""
         usual: Adjoint = Reconstructing() if isinstance(self.scheme, Reversible) else Checkpointed()
         adjoint = self.config.gradient.build() if self.config.gradient else usual
+        # The config builds it without the probe, an array that only the model of an update has.
         return Reconstructing(self.probe) if isinstance(adjoint, Reconstructing) else adjoint

@@ -211,6 +211,7 @@ def _weights(
     query = jnp.swapaxes(query, 1, 2)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
     scores = scores / query.shape[-1] ** 0.5
+    # No row is without an allowed position, which would give NaN: a query sees at least itself.
     return jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
 
 

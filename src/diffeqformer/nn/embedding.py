@@ -60,5 +60,6 @@ class Embedding(eqx.Module):
         self, ids: Int[Array, "batch position"], at: Int[Array, " position"]
     ) -> Float[Array, "batch position width"]:
         """Vectors of `ids` that stand at the positions `at`."""
+        # The width is gathered first: `fsdp` divides the batch of what is looked up, and no second axis of it.
         x = constrain(self.tokens, "tensor")[ids]
         return x if self.positions is None else x + constrain(self.positions)[at][None]

@@ -42,6 +42,7 @@ class Linear(eqx.Module):
         # As one matrix: XLA's CPU gradient of a weight under several batch axes takes three times as long.
         y = x.reshape(-1, x.shape[-1]) @ self.weight
         if self.bias is not None:
+            # Ranks are written out here and elsewhere: the tests set `jax_numpy_rank_promotion` to "raise".
             y = y + self.bias[None]
         return y.reshape(*x.shape[:-1], -1)
 

@@ -23,6 +23,7 @@ USUAL = "Tsit5"
 
 def has_error_estimate(scheme: Scheme) -> bool:
     """Whether Diffrax has a solver of the scheme's tableau that estimates its error."""
+    # Euler, which has no error estimate, stands for schemes without a solver of Diffrax's.
     return issubclass(getattr(diffrax, getattr(scheme, "solver", "") or "Euler"), diffrax.AbstractAdaptiveSolver)
 
 
@@ -81,7 +82,9 @@ def solve_adaptively(
     keys = None if key is None else jax.random.split(key, 2)[None]
 
     def slope(t: Array, x: Array, weights: WeightSource) -> Array:
+        # The axis of one time serves as `split`'s axis of one node.
         row = jax.tree.map(lambda leaf: leaf.astype(precision), weights.at(t[None]))
+        # Of the scheme `split` reads the number of nodes alone; the horizon, since t is a fraction of depth.
         return horizon * split(field, EULER_START, row, keys).at(0, x)
 
     precision, state, start = precision or x.dtype, x.astype(wide(x.dtype)), first_step or 0.0
@@ -98,10 +101,12 @@ def solve_adaptively(
             y0=state,
             args=weights,
             saveat=diffrax.SaveAt(t1=True, ts=ends if keep_states else None),
+            # Diffrax's advice for moderately difficult problems: p >= 0.2, i >= 0.3, p + i <= 0.7.
             stepsize_controller=diffrax.PIDController(tolerance.rtol, tolerance.atol, pcoeff=0.3, icoeff=0.4),
             adjoint=_adjoint(adjoint),
             max_steps=tolerance.max_steps,
         )
+    # The last is the state at t1 itself; those before it, at the ends of steps, are interpolated.
     ys = found.ys.astype(x.dtype)  # pyright: ignore[reportOptionalMemberAccess]
     own = evaluations_of(solver, found.stats["num_steps"])
     evaluations = Evaluations(*(number + int(start > 0) for number in own))
@@ -123,6 +128,7 @@ def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
     assert isinstance(solver, diffrax.AbstractERK) and isinstance(solver.tableau, diffrax.ButcherTableau)
+    # First same as last: a step's last stage is the first one of the next.
     kept = int(solver.tableau.fsal)
     number = steps * (solver.tableau.num_stages - kept) + kept
     return Evaluations(number, number)

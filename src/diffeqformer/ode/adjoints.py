@@ -50,6 +50,7 @@ class Flow(NamedTuple):
 
     def through(self, carry: PyTree, first: int | Array, length: int) -> PyTree:
         """What is carried out of `length` steps, from step `first` on."""
+        # Over indices into the whole table: a scan over a part of its rows would first copy that part.
         one = lambda carry, now: (self.step_of(now, carry), None)
         return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
 
@@ -108,6 +109,7 @@ class Recursive(Checkpointed):
 
         def divided(first: int | Array, length: int) -> tuple[Array, int, int | Array, int]:
             """Where the parts of equal length start, their length, and where the rest starts, and its length."""
+            # Rounded up: at most `checkpoints` parts, and a rest that is shorter than a part.
             part = -(-length // self.checkpoints)
             whole = length // part
             return first + part * jnp.arange(whole, dtype=jnp.int32), part, first + part * whole, length - part * whole
@@ -128,6 +130,7 @@ class Recursive(Checkpointed):
             into, end = kept
 
             def through(cotangents: tuple, carry: PyTree, first: int | Array, length: int) -> tuple:
+                # Known in tracing: each level of the recursion becomes a loop inside that of the level above.
                 if length > 1:
                     return pull_back(weights, forward(weights, carry, first, length)[1], cotangents, first, length)
                 cotangent, total = cotangents
@@ -135,6 +138,7 @@ class Recursive(Checkpointed):
                 change, cotangent = jax.vjp(lambda row, carry: step(row, own, carry), row, carry)[1](cotangent)
                 return cotangent, _add_to_row(total, first, change)
 
+            # Backwards the rest, which was last, comes first.
             cotangents = through(cotangents, end, rest, left) if left else cotangents
             back = lambda cotangents, now: (through(cotangents, now[0], now[1], part), None)
             return jax.lax.scan(back, cotangents, (into, starts), reverse=True)[0]
@@ -147,6 +151,7 @@ class Recursive(Checkpointed):
             weights, kept = residuals
             zeros = jax.tree.map(jnp.zeros_like, weights[0])
             cotangent, total = pull_back(weights, kept, (cotangent, zeros), 0, steps)
+            # `None`: keys and lengths have no cotangent.
             return (total, None), cotangent
 
         def run_forward(weights: tuple, carry: PyTree) -> tuple[PyTree, tuple]:

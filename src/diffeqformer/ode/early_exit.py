@@ -65,12 +65,14 @@ class _Settling:
     def step(self, field: SplitField, carry: _Settled, dt: Length) -> _Settled:
         x, slope, before, settled, taken, left = carry
         moves = jnp.asarray(dt) > 0  # a step of no length says nothing of where a token is going
+        # As a slope: one formula then moves all tokens, the settled ones by the slope that they keep; 1 avoids 0 / 0.
         found = (self.base.advance(field, x, dt) - x) / jnp.where(moves, dt, 1)
         slope = jnp.where(settled | ~moves, slope, found)
         x, left = x + dt * slope, left - dt
         end = jnp.where(settled, before, x + left.astype(x.dtype) * slope)
         moved = (self.normalise(end) - self.normalise(before)).astype(wide(x.dtype))
         moved = jnp.sqrt(jnp.square(moved).mean(-1, keepdims=True))
+        # `taken > 0`: before the first step there is no prediction to compare with, `before` is the embedding.
         now = settled | ((moved < self.threshold) & (taken > 0) & moves)
         return _Settled(x, slope, end, now, taken + (~settled).astype(taken.dtype), left)
 

@@ -160,6 +160,7 @@ class TransformerField:
         window: Window | None = None,
     ) -> tuple[Float[Array, "batch position width"], Slot | None]:
         """`A(x)`, and the cache with the new keys and values if one was given."""
+        # The last two are for low-rank adapters, which drop their inputs; plain linear maps ignore them.
         attention_key, residual_key, input_key, output_key = _split(key, 4)
         query, keys, values = self.projections(weights, x, 0 if window is None else window.start, input_key)
         if cache is not None and window is not None:
@@ -187,6 +188,7 @@ class TransformerField:
         """
         _, _, values = self.projections(weights, x)
         values = jnp.repeat(values, self.heads // values.shape[2], axis=2)
+        # O's inputs are the heads side by side: applied to all of them it is the sum of one block of rows per head.
         output = weights.attention.output.weight.reshape(*values.shape[-2:], -1)
         return jnp.einsum("bkhd,hdw->bkhw", values, output)
 
@@ -208,6 +210,7 @@ class TransformerField:
         if self.rotary_width:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
             frequencies = rotary_frequencies(self.rotary_width, self.rope_theta, self.rope_scaling)
+            # Before they are cached: a key's position never changes, so that no key is turned twice.
             query, keys = (rotate(part, positions, frequencies) for part in (query, keys))
         return query, keys, values
 
@@ -227,6 +230,7 @@ class TransformerField:
         return dropout(y, self.residual_dropout, residual_key)
 
     def _normalise(self, norm: Norm, x: Float[Array, "batch position width"]) -> Float[Array, "batch position width"]:
+        # Not told from the shift, which RMSNorms have too with `norm_shift`.
         return normalise(norm, x, self.norm_epsilon, centred=not self.gated)
 
 
@@ -237,6 +241,7 @@ def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] |
 def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> TransformerField:
     """The field of a model config; outputs start smaller when many unit steps add them up (GPT-2)."""
     names = "biases", "head_norms", "rope_scaling", "nested_norm", "norm_shift", "exact_gelu"
+    # Each family's section has some of these; the others stay as the field's defaults, which turn them off.
     own = {name: getattr(section, name) for name in names if hasattr(section, name)}
     return TransformerField(
         model.width,

@@ -127,6 +127,7 @@ class Grid:
             times = (*times[:-1], 1.0)
         if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
             raise _no_rise(times)
+        # Edges of equal steps are left out: the grid then equals, and hashes as, that of their number.
         equal = np.allclose(times, np.arange(steps + 1) / steps, 0, ROUNDING / steps)
         object.__setattr__(self, "given", None if equal else times)  # hashable: a constant of a compiled program
 
@@ -147,7 +148,9 @@ class Grid:
             if len(edges) < 2:
                 raise _no_rise(edges)
             grid = Grid(len(edges) - 1, edges)
+            # Equal edges (`None`) are right already, traced ones are not known yet.
             times = grid.given if isinstance(grid.given, tuple) else (0.0, 1.0)
+            # Stricter than `Grid`, which may be a part of depth and have steps of no length.
             if (times[0], times[-1]) != (0.0, 1.0) or min(np.diff(times)) <= 0:
                 raise _no_rise(edges)
             return grid
@@ -158,6 +161,7 @@ class Grid:
             )
         steps = _number(asked)
         equal = Grid(steps)
+        # Dyadic steps of a power of two are equal ones.
         if spacing == "dyadic" and steps & (steps - 1):
             return Grid(steps, dyadic_edges(steps))
         if first_step is None or steps == 1:
@@ -194,6 +198,7 @@ class Grid:
         **Returns:** array of L * len(nodes) times in [0, 1], float64 unless edges are traced.
         """
         if self.given is None:
+            # Divided once and last: node 1 of a step and node 0 of the next are the same float64 number.
             return ((np.arange(self.steps)[:, None] + np.asarray(nodes)[None, :]) / self.steps).reshape(-1)
         edges = self.edges
         return (edges[:-1, None] + self.lengths[:, None] * np.asarray(nodes, edges.dtype)[None, :]).reshape(-1)
@@ -204,6 +209,7 @@ class Grid:
         0 and 1 stay, and the end of the first step if asked to. With `jitter` 0 nothing moves; with 1, steps have
         lengths from none to twice the usual.
         """
+        # float32 with JAX_ENABLE_X64 too: the same steps are drawn.
         edges, length = jnp.asarray(self.edges, jnp.float32), jnp.asarray(self.lengths, jnp.float32)
         moved = (
             jitter
@@ -216,8 +222,10 @@ class Grid:
         """The step in force at `time`, from 0: step l from after its start to its end."""
         xp, time = widest(time)
         if self.given is None:
+            # Moved back: rounded up, an edge stays in the step that ends there; the clip puts 0 into the first.
             rounded = time - rounding(time, 1 / self.steps)
             return xp.clip(xp.ceil(rounded * self.steps).astype(int) - 1, 0, self.steps - 1)
+        # Moved on for the same reason: an edge, rounded either way, is still in the step that ends there.
         starts = xp.asarray(self.edges[:-1] + rounding(time, self.lengths), time.dtype)
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
@@ -228,4 +236,5 @@ class Grid:
         layer = self.layer_at(time)
         start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))
         distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])
+        # Rounded, so that the last bit does not decide between two nodes that are equally near.
         return layer * len(nodes) + xp.round(distance, 6).argmin(-1)

@@ -59,12 +59,14 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
     """The layers with new adapters: A uniform within 1 / sqrt(inputs), B zero, so that no output changes."""
     maps = linear_maps(layers)
     chosen = targets(maps, lora.targets)
+    # A key for every map, chosen or not: which others are targets does not change how an adapter starts.
     rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
 
     def adapted(path: KeyPath, unit: PyTree) -> PyTree:
         if (name := name_of_path(path)) not in chosen or not isinstance(unit, Linear):
             return unit
         *rows, inputs, outputs = unit.weight.shape
+        # PEFT's start: Kaiming's uniform bound with a = sqrt(5) is 1 / sqrt(inputs).
         a = jax.random.uniform(keys[name], (*rows, inputs, rank), jnp.float32, minval=-1, maxval=1) / inputs**0.5
         b = zeros((*rows, rank, outputs))
         return AdaptedLinear(unit, Adapter(a, b, lora.alpha / rank, lora.dropout))
@@ -74,6 +76,7 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
 
 def merge(layers: BlockWeights) -> BlockWeights:
     """The layers with their adapters added into the matrices: `W + alpha / rank A B`."""
+    # The `weight` of an adapted map is the merged matrix.
     plain = lambda unit: Linear(unit.weight, unit.bias) if isinstance(unit, AdaptedLinear) else unit
     return jax.tree.map(plain, layers, is_leaf=_is_map)
 

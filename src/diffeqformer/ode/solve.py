@@ -81,6 +81,7 @@ class States:
 
     def start(self, x: Array) -> PyTree:
         """Nothing is carried but the precision."""
+        # A scan carries arrays, so a zero stands for its type.
         return jnp.zeros((), x.dtype)
 
     def see(self, carried: PyTree, step: Step) -> tuple[PyTree, PyTree]:
@@ -117,17 +118,20 @@ def solve(
     **Returns:** a `Solution`.
     """
     carry, steps = scheme.start(x), grid.steps
+    # Equal steps have one length, a Python number: a constant of the program, not an array to scan over.
     lengths = None if grid.equal else jnp.asarray(horizon * grid.lengths, scheme.state(carry).dtype)
     dt = lambda own: horizon / steps if own is None else own
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
     constant = serves_all(table)
+    # Cast before the loop, the gradients of shared weights would be summed over steps in bfloat16.
     in_each_step = constant and cache is None and until is None
     if precision is not None and not in_each_step:
         table = jax.tree.map(lambda leaf: leaf.astype(precision), table)
     table, with_nodes = _without_single_nodes(table if constant else repeated(table, steps))
     if cache is not None:
         table, with_nodes = _in_bits(table, with_nodes)
+    # A row that serves all steps is closed over; to be scanned it would have to be repeated for each.
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     if precision is not None and in_each_step:
         whole = with_nodes
@@ -195,6 +199,7 @@ class Record:
 
     def before_attention(self, weights: BlockWeights, x: Array) -> Slot | None:
         """Note the evaluation; its slot, if there is a cache."""
+        # A step's evaluations are unrolled in tracing: their number so far is a constant, the cache's second axis.
         slot = None if self.cache is None else Slot(self.cache, (self._step, len(self.attention)))
         self.attention.append(Evaluation(weights, x))
         return slot
@@ -254,6 +259,7 @@ def split(
 
 
 def _row(half: PyTree, node: int) -> PyTree:
+    # One row serves all nodes; so does A's one row where M has more (macaron with `nested_norm`).
     return jax.tree.map(lambda leaf: leaf[min(node, leaf.shape[0] - 1)], half)
 
 

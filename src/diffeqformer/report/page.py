@@ -106,6 +106,7 @@ class TokenMap:
         """The text in the colours of the last output's scores by the first method, for a notebook."""
         (name, scores), own = next(iter(self.methods.items())), self.outputs[-1]
         row, seen = scores[-1], np.isfinite(scores[-1])
+        # An output's score of itself may be many times the others': it does not set the scale (as in colours.js).
         others = row[seen & (np.arange(len(row)) != own)]
         low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
         signed = name in self.signed
@@ -113,6 +114,7 @@ class TokenMap:
         shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row))
         pieces = []
         for token, score, shade, known in zip(self.tokens, row, shades, seen, strict=True):
+            # Luma (Rec. 601): dark letters on pale colours, white ones on dark.
             ink = INK if shade[:3] @ (0.3, 0.59, 0.11) > 0.55 else "#ffffff"
             look = f"background:{to_hex(shade)};color:{ink}" if known else "opacity:.5"
             pieces.append(f'<span style="{look}" title="{score:.4g}">{escape(clean(token))}</span>')

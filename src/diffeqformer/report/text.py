@@ -29,6 +29,7 @@ def number(value: object, decimals: int = 0) -> str:
     """`12,345.678`, `−1.5`; a dash for a missing value, `not finite` for an infinity or a NaN."""
     if value is None:
         return MISSING
+    # `z`: what rounds to zero has no minus.
     return f"{value:z,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
@@ -107,6 +108,7 @@ def compact(value: object) -> str:
     """`9,999`, `12.3 k`, `1.62 M`, `1.24 B`: a count at about three digits."""
     if not finite(value) or abs(value) < 10_000:
         return number(value)
+    # What would round to 1,000 of a unit is 1 of the next.
     scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 0.9995 * s)
     scaled = value / scale
     return f"{number(scaled, 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0)}\u00a0{unit}"

@@ -29,8 +29,10 @@ def write_arrays(folder: Path, items: Items) -> None:
     """Write PyTrees of arrays, one folder inside `folder` for each name."""
     from orbax.checkpoint.args import StandardSave
 
+    # A folder for each: a model is verified and read without its optimiser's state.
     for item, tree in items.items():
         with _orbax() as checkpointer:
+            # By path, as one flat dictionary: classes of nodes leave no trace in a checkpoint.
             checkpointer.save(folder / item, args=StandardSave(by_path(tree)))
 
 

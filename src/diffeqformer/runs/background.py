@@ -52,5 +52,6 @@ class Writer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.thread.shutdown()
+        # An error that is on its way already is the one to report.
         if error is None:
             self.require_sound(wait=True)

@@ -183,6 +183,7 @@ class Checkpoints:
                         raise RunFailed(f"{damage}; {older}.")
                     return step, metadata, damage
                 except Damaged as error:
+                    # Else the run's own process has rotated it away while it was looked at.
                     if self._lies(step):
                         damage = f"checkpoint at update {step} is damaged ({error})"
             if damage:
@@ -194,6 +195,7 @@ class Checkpoints:
             try:
                 return Restored(step, read_arrays(self._place(step), like), metadata, damage)
             except Exception:  # of Orbax and TensorStore, of several types
+                # Else it was rotated away, and the order is looked up anew.
                 if self._lies(step):
                     raise
         return None
@@ -224,6 +226,7 @@ class Checkpoints:
         for item, tree in like.items():
             self._require_same_arrays(step, item, manifest["arrays"].get(item), kinds(tree))
         for name, digest in manifest["files"].items():
+            # What is not read may be damaged: a model opens though its optimiser's state is lost.
             if name.split("/")[0] not in like:
                 continue
             try:
@@ -279,6 +282,7 @@ class Checkpoints:
 
 def _digest_of_new(path: Path) -> str:
     """The digest of a file that is flushed to the disk first."""
+    # fsync is of the file, whoever has written to it: any handle will do.
     with path.open("rb") as file:
         flush(file)
     return file_digest(path)

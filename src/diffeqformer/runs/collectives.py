@@ -37,6 +37,7 @@ class Collective(NamedTuple):
         Source: Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
         """
         n = len(self.devices)
+        # The factor of a permutation cancels the one below: it sends all of the array, once.
         passes = {"all-reduce": 2.0, "collective-permute": n / max(n - 1, 1)}.get(self.kind, 1.0)
         return passes * (n - 1) / n * self.bytes * self.times
 

@@ -153,6 +153,7 @@ def compare(
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
+        # Again, under the lock: another process may have planned meanwhile.
         updates, pace = _kept_plan(folder), None
         if updates:
             kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
@@ -217,6 +218,7 @@ class _Pace:
         if done:
             slower = (time.perf_counter() - self.began) / self._seconds(slice(done))
             rest = self._rest(done, slower)
+            # Only a plan that differs from the one in force is told.
             self.told, longer = self.updates[done:] == rest, sum(rest) > sum(self.updates[done:])
             self.updates[done:] = rest
         if self.told:
@@ -237,6 +239,7 @@ class _Pace:
         A machine that was busy when it was measured may have left models out, some of them untimed; an untimed one is
         timed if one like the last that was would have its place.
         """
+        # Of `wanted`, which is `share` of `whole`.
         least = [part / self.share for part in self.least[done:]]
         scaled = lambda cost, by: Cost(by * cost.fixed, by * cost.update)
         fitting_in = lambda costs: plan(costs, self.wanted[done:], least, self._left(USED_LATER), most=1.0)
@@ -245,6 +248,7 @@ class _Pace:
             all_timed = len(self.costs) == len(self.configs)
             if all_timed or len(fitting_in([*costs, scaled(self.costs[-1], slower)])) <= len(costs):
                 return fitting_in(costs)
+            # As the machine was when the others were timed.
             self.costs.append(scaled(self._timed(), 1 / slower))
 
     def _timed(self) -> Cost:
@@ -292,6 +296,7 @@ def _finished(config: Config) -> Document | None:
     folder = files.RunFolder(config).path
     with suppress(Damaged):
         found = read_results(folder / files.RESULTS)
+        # `train` leaves results without a sample; `_train` ends by writing them again, with one.
         if found and found["models"][0]["sample"] and Checkpoints(folder / files.CHECKPOINTS).steps():
             return found
     return None

@@ -164,6 +164,7 @@ def _from_main(value: Any) -> Any:
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     text = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
+    # The length first: all processes must give arrays of one shape.
     length = int(broadcast_one_to_all(np.int32(len(text))))
     received = broadcast_one_to_all(text if is_main() else np.zeros(length, np.int32))
     return json.loads(np.asarray(received).astype(np.uint8).tobytes())

@@ -108,6 +108,7 @@ def finetune_config(
     usual_optimizer, usual_trainer = usual_settings(base.config, lora)
     trained = ROLES["lora" if lora else method] + embeddings
     asked = (optimizer or usual_optimizer).train_roles
+    # The base's roles and the default come along with other settings: nobody has asked for them.
     if asked not in (trained, base.config.optimizer.train_roles, OptimizerConfig().train_roles):
         raise BadInput(
             f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but what a fine-tuned run trains is decided by "

@@ -82,6 +82,7 @@ class RunFolder:
             raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
         _, remembered = self.checkpoints.metadata()
         if CONFIG not in names and "config" not in remembered:
+            # A kill before the first file is whole leaves the lock, and that file under its temporary name.
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
                 raise BadInput(f"folder {str(self.path)!r} exists and is not a run; choose another folder with --run.")
             return
@@ -131,10 +132,12 @@ class RunFolder:
                     self.path.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(folder_lock(self.path))
                     require_no_links(self.path)
+                    # Again, under the lock: another process may have begun a run here meanwhile.
                     self.require_own()
                     require_same_text(self.path, tokens, "choose another folder with --run")
                     for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
                         left.unlink()
+                    # First: a kill after any other file would leave a folder that is refused as no run.
                     write_whole(self.path / CONFIG, dump_yaml(self.config))
                     for name, text in {TOKENIZER: tokens.tokenizer.to_str(pretty=True), **more}.items():
                         write_whole(self.path / name, text)
@@ -142,6 +145,7 @@ class RunFolder:
                 except OSError as error:
                     raise BadInput(f"run folder {str(self.path)!r} cannot be written: {reason(error)}.") from error
 
+            # The main process alone holds the lock, until the stack outside of `take` is left.
             by_main(take)
             yield
 

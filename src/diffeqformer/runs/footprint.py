@@ -111,6 +111,7 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
         update, steps = make_update(config), deepest_drawn(config)
+        # `update` calls two compiled functions; planned is one program of both.
         lowered = jax.jit(lambda state, ids: update(state, ids, steps), donate_argnums=0).lower(state, ids)
         plan = lowered.compile(compiler_options=options).memory_analysis()
     written = Path(dump).glob("*after_spmd-partitioning*.txt") if options else ()

@@ -78,6 +78,7 @@ def require_lines(path: Path, step: int, digest: str | None) -> None:
 
 
 def _lines(path: Path, step: int) -> str:
+    # JSON gives floats back exactly, so that a line that is read and written again stays as it is.
     return "".join(_line(record) for record in read_metrics(path) if record["step"] <= step) if step else ""
 
 

@@ -73,6 +73,7 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         with ExitStack() as stack:
+            # First in, last out: while the last checkpoint is written, a signal is still only a request.
             self.asked_to_stop = stack.enter_context(stop_requests())
             stack.enter_context(self.trace)
             stack.enter_context(self.writer)
@@ -109,6 +110,7 @@ class Recorder:
         self.meter.add(steps, measured)
         self.step += 1
         self._call("after_update", state, measured)
+        # Fetched before its depth counts as compiled: the time of an update that compiles is not counted.
         if steps not in self.meter.compiled:
             self.collect()
             self.meter.compiled.add(steps)
@@ -116,6 +118,7 @@ class Recorder:
         if len(self.meter.measured) == self.settings.log_every:
             self.collect()
         metric = self.evaluate(state) if self._every(self.settings.evaluate_every) else None
+        # One clock decides, as those of several processes differ.
         late = is_main() and 0 < self.settings.checkpoint_minutes <= (time.perf_counter() - self.saved_at) / 60
         self.stopped, late = self.agreement.any(self.asked_to_stop() or bool(self.why), late)
         best = metric is not None and metric < self.resumed.best and self.settings.keep_best > 0
@@ -171,7 +174,7 @@ class Recorder:
             return
         what = f"the backward pass of update {record['step']} missed the state at depth 0 by {error:.2g} of its size"
         advice = "`--model.gradient checkpointed`, with which the same run goes on, keeps it"
-        if not error <= LOST:
+        if not error <= LOST:  # true of NaN, too
             self.log.write(before)
             raise self._failure(f"{what}, so its gradient is not that of the loss ({advice})")
         if not self.warned:

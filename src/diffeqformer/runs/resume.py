@@ -108,11 +108,13 @@ class Beginning:
         checkpoints, updates = self.folder.checkpoints, self.folder.config.trainer.updates
         like, restored = items_of(self.like, self.folder.config), None
         if checkpoints.metadata()[0] == updates:  # nothing is trained any more, and a comparison keeps the model alone
+            # Silently: an older one is not taken here, and the next call tells of the damage.
             restored = checkpoints.latest({"model": like["model"]}, Silent().say)
         if restored is None or restored.step < updates:
             restored = checkpoints.latest(like, progress.say)
         if restored is None:
             return placed(self.fresh()), ResumeState(Clock())
+        # Newer ones are damaged; their updates are repeated, and saved under the same names.
         by_main(lambda: checkpoints.clean(after=restored.step))
         resumed = ResumeState.of(restored.metadata)
         by_main(lambda: require_lines(self.folder.metrics, restored.step, resumed.metrics))

@@ -21,6 +21,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     def restore() -> None:
         while earlier:
             number, handler = earlier.popitem()
+            # `None` is a handler from outside Python, which Python cannot put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -183,11 +183,13 @@ class RunLog:
         self.progress, self.trackers = progress, {}
         names = dict.fromkeys(config.trainer.trackers)
         state = self._state(folder / STATE) if names else {}
+        # `sent` is as old as the last start: the lines since were sent too, and `Metrics` may now cut them.
         before = [record["step"] for record in read_metrics(folder / METRICS)] if state else []
         self.sent = max([state.get("sent", -1), *before])
         self.metrics = Metrics(folder / METRICS, step)
         if names:
             opening = Opening(config, folder, state.get("id") or secrets.token_hex(4), bool(state))
+            # Before any tracker is opened: after a kill the run goes on under the same id.
             write_sealed(folder / STATE, {"id": opening.id, "sent": self.sent})
             for name in names:
                 if (tracker := self._try(name, KINDS[name].open, opening)) is not None:

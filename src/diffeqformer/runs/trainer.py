@@ -94,6 +94,7 @@ def train(
 def _train(config: Config, progress: Progress, base: Run | None, build: Build, recipe: Recipe) -> TrainResult:
     config = as_moved(config)
     folder = RunFolder(config)
+    # Before anything is read; `held` asks again once it has the lock.
     by_main(folder.require_own)
     by_main(lambda: require_trackers(config))
     teaches = config.depth.teacher == "base"
@@ -224,6 +225,7 @@ def _evaluated(
     def write(found: Evaluation) -> results.Entry:
         speed = clock.updates * config.tokens_per_update / clock.update_seconds if clock.updates else 0.0
         entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
+        # Resolved, since the path "." has no name.
         document = results.document(folder.path.resolve().name, tokens.statistics, [entry])
         write_sealed(folder.results, document)
         return entry

@@ -86,6 +86,7 @@ def read_sealed(path: Path) -> Document:
     """
     try:
         content = read_small(path, JSON_BYTES)
+    # An `OSError`, too, but what is not there is not damaged.
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -94,6 +95,7 @@ def read_sealed(path: Path) -> Document:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise Damaged(f"file {str(path)!r} is damaged: it is not the JSON that was written.") from None
+    # "" is no digest, so that a document that is no object is refused.
     seal = document.pop(SEAL, None) if isinstance(document, dict) else ""
     if seal is not None and seal != json_digest(document):
         raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest.")

@@ -66,6 +66,7 @@ def made(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if folder in new and [entry.name for entry in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
+            # The deepest first; the first that something is left in ends it.
             for path in new:
                 path.rmdir()
         raise
@@ -86,6 +87,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     aside = folder.with_name(f".{folder.name}.{doing}")
     try:
         aside.mkdir(parents=True, exist_ok=True)
+        # `mkdir` is content with a link to a folder.
         if aside.is_symlink():
             raise BadInput(f"folder {str(aside)!r} is a link, and none is written through; remove it.")
         with folder_lock(aside):
@@ -96,6 +98,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
                     elif entry.name != LOCK:
                         entry.unlink()
                 yield aside
+                # Also onto an empty folder, which `require_free` allows; the system refuses any other.
                 os.rename(aside, folder)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -119,6 +122,7 @@ def candidate(folder: Path) -> Iterator[Path]:
         aside = _candidate_name(folder)
         aside.mkdir()
         try:
+            # The folder itself is locked: a file for it would be installed with the rest.
             lock = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process cleaned up before we held the lock
@@ -126,6 +130,7 @@ def candidate(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: then nobody can take this folder for abandoned, either
+        # Between `mkdir` and the lock another process may have removed it as abandoned.
         if aside.exists():
             break
         os.close(lock)
@@ -163,6 +168,7 @@ def install(aside: Path, folder: Path, is_sound: Callable[[Path], bool]) -> None
     try:
         os.rename(aside, folder)
     except OSError as error:
+        # Another process was first, after the look above: its folder stays.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
     sync_folder(folder.parent)
@@ -192,6 +198,7 @@ def require_sums(folder: Path, names: Sequence[str]) -> None:
     except OSError as error:
         raise BadInput(f"file {str(folder / SUMS)!r} cannot be read: {error.strerror}.") from None
     for line in sums.splitlines():
+        # Without a slash no name leads to a file of another folder.
         found = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)", line)
         if found is None:
             raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")

@@ -98,5 +98,6 @@ class Upload:
 
 
 def _why(error: Exception) -> str:
+    # The class before its bases: to the hub, a gated repository is a kind of one that is not found.
     kinds = (kind.__name__ for kind in type(error).__mro__)
     return next((WHY[kind] for kind in kinds if kind in WHY), None) or reason(error)

@@ -26,6 +26,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
+        # What O_NOFOLLOW gives for a link.
         if error.errno != errno.ELOOP:
             raise
         raise BadInput(f"file {str(folder / LOCK)!r} is a link, and none is written through.") from None

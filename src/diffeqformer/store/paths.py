@@ -16,6 +16,7 @@ def path_of(name: str | Path) -> Path:
     """
     try:
         path = Path(name).expanduser()
+        # Asked only so that what the system cannot look up is refused here, with the name as it was written.
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return path
@@ -36,6 +37,7 @@ def require_writable(path: Path, what: str) -> None:
     if there != path.absolute() and not there.is_dir():
         why = f"{str(there)!r} is not a folder"
     elif not os.access(there, os.W_OK):
+        # `access` says no without saying why.
         why = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
     if why:
         raise BadInput(f"{what} {str(path)!r} cannot be written: {why}.")

@@ -16,6 +16,7 @@ def open_to_read(path: Path) -> BufferedReader:
     **Raises:** `OSError`.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Of what is open: by now the path may name something else.
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")

@@ -164,6 +164,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "ranking": list(found.ranking("strength")),
             **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
         }
+    # A dictionary keeps a name's first place, so the ranked ones lead and are not there twice.
     in_order = lambda scores: {name: scores[name] for name in (*ranking, *scores)}
     maps = [replace(one, methods=in_order(one.methods)) for one in maps]
     return Result(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from diffeqformer.analysis.clusters import Simulation
     from diffeqformer.analysis.gathering import HiddenStates
 
+# As in `analysis.clusters`, whose import would load JAX for a `--help`.
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 DESCRIPTIONS: Mapping[Variant, str] = {
     "particles": "Particles as in the paper's appendix C.8: tokens are standardised before attention.",
@@ -240,6 +241,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
             raise BadInput(f"the model's context is {context}, a single token; distances need at least two.")
         texts, _ = evaluation_windows(opened, arguments.data, arguments.texts, context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
+    # Told apart as they are written: `means_of` takes that for their names.
     shares = tuple(sorted({f"{share:g}": share for share in (arguments.share, 0.25, 0.5, 0.75)}.values()))
     rows = means_of(found, shares)
     count, tokens = texts.shape

@@ -189,6 +189,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
     )
     sides = list(WAYS)[:-2], list(WAYS)[-2:]
     best = lambda size, ways: min((row for row in found if row["size"] == size and row["way"] in ways), key=loss)
+    # Infinity less infinity, where neither way has a finite loss, counts as level.
     lead = {one: float(np.nan_to_num(loss(best(one, sides[1])) - loss(best(one, sides[0]))))
             for one in sorted({row["size"] for row in found})}  # fmt: skip
     sign = 1 if lead[size] >= 0 else -1

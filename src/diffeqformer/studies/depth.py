@@ -188,6 +188,7 @@ def _beside(others: dict[int, float], *, each: bool = False) -> str:
     far = sorted((steps for steps in ratios if steps not in near), key=ratios.__getitem__)
     if near:
         rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
+        # Rounded up, as `within` has to be; 1e-6 keeps rounding noise from adding a tenth of a per cent.
         up = lambda part: _percent(math.ceil(1000 * part - 1e-6) / 1000)
         within = f"within {up(max(rise, -fall))}" if fall > -NEAR else f"at most {up(rise)} higher"
         if rise < 0 and fall <= -NEAR:

@@ -92,6 +92,7 @@ def whole_numbers(text: str, name: str) -> tuple[int, ...]:
     **Raises:** `BadInput` if a part is not a whole number from 1 to `MOST_STEPS`, or two that rise.
     """
     ends = [[end.strip() for end in part.split("-")] for part in text.split(",")]
+    # Python's `int` raises for thousands of digits, so their number is looked at first.
     written = all(end.isdecimal() and len(end) < 20 and 1 <= int(end) <= MOST_STEPS for part in ends for end in part)
     if not written or any(len(part) > 2 or int(part[0]) > int(part[-1]) for part in ends):
         raise BadInput(

@@ -85,6 +85,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         return made
     from diffeqformer.analysis.reading import lens, walk
 
+    # No token follows the last one; the 0 is for the shape, and `log_next` is not read.
     read = lens(walk(opened.model, ids, steps=grid), np.append(ids[1:], 0))
     top = [inputs.pieces_of(opened, row) for row in read.top]
     arrays = {"ids": ids, "lens_top": read.top, "lens_probability": read.probability, "lens_kl": read.kl}

@@ -135,6 +135,7 @@ def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
         raise BadInput(f"--over has {name}, which is no setting to search; --seeds are given by themselves.")
     if ".." in values and not {*values} & {*",/"}:  # a path has two dots, too
         ends = [parse_value(end) for end in values.split("..", 1)]
+        # `type`, since a bool would be an instance of int.
         if not all(type(end) in (int, float) and 0 < end < math.inf for end in ends) or ends[0] >= ends[1]:
             raise BadInput(f"--over {name} is {shown(values)}, but a range must be two positive numbers that rise.")
         return name, (ends[0], ends[1])
@@ -150,12 +151,14 @@ def _drawn(values: Any, random: Any) -> Any:
     low, high = values
     if isinstance(low, int) and isinstance(high, int):
         return int(random.integers(low, high + 1))
+    # Four digits, which the name of the trial's folder has all of.
     return float(f"{math.exp(random.uniform(math.log(low), math.log(high))):.4g}")
 
 
 def _name(trial: Values) -> str:
     """Of a trial's folder."""
     said = ",".join(f"{name}={value}" for name, value in trial.items())
+    # File systems take 255 bytes; what is cut or replaced is told apart by a digest.
     plain = re.sub(r"[^\w.=+,-]+", "-", said)[:200]
     return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 

@@ -25,9 +25,11 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
         return lambda update: None
     depths, shares = np.asarray(config.depth.depths), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
+    # Stream 2 of the run; `initial_state` (training/update.py) lists them all.
     key = jax.random.fold_in(jax.random.key(config.trainer.seed), 2)
     start = float(jax.random.uniform(key, dtype=jax.numpy.float32))  # the same depths with JAX_ENABLE_X64
     shallow = config.depth.shallow_fraction * config.trainer.updates
+    # Without the last end, which rounding may leave below 1: the index would be one too many.
     drawn = lambda update: int(depths[np.searchsorted(ends[:-1], (start + update * GOLDEN) % 1.0, side="right")])
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
 
@@ -48,6 +50,7 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     batch, parts = config.trainer.batch_size, config.trainer.accumulation
     if config.depth.together == "rows":
         depths = dict(sorted(zip(config.depth.depths, config.depth.shares, strict=True), reverse=True))
+        # Shared out within one accumulated part: all parts are alike, so that one program loops over them.
         exact = np.asarray([*depths.values()]) / sum(depths.values()) * (batch // parts)
         rows = np.maximum(exact.astype(int), 1)
         while rows.sum() < batch // parts:

@@ -92,6 +92,7 @@ def vjp(
     **Arguments:** `populate`, from the trained parameters to the populated model; `steps`, that it populates for.
     """
     of_projection = lambda path, _: getattr(path[-1], "name", "") == "projection"
+    # P is kept out of JAX's own backward pass, which would form its gradient.
     projections, others = eqx.partition(trained, jax.tree_util.tree_map_with_path(of_projection, trained))
     populated, to_others = jax.vjp(lambda others: populate(eqx.combine(others, projections)), others)
     assert isinstance(trained.weights, TimeWeights)
@@ -100,6 +101,7 @@ def vjp(
     def unit(own: PyTree, row: PyTree, h: Array) -> PyTree:
         if not isinstance(own, TimeLinear):
             return own
+        # Where P stands `own` has None, as `others` have.
         return eqx.tree_at(lambda n: n.projection, own, Factored(row.weight, h), is_leaf=lambda leaf: leaf is None)
 
     def to_trained(gradients: Transformer) -> tuple[Transformer]:

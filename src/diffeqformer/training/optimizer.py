@@ -38,7 +38,7 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
             init_value=peak / warmup,  # the first update counts
             peak_value=peak,
             warmup_steps=warmup,
-            decay_steps=max(updates, warmup + 1),
+            decay_steps=max(updates, warmup + 1),  # Optax refuses a decay of no steps
             end_value=end,
         )
     fraction = shape.decay_fraction if isinstance(shape, TrapezoidalConfig) else float(shape.kind == "linear")
@@ -110,6 +110,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """
 
     def scaled(updates: PyTree, params: PyTree) -> PyTree:
+        # limit / 0 is infinity, and the scale then 1: no epsilon is needed.
         scale = jax.numpy.minimum(1.0, limit / norm(updates))
         return jax.tree.map(lambda gradient: gradient * scale, formed(updates))
 
@@ -128,6 +129,7 @@ def usual_rule(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
     """
+    # A link of its own would change the paths of the optimiser's state, which are those of older checkpoints.
     if config.embedding_rate == 1.0:
         return _at_one_rate(config, rate)
     factor = lambda role: config.embedding_rate if role == "embedding" else 1.0
@@ -241,6 +243,7 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
 
     def update(gradients: PyTree, state: Guard, params: PyTree = None) -> tuple[PyTree, Guard]:
         length, limit = norm(gradients), factor * state.usual
+        # NaN is not above the limit: such an update goes through, and the recorder ends the run.
         skipped = (length > limit) & (state.updates >= WARMING)
         changes, after = inner.update(gradients, state.inner, params)
         keep = lambda old, new: jax.tree.map(lambda a, b: jax.numpy.where(skipped, a, b), old, new)

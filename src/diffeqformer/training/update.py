@@ -117,6 +117,7 @@ def make_update(
     program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
     rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
     share = average.build(t.updates) if average else lambda step: None
+    # Outside the program, whose cache then knows nothing of lengths and schedules.
     both = jax.jit(lambda step: (rate(step), share(step)))
 
     def update(state: State, batch: Batch, steps: int | None = None) -> tuple[State, Measured]:
@@ -165,6 +166,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         else:
             before, after = (populate, _same) if once else (_same, whole)
             populated, to_trained = jax.vjp(before, trained)
+        # A backward pass reports by derivatives alone: the probe's is the error of the reconstructed state.
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
         of_part = jax.value_and_grad(
@@ -177,6 +179,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(now[0], jnp.float32)
+            # By the run's own step: Optax's count stands still where the guard skips an update.
             changes, moments = optimizer(config.optimizer, lambda count: rate, rule).update(
                 gradients, state.optimizer, trained
             )
@@ -205,6 +208,7 @@ def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Arr
         return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
     shapes = jax.eval_shape(of_part, weights, *first)
+    # A loop's carry keeps one layout, and zeros suggest none.
     zeros = constrain_weights(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     total, _ = jax.lax.scan(add, zeros, (batch, keys))
     return jax.tree.map(lambda x: x / parts, total)

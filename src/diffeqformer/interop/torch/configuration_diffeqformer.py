@@ -175,6 +175,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         for name, value in {**locals()}.items():
             if name not in ("self", "kwargs", "__class__", "tie_word_embeddings"):
                 setattr(self, name, value)
+        # A property here, which cannot be set.
         kwargs.pop("num_hidden_layers", None)
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 

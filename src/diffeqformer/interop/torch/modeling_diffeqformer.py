@@ -207,9 +207,11 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         sources = [p for name, p in self.named_parameters() if name.startswith(SOURCES)]
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in sources):
             return self._generated()
+        # Tensors that were made in inference mode have no version.
         version = lambda p: (p.data_ptr(), p.dtype, None if p.is_inference() else p._version)
         state, steps = [self.training, *map(version, sources)], self.config.steps
         if self.kept.get(steps, (None,))[0] != state:
+            # These are kept beyond this call, and autograd refuses tensors that were made in inference mode.
             with torch.inference_mode(False), torch.no_grad():
                 self.kept[steps] = state, self._generated()
         return self.kept[steps][1]
@@ -275,6 +277,7 @@ class DiffEqFormerForCausalLM(DiffEqFormerPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states, output_attentions=output_attentions,
             exit_threshold=exit_threshold, return_dict=True,
         )  # fmt: skip
+        # As in Transformers 0 keeps the logits of all positions: slice(-0, None).
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(found.last_hidden_state[:, kept])
         judged = {"logits": logits, "labels": labels, "vocab_size": self.config.vocab_size, **kwargs}
@@ -292,6 +295,7 @@ class DiffEqFormerForSequenceClassification(GenericForSequenceClassification, Di
     """The model with a classifier on the last token's state."""
 
     def __init__(self, config: DiffEqFormerConfig):
+        # Not the generic class's, which looks the model up by AutoModel.
         DiffEqFormerPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.model = DiffEqFormerModel(config)

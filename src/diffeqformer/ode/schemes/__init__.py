@@ -30,6 +30,7 @@ S = TypeVar("S", bound=Scheme)
 def _diffrax_schemes() -> dict[str, Scheme]:
     solvers = {n: s for n, s in vars(diffrax).items() if isinstance(s, type) and issubclass(s, diffrax.AbstractERK)}
     named: dict[str, Scheme] = {f"diffrax:{n}": from_diffrax(n) for n, s in solvers.items() if hasattr(s, "tableau")}
+    # These two, and its Euler, have no tableau in Diffrax.
     named |= {"diffrax:LeapfrogMidpoint": LeapfrogMidpoint(), "diffrax:ReversibleHeun": ReversibleHeun()}
     return dict(sorted((named | {"diffrax:Euler": EULER_START}).items()))
 

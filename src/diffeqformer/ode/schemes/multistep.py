@@ -19,6 +19,7 @@ class LeapfrogMidpoint:
 
     def start(self, x: State) -> tuple[State, State, Array]:
         """The state, the one before it, and the length of the step between."""
+        # The step before the first has length 0, which makes the first one Euler's.
         return x, x, jnp.zeros((), x.dtype)
 
     def step(self, field: SplitField, carry: tuple[State, State, Length], dt: Length) -> tuple[State, State, Length]:

@@ -35,6 +35,7 @@ class Reversible:
     @property
     def nodes(self) -> Nodes:
         """The base's nodes and their mirror images, for the step back."""
+        # `1.0 - c` to the bit as in `_backward`, whose nodes are looked up here by value.
         both = lambda nodes: tuple(sorted({*nodes, *(1.0 - c for c in nodes)}))
         return Nodes(both(self.base.nodes.attention), both(self.base.nodes.feed_forward))
 
@@ -75,6 +76,7 @@ class Reversible:
 
         **Returns:** `carry` and `cotangent` before the step, and the cotangent of the weights.
         """
+        # The second line of `step` is undone first: it needs y', the first one then z (docs/mathematics.md, Schemes).
         (y, z), (y_bar, z_bar), kept = carry, cotangent, self.coupling**dt
         increment, pull = jax.vjp(lambda w, y: self._backward(field_of(w), y, dt), weights, y)
         z = z + increment

@@ -44,6 +44,7 @@ class RungeKutta(OneStep):
     def advance(self, field: SplitField, x: State, dt: Length) -> State:
         """The state after a step of length `dt`."""
         slopes: list[State] = []
+        # `zip` ends with the stages: weights of those that are left out are zero.
         combine = lambda weights: sum((dt * w * k for w, k in zip(weights, slopes, strict=False) if w), start=x)
         nodes = self.nodes.attention
         for i in range(self.stages):
@@ -56,6 +57,7 @@ def from_diffrax(name: str) -> RungeKutta:
     solver = getattr(diffrax, name)()
     numbers = lambda row: tuple(float(x) for x in row)
     tableau = solver.tableau
+    # Diffrax's rows, and its times but for c1, begin with the second stage.
     a = ((), *(numbers(row) for row in tableau.a_lower))
     return RungeKutta(a, numbers(tableau.b_sol), (tableau.c1, *numbers(tableau.c)), solver.order(None), name)
 

@@ -46,6 +46,7 @@ def length_taken(scheme: Scheme, dt: Length | np.ndarray) -> Length | np.ndarray
 class Macaron(OneStep):
     """Half a feed-forward step, attention, half a feed-forward step: MacaronNet at dt = 1 (Lu et al. 2019). Order 1."""
 
+    # Each of the three Euler steps takes its weights at its own middle.
     nodes: Nodes = Nodes((0.5,), (0.25, 0.75))
     order: int = 1
     evaluations: Evaluations = Evaluations(1, 2)

@@ -41,6 +41,7 @@ def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeig
         parts = [_joined(one) for one in (half.up, half.gate) if one is not None]
         return _unit_length(np.concatenate([*parts, np.asarray(half.down.weight).T]).T)
 
+    # It minimises a cost; order[i] is the own unit that takes the place of the last layer's unit i.
     _, order = linear_sum_assignment(-features(last) @ features(own).T)
     taken = lambda one: None if one is None else _split(_joined(one)[:, order], one)
     return replace(
@@ -73,11 +74,13 @@ def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerFiel
         return np.sqrt(np.maximum(np.diagonal(circuits(one, one), axis1=1, axis2=2), np.finfo(float).tiny))
 
     there, here = parts(last), parts(own)
+    # Of circuits, since rotations within a head change Q, K, V and O, but neither QK nor OV.
     cosines = circuits(there, here) / (lengths(there)[:, :, None] * lengths(here)[:, None])
     _, order = linear_sum_assignment(-cosines.sum(0))
     query, key, value, output = (one[order] for one in here)
     if not (field.rotary_width or field.head_norms):
         turn = _nearest_rotation(np.einsum("ihad,ihae->ide", query, there[0]) + key.swapaxes(1, 2) @ there[1])
+        # R is orthogonal: (q R)(k R)^T = q k^T, and below (v R)(R^T O) = v O.
         query, key = query @ turn[:, None], key @ turn
     turn = _nearest_rotation(value.swapaxes(1, 2) @ there[2] + np.einsum("ihda,ihea->ide", output, there[3]))
     value, output = value @ turn, turn.swapaxes(1, 2)[:, None] @ output

@@ -50,6 +50,7 @@ class DyadicWeights(eqx.Module):
     def at(self, times: Times) -> BlockWeights:
         """Weights at `times` in the limit of short steps: of the shortest blocks, the later one between two."""
         xp, t = widest(times)
+        # Moved on, so that `floor` finds the later block at an edge, however that is rounded.
         middle = t + rounding(t, 2.0**-self.halvings)
         return self._blocks(middle, xp.zeros_like(middle))
 
@@ -72,6 +73,7 @@ def dyadic_rows(middle: Times, length: Times, halvings: int) -> Times:
     **Returns:** 2^j - 1 + floor(m 2^j), integers of shape (step,).
     """
     xp, length = widest(length)
+    # At least half of the shortest, so that a step of no length has a logarithm.
     level = xp.clip(xp.round(-xp.log2(xp.maximum(length, 2.0 ** -(halvings + 1)))), 0, halvings).astype(int)
     parts = 2**level
     return parts - 1 + xp.clip(xp.floor(middle * parts.astype(middle.dtype)).astype(int), 0, parts - 1)

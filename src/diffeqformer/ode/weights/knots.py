@@ -72,6 +72,7 @@ def mean_basis(
     **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
     xp, t = widest(edges)
+    # Multiples of 1 / 2K: all knots, at either place, and the middles between them, where boxes jump.
     ends = xp.sort(xp.concatenate([t, xp.asarray(np.arange(1, 2 * knots) / (2 * knots), t.dtype)]))
     middle, half = (ends[:-1] + ends[1:]) / 2, (ends[1:] - ends[:-1]) / 2
     first, second = (_values(xp, middle + side * half / 3**0.5, knots, basis, place) for side in (-1, 1))
@@ -85,8 +86,10 @@ def mean_basis(
 def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Times:
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
     if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
+        # To halves: at knots, and at the middles between them, where boxes jump.
         near = np.round(2 * place_in_knots) / 2
         place_in_knots = np.where(np.abs(place_in_knots - near) < 1e-9, near, place_in_knots)
+    # The last knot is the right end (b = 1) of the last interval; a single knot is both ends of its own.
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]
@@ -96,6 +99,7 @@ def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Tim
     rows = (1 - b) * unit[left] + b * unit[right]
     if len(second := bends(basis, knots)):
         bend, a = xp.asarray(second, t.dtype), 1 - b
+        # A cubic by its values and second derivatives at both ends, the distance of knots being 1 (de Boor).
         rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
     return rows
 
@@ -147,18 +151,21 @@ class KnotWeights(eqx.Module):
             basis = means if means is not None else cardinal_basis(grid.times(own), *self._basis)
             if grid.equal or corrections is None:
                 mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), basis)
+                # Of means there is one per step, for all its nodes.
                 return unstack(mixed, grid.steps, len(basis) // grid.steps)
             by_step = basis.reshape(grid.steps, -1, self.knots)
             lengths = grid.lengths
             if isinstance(lengths, np.ndarray) and len(np.unique(lengths.round(12))) <= FEW:
                 return self._by_length(rows, corrections, lengths, by_step)
             step = lambda each: self._mixed(corrected(rows, corrections, each[0]), each[1])
+            # One step at a time: corrected for all steps at once, the knots would be as many tables as there are steps.
             return jax.lax.map(step, (jnp.asarray(lengths), by_step))
 
         return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
 
     def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, basis: Array) -> PyTree:
         """The table of steps of known lengths: rows are corrected once for each length that occurs."""
+        # Rounded: differences of edges that are the same length may differ in the last bits.
         _, first, which = np.unique(lengths.round(12), return_index=True, return_inverse=True)
         steps = [np.flatnonzero(which == number) for number in range(len(first))]
 
@@ -166,6 +173,7 @@ class KnotWeights(eqx.Module):
             mixed = self._mixed(corrected(rows, corrections, length), basis[own].reshape(-1, self.knots))
             return unstack(mixed, len(own), basis.shape[1])
 
+        # The argsort of a permutation is its inverse: it puts the rows back into the order of steps.
         parts, order = map(part, lengths[first].tolist(), steps), np.argsort(np.concatenate(steps))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 

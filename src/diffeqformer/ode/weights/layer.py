@@ -90,11 +90,13 @@ def init_layer(
     return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
 
 
+# The grid is static, so that its times are known: float64, which traced ones are not.
 @partial(jax.jit, static_argnums=(1, 2))
 def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     """The weights of a grid as a table of layers: one row per step if the source gives no more, else one per node."""
     table = source.table(grid, nodes)
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
+    # One row per step is kept without a node and serves any scheme; rows at nodes serve schemes with these alone.
     own = END_OF_STEP if rows == [1, 1] else nodes
     layers = Block(
         stacked(table.attention, grid.steps, len(own.attention)),

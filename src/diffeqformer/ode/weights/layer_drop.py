@@ -74,6 +74,7 @@ class LayerDropWeights(eqx.Module):
             return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
         if not grid.equal:
             raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
+        # The order says which layers are in; those that are, are applied by depth.
         kept = np.sort(self.order[: grid.steps])
         return unstack(self._rows(grid.steps, kept), grid.steps, 1)
 

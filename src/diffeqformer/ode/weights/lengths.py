@@ -30,6 +30,7 @@ from diffeqformer.ode.weights.source import is_shape, unit_keys
 
 def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
     """`C_j(log2 1/h)` of all knots at all lengths h."""
+    # A length of 0, the limit of short steps, is infinitely many halvings, clipped to the last knot.
     halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
     return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
 

@@ -58,6 +58,7 @@ def fit_knots(
     if knots < layers:
         matrix = np.linalg.pinv(system)
     else:
+        # The layers as knots, read at the places of the new ones.
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
     mixed = rows if knots == layers else _mixed(jnp.asarray(matrix, jnp.float32), rows)
@@ -94,12 +95,14 @@ def _weighted(
     gradients; preconditioned by `(B^T B) x mean S`, which is the system itself where all S_l are alike.
     """
     product = partial(jnp.einsum, precision="highest")
+    # In the order of the tree's linear maps, in which `tree.map` meets them.
     left = iter(moments)
 
     def solved(row: Linear | Norm, begin: Linear | Norm) -> Linear | Norm:
         if not (isinstance(row, Linear) and isinstance(begin, Linear)):
             return begin
         target, x, s = joined(row), joined(begin), next(left)
+        # Without a bias the last input, which is always 1, is left out.
         s = ridged(s[:, : target.shape[1], : target.shape[1]])
         gram, mean = jnp.linalg.inv(system.T @ system), jnp.linalg.inv(s.mean(0))
         onto = lambda values: product("lj,lab,lbo->jao", system, s, values)

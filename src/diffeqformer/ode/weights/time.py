@@ -78,6 +78,7 @@ def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes
     """New weights of kind `time` or `time-shared-mlp`, which start, on `grid`, with the standard deviations of
     `shapes`."""
     one_for_all, d_emb = section.kind == "time-shared-mlp", section.d_emb
+    # At the ends of steps, whatever the scheme's nodes: h has length 1 there, and schemes start alike.
     network = partial(TimeNetwork.init, time_features(grid.times(), section), d_emb)
 
     def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:

@@ -89,6 +89,7 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
     from diffeqformer.runs.opening import Run
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+    # `export` needs one: 256 bytes and the end of text are the fewest entries.
     tokenizer = train_tokenizer(["text"], 257)
     assert vocabulary_size(tokenizer) <= (model.config.vocabulary or 0)
     export(Run(folder, Config(model=model.config), tokenizer, model, 0), folder, progress=progress)

@@ -51,6 +51,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     **Raises:** `BadInput` for steps that are none.
     """
     steps = sorted(set(whole_numbers(arguments.steps, "--steps")))
+    # A kind given by name has default sizes, and `time` would lose STANDARD's.
     model = dataclasses.replace(STANDARD, weights=arguments.weights) if arguments.weights != "time" else STANDARD
     sizes = {name: size for name, size in b.sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH}
     return BENCHMARK.measured(

@@ -111,6 +111,7 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
 
         assert isinstance(model.weights, LayerWeights)
         x = model.embedding(ids[:, :-1], jnp.arange(ids.shape[1] - 1))
+        # As `Checkpointed`, so that both compute each layer again in the backward pass.
         x, _ = jax.lax.scan(jax.checkpoint(layer, prevent_cse=False), x, model.weights.layers)
         x = normalise(model.final_norm, x, m.norm_epsilon).reshape(-1, m.width)
         logits = x @ model.embedding.tokens.T

@@ -142,6 +142,7 @@ def repeated(config: Config, make: Callable[[Config], Callable] | None = None) -
 
     def once() -> object:
         nonlocal state
+        # An update donates the state that it is given: the next one needs what it returned.
         state, measured = update(state, ids)
         return state, measured
 

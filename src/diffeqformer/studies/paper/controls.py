@@ -59,6 +59,7 @@ def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
     """A table of layers, the same model at the start, whose weights the optimiser moves `config.steps` times as fast:
     as fast as time-dependent ones of `h` of length 1, without their smoothness or their parameters."""
     model = build(config, key)
+    # Adam's updates do not scale with the gradient: V moves at the usual speed, W = s V at s times that.
     table = jax.tree.map(lambda weight: weight / config.steps, model.weights)
     return build(config, key, weights=Scaled(table, float(config.steps)))
 

@@ -180,6 +180,7 @@ def _deeper(records: Sequence[Record]) -> Iterator[Row]:
     if not gains:
         return
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
+    # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
     holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
     mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
     yield _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)

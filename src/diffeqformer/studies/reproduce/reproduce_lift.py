@@ -146,6 +146,7 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
     fewer = tuple(depth for depth in arguments.depths if depth <= layers)
     yield from (Planned(kind, fewer) for kind in ("layerdrop", "kept") if kind in rivals)
     for depth in others:
+        # For each new step the layer that is in force at its middle.
         spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
         starts: dict[str, tuple[int, ...] | None] = {"alone": None}
         if depth < layers:
@@ -191,6 +192,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             yield with_values(vanilla, {"run": to, "model.steps": run.depths[0]}), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
+        # Jitter is what draws the layers that are left out.
         depth = {"elastic": elastic, "kept": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
         method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
         yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
