@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import fields
 from fractions import Fraction
 
 import jax
@@ -10,6 +11,7 @@ from diffeqformer.config import DyadicConfig, KnotsConfig, LoRAConfig, Modulatio
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from diffeqformer.model.build import abstract, build
+from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid, Nodes
 from diffeqformer.ode.weights import DyadicWeights
 from diffeqformer.ode.weights.dyadic import dyadic_rows, freed
@@ -79,6 +81,19 @@ def test_freed_blocks_give_the_same_logits_at_all_depths(kind):
     assert len(model.weights.blocks.attention.norm.scale) == 7
     for steps in (1, 3):  # of 3 steps one is a half, two are quarters
         np.testing.assert_allclose(logits(model, tokens(), steps), logits(base, tokens(), steps), rtol=0, atol=STATES)
+
+
+def test_freed_blocks_leave_a_field_of_ones_own_in_its_place():
+    class Doubled(TransformerField):
+        def feed_forward(self, weights, x, *, key=None):
+            return 2 * super().feed_forward(weights, x, key=key)
+
+    config = SHARING["corrected boxes"]
+    field = model_of(config).field
+    base = build(config, jax.random.key(0), field=Doubled(**{f.name: getattr(field, f.name) for f in fields(field)}))
+    model = adapt(base, adapted_config(config, 4, become="dyadic", lora=None), jax.random.key(0))
+    assert isinstance(model.field, Doubled) and model.config.field == base.config.field
+    np.testing.assert_allclose(logits(model, tokens(), 3), logits(base, tokens(), 3), rtol=0, atol=STATES)
 
 
 def test_deeper_blocks_than_those_trained_can_be_freed_and_adapted():

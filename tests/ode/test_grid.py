@@ -13,6 +13,11 @@ from diffeqformer.ode.grid import Grid
 def test_edges_of_equal_steps_are_a_number_of_steps():
     assert Grid.of(np.linspace(0, 1, 7)) == Grid.of(tuple(k / 6 for k in range(7))) == Grid(6)
     assert Grid.of((0.0, 0.5 + 1e-5, 1.0)) != Grid(2)
+    for steps in (48, 96, 100, 384):
+        assert Grid.of(jnp.linspace(0, 1, steps + 1, dtype=jnp.float32)) == Grid(steps)  # as exact as float32 has them
+    moved = np.linspace(0, 1, 97, dtype=np.float32)
+    moved[5] += 2e-6
+    assert Grid.of(moved) != Grid(96)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 6, 7, 49, 93, 99, 1000])

@@ -45,8 +45,12 @@ def test_utilization_by_hand(config, monkeypatch):
     assert utilization(config, [(2, config.trainer.batch_size), (4, config.trainer.batch_size)], 1.0) == pytest.approx(
         tokens * (token + deeper) / 1e9
     )
-    frozen = dataclasses.replace(config, optimizer=OptimizerConfig(train_roles=("adapter",)))
-    assert utilization(frozen, [(2, 1)], 1.0) is None
+    of_roles = lambda *roles: dataclasses.replace(config, optimizer=OptimizerConfig(train_roles=roles))
+    assert utilization(of_roles("adapter"), [(2, 1)], 1.0) is None
+    # A GPT has no time networks and no adapters to leave out, as in full fine-tuning with its embeddings.
+    every = of_roles("embedding", "matrix", "bias", "norm")
+    assert utilization(every, [(2, 1)], 1.0) == utilization(config, [(2, 1)], 1.0)
+    assert utilization(of_roles("matrix", "bias", "norm"), [(2, 1)], 1.0) is None
 
 
 class Notes(Silent):

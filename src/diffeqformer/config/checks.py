@@ -204,7 +204,7 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             f"model.weights.lowest_frequency is {m.weights.lowest_frequency}, but must not exceed "
             f"model.weights.highest_frequency, which is {m.weights.fastest}."
         )
-    if m.width % m.heads and m.head_width == m.width // m.heads:
+    if m.width % m.heads and not getattr(m.field, "head_width", None):
         raise BadInput(f"model.width is {m.width}, but must be divisible by model.heads, which is {m.heads}.")
     if isinstance(m.field, GPTConfig) and not m.field.rotary and m.field.rope_theta != GPTConfig.rope_theta:
         raise BadInput(f"model.field.rope_theta is {m.field.rope_theta}, but is read with model.field.rotary only.")

@@ -93,10 +93,6 @@ class ModelConfig:
         """Length of the depth interval in the state's own clock; an equal step is interval / steps."""
         return {"unit": 1.0, "steps": float(self.steps)}.get(self.horizon, self.horizon)  # pyright: ignore
 
-    def horizon_at(self, steps: int) -> Literal["unit", "steps"] | float:
-        """The horizon by which another number of steps covers the same interval of depth."""
-        return self.interval if self.horizon == "steps" and steps != self.steps else self.horizon
-
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
@@ -157,4 +153,5 @@ class ModelConfig:
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:
     """The same model at another number of steps over the same interval of depth."""
-    return dataclasses.replace(config, steps=steps, horizon=config.horizon_at(steps), edges=())
+    horizon = config.interval if config.horizon == "steps" and steps != config.steps else config.horizon
+    return dataclasses.replace(config, steps=steps, horizon=horizon, edges=())

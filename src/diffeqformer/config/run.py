@@ -138,6 +138,11 @@ class DepthConfig:
         return tuple(range(ends[0], min(ends[1], MOST_STEPS + 1) + 1))  # one too many is refused by `validate`
 
     @property
+    def drawn(self) -> tuple[int, ...]:
+        """The numbers of steps that one is drawn from for each update; empty if none is."""
+        return self.depths if self.together == "one" else ()
+
+    @property
     def alone(self) -> bool:
         """Whether an update trains at one depth."""
         return self.together == "one" and not self.always

@@ -56,7 +56,7 @@ class TimeConfig(Section):
 
 @dataclass(frozen=True)
 class LoRAConfig(Section):
-    """Low-rank adapters on the linear maps of layers or of knots (Hu et al. 2021): `W + alpha / rank A B`."""
+    """Low-rank adapters on the linear maps of layers, knots or blocks (Hu et al. 2021): `W + alpha / rank A B`."""
 
     builder: ClassVar[str] = "diffeqformer.ode.lora:fitting_targets"
 

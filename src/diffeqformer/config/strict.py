@@ -113,7 +113,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value, path)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
-        if value not in args or isinstance(value, bool):
+        if value not in args:
             raise BadInput(f"{path} is {shown(value)}, but must be one of {', '.join(map(repr, args))}.")
         return value
     if origin in (Union, types.UnionType):

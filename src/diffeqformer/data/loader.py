@@ -113,7 +113,7 @@ class Loader:
         self._order = grain.MapDataset.mix(orders, [w / sum(weights) for w in weights]) if mixture else orders[0]
 
     def __len__(self) -> int:
-        """Batches an epoch, rounded up: so many show every window at least once."""
+        """Batches an epoch, rounded up: so many have as many windows as there are, each at least once unless mixed."""
         return (int(self._ends[-1]) + self.batch_size - 1) // self.batch_size
 
     @property

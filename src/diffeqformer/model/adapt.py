@@ -96,7 +96,7 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         model = model.merge()
     if isinstance(config.weights, DyadicConfig) and not isinstance(model.weights, DyadicWeights):
         own = freed(model.weights, config.weights.halved(config.steps), model.scheme.nodes)
-        model = model.replace(weights=own, config=config)
+        model = model.replace(weights=own)
     if config.lora:
         assert isinstance(model.weights, AdaptableWeights)
         model = model.replace(weights=model.weights.adapted(config.lora, key))

@@ -109,15 +109,15 @@ def _speculate(
 
     def verdict(key: Array, tokens: Array, q: Array, p: Array) -> tuple[Array, Float[Array, " vocabulary"]]:
         """How many drafted tokens are accepted, and the weights of the token after them."""
-        if greedy:
-            accepted = jnp.cumprod((p[:draft_length].argmax(-1).astype(tokens.dtype) == tokens).astype(jnp.int32)).sum(
-                dtype=jnp.int32
-            )
-            return accepted, p[accepted]
         at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
-        right = jax.random.uniform(key, (draft_length,), q.dtype) * at(q) < at(p)
+        if greedy:
+            right = p[:draft_length].argmax(-1).astype(tokens.dtype) == tokens
+        else:
+            right = jax.random.uniform(key, (draft_length,), q.dtype) * at(q) < at(p)
         # From the first refusal on the product is 0.
         accepted = jnp.cumprod(right.astype(jnp.int32)).sum(dtype=jnp.int32)
+        if greedy:
+            return accepted, p[accepted]
         missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
         missing = jnp.maximum(missing, 0.0)
         return accepted, jnp.where(missing.sum() > 0, missing, p[accepted])  # p = q but for rounding

@@ -256,12 +256,13 @@ class Transformer(eqx.Module):
         """The flow from any state at depth 0, such as a perturbed embedding, to the end of depth.
 
         With a tolerance in the config, no `steps`, no cache and no observer but `States` the solver chooses its own
-        steps; else the grid is fixed. `field`, in
-        place of the model's own, is for analyses that compute the same in another way. The others are those of `solve`.
+        steps; else the grid is fixed. `field`, in place of the model's own, is for analyses that compute the same in
+        another way. The others are those of `solve`.
         """
         config, field = self.config, field or self.field
         # States can be read off Diffrax's solution; all other observers need steps that they can see.
-        if config.tolerance and steps is None and cache is None and not (observer and not isinstance(observer, States)):
+        seen = observer is None or isinstance(observer, States)
+        if config.tolerance and steps is None and cache is None and seen:
             return solve_adaptively(
                 field, self.weights, x, scheme=self.scheme, tolerance=config.tolerance, grid=self.grid(),
                 horizon=config.interval, adjoint=self.adjoint, precision=self._compute_dtype,

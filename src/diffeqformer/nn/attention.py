@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -142,7 +143,7 @@ def _by_blocks(
     number = max(1, min(BLOCKS, length // LEAST_BLOCK)) if mask is None else 1
     ends = [length * (index + 1) // number for index in range(number)]
     parts = []
-    for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for index, (start, end) in enumerate(pairwise([0, *ends])):
         seen = end if mask is None else keys.shape[2]
         allowed = jnp.tril(jnp.ones((end - start, seen), bool), start) if mask is None else mask
         weights = _weights(query[:, start:end], keys[:, :, :seen], allowed)

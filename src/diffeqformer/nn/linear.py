@@ -160,7 +160,7 @@ def normalise(
     2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
     """
     y = x.astype(wide(x.dtype))
-    if norm.shift is not None if centred is None else centred:
+    if (norm.shift is not None) if centred is None else centred:
         y = y - y.mean(-1, keepdims=True)
     y = unit_rms(y, epsilon)
     leading = range(x.ndim - 1)

@@ -103,7 +103,13 @@ def _number(steps: object) -> int:
 
 
 def _no_rise(edges: Any) -> BadInput:
-    return BadInput(f"the times between steps are {list(edges)[:20]}, but must rise from 0 to 1.")
+    listed = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
+    return BadInput(f"the times between steps are {listed[:20]}, but must rise from 0 to 1.")
+
+
+def _is_float(edges: Any) -> bool:
+    """Whether edges are an array of floats, whose precision is then known."""
+    return isinstance(edges, np.ndarray | Array) and bool(jnp.issubdtype(edges.dtype, jnp.floating))
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Grid:
 
     steps: int
     """L"""
-    given: tuple[float, ...] | Array | None = None
+    given: tuple[float, ...] | np.ndarray | Array | None = None
     """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
 
     def __post_init__(self) -> None:
@@ -123,12 +129,13 @@ class Grid:
         if given is None or isinstance(given, Tracer):
             return
         times = tuple(np.asarray(given, np.float64).tolist())
-        if abs(times[-1] - 1) <= ROUNDING / steps:  # a sum of lengths
+        near = rounding(np.asarray(given, None if _is_float(given) else np.float64), 1 / steps)
+        if abs(times[-1] - 1) <= near:  # a sum of lengths
             times = (*times[:-1], 1.0)
         if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
             raise _no_rise(times)
         # Edges of equal steps are left out: the grid then equals, and hashes as, that of their number.
-        equal = np.allclose(times, np.arange(steps + 1) / steps, 0, ROUNDING / steps)
+        equal = np.allclose(times, np.arange(steps + 1) / steps, 0, near)
         object.__setattr__(self, "given", None if equal else times)  # hashable: a constant of a compiled program
 
     @staticmethod
@@ -144,7 +151,7 @@ class Grid:
         if isinstance(asked, Grid):
             return asked
         if np.ndim(asked) == 1:
-            edges = asked if isinstance(asked, Tracer) else tuple(np.asarray(asked, np.float64).tolist())
+            edges = asked if isinstance(asked, Tracer) else np.asarray(asked)
             if len(edges) < 2:
                 raise _no_rise(edges)
             grid = Grid(len(edges) - 1, edges)

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the linear maps of a table of layers or of knots (Hu et al. 2021, arXiv:2106.09685)."""
+"""Low-rank adapters beside the linear maps of layers, knots or blocks (Hu et al. 2021, arXiv:2106.09685)."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase

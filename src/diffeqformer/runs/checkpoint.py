@@ -91,6 +91,9 @@ class Checkpoints:
                 "arrays": {item: kinds(tree) for item, tree in items.items()},
                 "files": {name: _digest_of_new(aside / name) for name in files},
             }
+            for path in aside.rglob("*"):
+                if path.is_dir():
+                    sync_folder(path)
             write_sealed(aside / MANIFEST, manifest)
             place, replaced = self.folder / str(step), self.folder / f"{REPLACED}{step}"
             if place.exists():  # removed only once the new one is in its place: it may be the only one
@@ -210,12 +213,13 @@ class Checkpoints:
 
     def _manifest(self, step: int) -> Document:
         """**Raises:** `Damaged`, starting with the file."""
+        path = self._place(step) / MANIFEST
         try:
-            manifest = read_sealed(self._place(step) / MANIFEST)
+            manifest = read_sealed(path)
         except FileNotFoundError:
             raise Damaged(f"{MANIFEST} is missing") from None
-        except Damaged:
-            raise Damaged(f"{MANIFEST}: digest differs") from None
+        except Damaged as damage:
+            raise Damaged(str(damage).replace(f"file {str(path)!r}", MANIFEST).removesuffix(".")) from None
         if manifest.get("step") != step:
             raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
         return manifest

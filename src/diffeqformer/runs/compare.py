@@ -87,7 +87,7 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     training, too.
     """
     config, loader = fitting(config, tokens, None)
-    update, drawn = make_update(config), () if config.depth.together == "rows" else config.depth.depths
+    update, drawn = make_update(config), config.depth.drawn
     # Zeros take as long as drawn weights, and need no compilation of their own.
     state = placed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config))))
     compilation, each = 0.0, []

@@ -71,7 +71,7 @@ class Meter:
         record: Record = {"kind": "timing", "step": step, "seconds": seconds}
         record["tokens_per_second"] = len(self.ready) * self.config.tokens_per_update / seconds
         record |= {} if used is None else {"utilization": used}
-        record |= {"depths": depths} if self.config.depth.depths else {}
+        record |= {"depths": depths} if self.config.depth.drawn else {}
         self.restart()
         return record, bool(depths)
 

@@ -56,7 +56,7 @@ class Recorder:
     ):
         self.folder, self.config, self.settings = folder, folder.config, folder.config.trainer
         self.tokens, self.log, self.resumed, self.progress = tokens, log, resumed, progress
-        self.step = self.saved = step
+        self.step = step
         self.meter = Meter(self.config, resumed.clock)
         self.writer = Writer(folder.checkpoints)
         self.trace = Trace(folder.path / PROFILE, self.settings.profile if is_main() else 0)
@@ -206,8 +206,6 @@ class Recorder:
             self.why = now.why
 
     def _save(self, state: State, metric: float | None) -> None:
-        if self.saved == self.step:
-            return
         self.collect()
         if not bool(all_finite(state)):
             raise self._failure(f"the model's weights are no longer finite at update {self.step}")
@@ -219,7 +217,7 @@ class Recorder:
         self.writer.save(self.step, items_of(state, self.config), metadata, metric)
         for callback in self.recipe.callbacks:
             callback.saved(self.step)
-        self.saved, self.saved_at = self.step, time.perf_counter()
+        self.saved_at = time.perf_counter()
         self.meter.restart()
 
     def _failure(self, what: str) -> Diverged:

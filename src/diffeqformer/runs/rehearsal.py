@@ -57,7 +57,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))
         update, batch = make_update(config, teacher=teacher_of(base, config)), batches_of(config, loader)
-        drawn = config.model.steps if config.depth.depths else None
+        drawn = config.model.steps if config.depth.drawn else None
         state, first = jax.block_until_ready(update(state, batch(0), drawn))
         began = time.perf_counter()
         for k in range(1, TIMED + 1):

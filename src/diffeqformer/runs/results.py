@@ -152,10 +152,10 @@ def name_of(config: ModelConfig) -> tuple[str, str]:
     return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {scheme}"))
 
 
-def train_curve(records: list[Record], points: int = CURVE_POINTS) -> list[list[int | float]]:
-    """[update, nats per token] of training: means over windows of equal length, at most `points` of them."""
+def train_curve(records: list[Record]) -> list[list[int | float]]:
+    """[update, nats per token] of training: means over windows of equal length, at most `CURVE_POINTS` of them."""
     losses = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
-    window = max(1, -(-len(losses) // points))
+    window = max(1, -(-len(losses) // CURVE_POINTS))
     parts = [losses[start : start + window] for start in range(0, len(losses), window)]
     return [[part[-1][0], sum(loss for _, loss in part) / len(part)] for part in parts]
 

@@ -22,8 +22,9 @@ def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: floa
     **Returns:** a fraction; `None` if the device is not in the table of `devices`, or some parameters stay as they are
     (their gradients, which the count has, are not computed).
     """
-    device = device_of(jax.local_devices()[0].device_kind)
-    if device is None or set(config.optimizer.train_roles) < set(OptimizerConfig().train_roles):
+    device, m = device_of(jax.local_devices()[0].device_kind), config.model
+    absent = {role for role, part in (("time", m.time), ("adapter", m.lora)) if part is None}
+    if device is None or not {*OptimizerConfig().train_roles} - absent <= {*config.optimizer.train_roles}:
         return None
     mesh = jax.sharding.get_mesh()
     devices = 1 if mesh.empty else mesh.size

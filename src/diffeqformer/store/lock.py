@@ -24,7 +24,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     **Raises:** `BadInput` if another process holds the lock.
     """
     try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         # What O_NOFOLLOW gives for a link.
         if error.errno != errno.ELOOP:

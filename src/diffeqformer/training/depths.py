@@ -21,9 +21,9 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     Source: the additive recurrence of lowest discrepancy (Kuipers & Niederreiter 1974, Uniform Distribution of
     Sequences, section 2.3).
     """
-    if not config.depth.depths or config.depth.together == "rows":
+    if not config.depth.drawn:
         return lambda update: None
-    depths, shares = np.asarray(config.depth.depths), np.asarray(config.depth.shares)
+    depths, shares = np.asarray(config.depth.drawn), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
     # Stream 2 of the run; `initial_state` (training/update.py) lists them all.
     key = jax.random.fold_in(jax.random.key(config.trainer.seed), 2)
@@ -36,7 +36,7 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
 
 def deepest_drawn(config: Config) -> int | None:
     """The largest number of steps that an update is drawn at; `None` if none is."""
-    return None if not config.depth.depths or config.depth.together == "rows" else max(config.depth.depths)
+    return max(config.depth.drawn, default=None)
 
 
 def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:

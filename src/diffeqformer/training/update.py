@@ -161,11 +161,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
         populate = lambda trained: whole(trained).populate(steps)
-        if rule is None and factored.stays_factored(config, state.model, steps):
-            after, (populated, to_trained) = _same, factored.vjp(populate, trained, steps)
-        else:
-            before, after = (populate, _same) if once else (_same, whole)
-            populated, to_trained = jax.vjp(before, trained)
+        kept = rule is None and factored.stays_factored(config, state.model, steps)  # rules of one's own take arrays
+        before, after = (populate, _same) if kept or once else (_same, whole)
+        start, to_trained = factored.vjp(before, trained, steps) if kept else jax.vjp(before, trained)
         # A backward pass reports by derivatives alone: the probe's is the error of the reconstructed state.
         probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
@@ -175,7 +173,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
                 teacher=teacher, key=key, count=count, block=config.trainer.loss_block,
             )
         )  # fmt: skip
-        loss, (gradients, error) = _mean_over_parts(of_part, (populated, probe), divided, keys)
+        loss, (gradients, error) = _mean_over_parts(of_part, (start, probe), divided, keys)
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(now[0], jnp.float32)

@@ -79,7 +79,7 @@ def _named(name: str, schemes: Mapping[str, S], setting: str) -> S:
 
 
 __all__ = [
-    "EULER", "EULER_MIDDLE", "EULER_START", "HEUN", "MIDPOINT", "RK4", "SCHEMES", "Evaluations", "Half",
+    "EULER", "EULER_MIDDLE", "EULER_START", "RK4", "SCHEMES", "Evaluations", "Half",
     "LeapfrogMidpoint", "Length", "LieTrotter", "Macaron", "OneStep", "Residual", "Reversible", "ReversibleHeun",
-    "RungeKutta", "Scheme", "SplitField", "Strang", "from_diffrax", "named_scheme", "reversible_scheme",
+    "RungeKutta", "Scheme", "SplitField", "Strang", "named_scheme", "reversible_scheme",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ class LieTrotter(OneStep):
 class Residual(LieTrotter):
     """Layers: steps of 1, however long they are (He et al. 2016). No flow, so of order 0.
 
-    For models that are read at fewer steps by leaving layers out; on `horizon: steps` it is `LieTrotter`.
+    For models that are read at fewer steps by leaving layers out; on `horizon: steps` it is `lie-trotter-middle`.
     """
 
     nodes: Nodes = Nodes.same(0.5)

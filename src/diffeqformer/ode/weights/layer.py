@@ -11,10 +11,10 @@ from jaxtyping import Key, PyTree
 
 from diffeqformer.config import LayerConfig, LoRAConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
 from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights.source import WeightSource, initial_rows, stacked, unstack
+from diffeqformer.ode.weights.source import WeightSource, by_half, initial_rows, stacked, unstack
 
 
 class LayerWeights(eqx.Module):
@@ -48,8 +48,7 @@ class LayerWeights(eqx.Module):
             rows = (self.grid or Grid(self.depth)).row_at(times, nodes)
             return jax.tree.map(lambda leaf: leaf[rows], layers)
 
-        nodes = self.nodes or END_OF_STEP
-        return Block(half(self.layers.attention, nodes.attention), half(self.layers.feed_forward, nodes.feed_forward))
+        return by_half(half, self.layers, self.nodes or END_OF_STEP)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """The table itself.
@@ -73,11 +72,8 @@ class LayerWeights(eqx.Module):
                 f"this model is a table with rows at the nodes {tuple(self.nodes)} of each step, but the scheme needs "
                 f"rows at {tuple(nodes)}; only models with time-dependent or shared weights run with any scheme."
             )
-        own = self.nodes or END_OF_STEP
-        return Block(
-            unstack(self.layers.attention, steps, len(own.attention)),
-            unstack(self.layers.feed_forward, steps, len(own.feed_forward)),
-        )
+        half = lambda layers, nodes: unstack(layers, steps, len(nodes))
+        return by_half(half, self.layers, self.nodes or END_OF_STEP)
 
 
 def init_layer(
@@ -98,8 +94,5 @@ def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
     # One row per step is kept without a node and serves any scheme; rows at nodes serve schemes with these alone.
     own = END_OF_STEP if rows == [1, 1] else nodes
-    layers = Block(
-        stacked(table.attention, grid.steps, len(own.attention)),
-        stacked(table.feed_forward, grid.steps, len(own.feed_forward)),
-    )
+    layers = by_half(lambda half, nodes: stacked(half, grid.steps, len(nodes)), table, own)
     return LayerWeights(layers, None if rows == [1, 1] else nodes, None if grid.equal else grid)

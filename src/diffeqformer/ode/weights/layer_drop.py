@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax import Array
-from jaxtyping import Int, Key, PyTree
+from jaxtyping import Key, PyTree
 
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.errors import BadInput
@@ -46,18 +46,12 @@ class LayerDropWeights(eqx.Module):
         """K"""
         return self.layers.attention.norm.scale.shape[0]
 
-    def _rows(self, steps: int, kept: Int[np.ndarray, " kept"]) -> BlockWeights:
-        """Rows of some layers, as a reading at `steps` steps has them."""
-        return corrected(jax.tree.map(lambda leaf: leaf[kept], self.layers), self.corrections, 1 / steps, kept)
-
     def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`; between two of them, within rounding, the deeper one."""
         xp, times = widest(times)
         rounded = times + rounding(times, 1 / self.depth)
         rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
-        layers = self.layers
-        if self.corrections is not None:
-            layers = self._rows(self.depth, np.arange(self.depth))
+        layers = corrected(self.layers, self.corrections, 1 / self.depth)
         return jax.tree.map(lambda leaf: leaf[rows], layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
@@ -76,7 +70,8 @@ class LayerDropWeights(eqx.Module):
             raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
         # The order says which layers are in; those that are, are applied by depth.
         kept = np.sort(self.order[: grid.steps])
-        return unstack(self._rows(grid.steps, kept), grid.steps, 1)
+        layers = jax.tree.map(lambda leaf: leaf[kept], self.layers)
+        return unstack(corrected(layers, self.corrections, 1 / grid.steps, kept), grid.steps, 1)
 
 
 def nested_order(layers: int) -> tuple[int, ...]:

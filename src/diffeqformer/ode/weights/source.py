@@ -4,6 +4,7 @@ A source answers two questions. `at(times)`: the weights at any times, stacked o
 the weights that a scheme needs on a grid of steps. Anything with these two methods is one.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -31,6 +32,11 @@ class WeightSource(Protocol):
         An axis of length 1 serves all steps, or all nodes of a step.
         """
         ...
+
+
+def by_half(of: Callable[[PyTree, tuple[float, ...]], PyTree], block: PyTree, nodes: Nodes) -> PyTree:
+    """A block each half of which is made of a block's half and the nodes of that half."""
+    return Block(of(block.attention, nodes.attention), of(block.feed_forward, nodes.feed_forward))
 
 
 def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:

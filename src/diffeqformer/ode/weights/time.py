@@ -11,7 +11,7 @@ from diffeqformer.config import TimeConfig
 from diffeqformer.nn.linear import LinearShape, NormShape
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
-from diffeqformer.ode.weights.source import is_shape, unit_keys, unstack
+from diffeqformer.ode.weights.source import by_half, is_shape, unit_keys, unstack
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
 from diffeqformer.sharding import constrain_weights
@@ -36,16 +36,12 @@ class TimeWeights(eqx.Module):
             rows = _generated(networks, self.shared, self._features(grid.times(nodes)))
             return unstack(rows, grid.steps, len(nodes))
 
-        return Block(
-            half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
-        )
+        return by_half(half, self.networks, nodes)
 
     def codes(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> Block[Array, Array]:
         """`h` of every matrix and norm at all nodes of the grid, shape (step x node, d_emb)."""
         half = lambda networks, nodes: _codes(networks, self.shared, self._features(grid.times(nodes)))
-        return Block(
-            half(self.networks.attention, nodes.attention), half(self.networks.feed_forward, nodes.feed_forward)
-        )
+        return by_half(half, self.networks, nodes)
 
     def _features(self, times: Times) -> Float[Array, "time features"]:
         return time_features(times, self.time, self.networks.attention.output.projection.dtype)
