@@ -1,5 +1,6 @@
 """Text and values from elsewhere, so that any terminal, page or message may show them."""
 
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -19,6 +20,11 @@ CONTROL = re.compile(
 controls (which could reorder what stands around them), lone surrogates, noncharacters."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON has it: `None`, which becomes `null`, for one that is not finite."""
+    return float(value) if math.isfinite(value) else None
 
 
 def version_of(package: str) -> str:

@@ -150,7 +150,7 @@ def test_an_altered_metric_is_damage(tmp_path):
     manifest = json.loads(path.read_text())
     manifest["metric"] = 1.0
     path.write_text(json.dumps(manifest))
-    with pytest.raises(RunFailed, match=r"update 1 is damaged \(manifest.json is damaged, or was edited: it does not match"):
+    with pytest.raises(RunFailed, match=r"damaged \(manifest.json is damaged, or was edited: it does not match"):
         store.latest(items(), refuse_to_say)
 
 

@@ -206,7 +206,10 @@ def test_close_and_loose_groups_may_go_different_ways():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"run": "runs/a", "systems": 3}, "--systems is of simulated particles, which are not made beside a RUN"),
+        (
+            {"run": "runs/a", "systems": 3},
+            "--systems is 3, but it is of simulated particles, which are not made",
+        ),
         ({"run": "runs/a", "text": "x", "texts": 2}, "--texts is 2, but --text names the one to read"),
         ({"text": "x"}, "no RUN is given whose model could read it"),
     ],

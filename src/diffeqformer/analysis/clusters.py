@@ -35,7 +35,7 @@ SPHERES: tuple[Variant, ...] = ("sphere", "unnormed")
 """Motions on a sphere. There points do become one, so that clusters are counted by the mean distance at the start; of
 the others by the present one."""
 _LARGEST = 1e250
-"""Scores are cut here: the softmax of anything so large is one at its maximum already."""
+"""Factors of scores are cut here: the softmax of anything so large is one at its maximum already."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ class Weights:
 
     def growth(self, time: float) -> float:
         """`f(t)`."""
-        return self.scale * (time / self.unit) ** self.order
+        # Python's own power raises `OverflowError`, NumPy's is infinite.
+        return self.scale * float(np.float64(time / self.unit) ** self.order)
 
     def integral(self, time: float) -> float:
         """`int_0^t f`."""
-        return self.scale * self.unit * (time / self.unit) ** (self.order + 1) / (self.order + 1)
+        return self.scale * self.unit * float(np.float64(time / self.unit) ** (self.order + 1)) / (self.order + 1)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _scores(x: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 def _softmax(scores: np.ndarray, factor: float | np.ndarray) -> np.ndarray:
     scores = scores - scores.max(-1, keepdims=True)
-    weights = np.exp(np.maximum(scores * factor, -_LARGEST))
+    weights = np.exp(scores * factor)
     return weights / weights.sum(-1, keepdims=True)
 
 

@@ -247,13 +247,13 @@ def _of_context(
     whole, empty, single, deleted, inserted = np.split(values, cuts)
     falls = whole[0] - single.reshape(draws, length).mean(0)
     over_draws = lambda part: part.reshape(*first.shape[:2], draws).mean(-1)
+    strength = [abs(row) if method in SIGNED else row for method, row in zip(METHODS, scores, strict=True)]
     return (
-        np.array([spearman(abs(row), abs(falls)) if method in SIGNED else spearman(row, abs(falls))
-                  for method, row in zip(METHODS, scores, strict=True)]),
+        np.array([spearman(row, abs(falls)) for row in strength]),
         np.array([spearman(row, falls) for row in scores]),
         whole[0] - over_draws(deleted),
         over_draws(inserted) - empty.mean(),
-    )  # fmt: skip
+    )
 
 
 @jax.jit

@@ -9,7 +9,6 @@ Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -18,9 +17,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, PyTree
 
-from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.inference import TESTS, Induction, correlate
-from diffeqformer.analysis.spectra import Spectrum, pairs_of
+from diffeqformer.analysis.products import product_eigenvalues
+from diffeqformer.analysis.spectra import Pair, Spectrum, pairs_of
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -192,17 +191,14 @@ def lead(
 def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
     """Summaries of the QK and OV spectra of the weights at every attention evaluation, means over a step's."""
 
-    def small(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Array]:
-        pairs = pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights), model.config)
-        exact = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-        smaller = lambda left, right: exact(right, left) if left.shape[-1] < left.shape[-2] else exact(left, right)
-        return {name: smaller(*pairs[name]) for name in ("QK", "OV")}
+    def pairs(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Pair]:
+        found = pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights), model.config)
+        return {name: found[name] for name in ("QK", "OV")}
 
-    found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, small, steps))(model, jnp.asarray(ids))
+    found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, pairs, steps))(model, jnp.asarray(ids))
     summaries: dict[str, np.ndarray] = {}
-    for name, matrices in jax.tree.map(np.asarray, found).items():
-        require_finite(matrices, "weights")
-        values = np.linalg.eigvals(matrices.astype(np.float64)).astype(complex)
+    for name, factors in found.items():
+        values = product_eigenvalues(*factors)
         # Without singular values: no summary below reads them.
         spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
         mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)

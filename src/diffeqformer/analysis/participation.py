@@ -47,7 +47,8 @@ class Participation:
     constant weights, near 1 for a table of independent layers."""
     rank: dict[str, float]
     """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (row,
-    entries) matrix, with a row for each step and node, from 1 to the number of rows (Roy & Vetterli 2007)."""
+    entries) matrix, with a row for each step and node, from 1 to the number of rows (Roy & Vetterli 2007, but of
+    squares)."""
     echo: Float[np.ndarray, " known"] = field(default_factory=lambda: np.zeros(0))
     """Share of the positions whose likeliest next token is the one that was just read; empty if that is not known."""
     even: float = math.nan

@@ -13,7 +13,7 @@ from diffeqformer.config.bounds import INT32, SIZES, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
-from diffeqformer.studies.inputs import positive_numbers, whole_numbers
+from diffeqformer.studies.inputs import positive_numbers, require_usual, whole_numbers
 
 if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
@@ -166,9 +166,7 @@ def _check(arguments: Arguments, steps: Sequence[int]) -> None:
     if steps and tolerance is not None:
         raise BadInput(f"--tolerance is {tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one.")
     tasks = arguments.tasks is not None
-    for name in NOT_TASKS if tasks else ONLY_TASKS:
-        if getattr(arguments, name) not in (None, (), ""):
-            why = "--tasks does not read it" if tasks else "only --tasks reads it"
-            raise BadInput(f"--{name.replace('_', '-')} is given, but {why}.")
+    not_read = (NOT_TASKS, "--tasks does not read it") if tasks else (ONLY_TASKS, "only --tasks reads it")
+    require_usual(arguments, *not_read)
     if tasks and len(steps) > 1:
         raise BadInput(f"--steps is {arguments.steps!r}, but --tasks takes one number.")

@@ -82,8 +82,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         length = 4 if arguments.draft_length is None else arguments.draft_length
         settings |= {"draft_steps": arguments.draft_steps, "draft_length": length}
         texts, found = continue_text_with_drafts(model, opened.prompts, arguments.prompt, **settings)
-        # The reading of the prompt, which gives a text its first token, is one of them.
-        per_verification = found.tokens.size / float(found.rounds.sum() + len(texts))
+        per_verification = found.tokens_per_verification
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
             f"{percent(found.acceptance)} of the tokens drafted at {steps(arguments.draft_steps)} were accepted; "

@@ -64,8 +64,8 @@ WEIGHTS = {
     "box": "piecewise constant weights",
     "shared": "the same weights at all steps",
 }
-POINTS, TANGENTS, PROBES = 8, 4, 16
-"""Of integrated gradients' quadrature, and directions of the two kinds of exponents."""
+POINTS = 8
+"""Of integrated gradients' quadrature."""
 
 
 class Session:
@@ -241,12 +241,12 @@ class Session:
     ) -> dict[str, np.ndarray]:
         """Scores by name of the methods that are computed together."""
         model, text = self._model(number, *how), jnp.asarray(self._padded(number, np.frombuffer(ids, np.int32)))
-        width = model.config.width
+        tangents, probes = inputs.directions(None, None, model.config.width)
         if group == PAIRWISE:
-            found = pairwise(model, text, (position,), tangents=min(TANGENTS, width), iterations=0, steps=steps)
+            found = pairwise(model, text, (position,), tangents=tangents, iterations=0, steps=steps)
             return {PAIRWISE: found.leading}
         if group == END_TO_END:
-            return {END_TO_END: end_to_end(model, text, (position,), probes=min(PROBES, width), steps=steps).growth}
+            return {END_TO_END: end_to_end(model, text, (position,), probes=probes, steps=steps).growth}
         return attribute(model, text, (position,), points=POINTS, steps=steps).scores
 
     def _walked(self, number: int, ids: bytes, steps: int | None, scheme: str | None, rtol: float | None) -> Walk:

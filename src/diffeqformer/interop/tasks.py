@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import hashlib
-import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffeqformer.errors import BadInput, RunFailed, reason
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, finite_or_none
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import made_here, name_of_run
@@ -195,7 +194,7 @@ def _items(samples: Sequence[Document]) -> dict[str, list[float | None]]:
 
 def _number(value: Any) -> float | None:
     """What JSON has a word for."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return finite_or_none(value) if isinstance(value, (int, float)) else None
 
 
 def _title(name: str) -> str:

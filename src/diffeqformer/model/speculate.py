@@ -30,6 +30,11 @@ class Speculation(NamedTuple):
         """Accepted of all drafted tokens, from 0 to 1."""
         return float(self.accepted.sum() / jnp.maximum(1, self.drafted.sum()))
 
+    @property
+    def tokens_per_verification(self) -> float:
+        """Tokens that a deep reading gave, of those after the first, which the prompt's gave."""
+        return float((self.tokens.size - len(self.rounds)) / jnp.maximum(1, self.rounds.sum()))
+
 
 def speculate(
     model: Transformer,

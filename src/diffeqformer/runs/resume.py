@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from diffeqformer.config import Config
 from diffeqformer.model.build import Build
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, finite_or_none
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_recipe
@@ -63,10 +63,9 @@ class ResumeState:
 
     def metadata(self, metrics: str | None) -> Document:
         """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
-        best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
         callbacks = json.dumps(self.callbacks)  # Python's own has, and a callback's best loss begins as one
         kept = {"callbacks": callbacks, "callback_names": self.names}
-        return {"clock": asdict(self.clock), "best": best, "metrics": metrics, **kept}
+        return {"clock": asdict(self.clock), "best": finite_or_none(self.best), "metrics": metrics, **kept}
 
     def remembered(self, callbacks: Sequence[Callback]) -> list[tuple[Callback, Any]]:
         """The callbacks of which something is remembered, each with the next memory of its class."""

@@ -97,10 +97,8 @@ def _check(arguments: Arguments) -> None:
             raise BadInput(f"--{name} are {' '.join(map(str, given))}, but each must be named once.")
     if arguments.text is not None and arguments.texts is not None:
         raise BadInput(f"--texts is {arguments.texts}, but --text names the one to read; give one of them.")
-    usual = Arguments()
-    given = [name for name in SIMULATED if getattr(arguments, name) != getattr(usual, name)]
-    if arguments.run and given:
-        raise BadInput(f"--{given[0]} is of simulated particles, which are not made beside a RUN; leave out one.")
+    if arguments.run:
+        require_usual(arguments, SIMULATED, "it is of simulated particles, which are not made beside a RUN")
     if arguments.text is not None and arguments.data:
         raise BadInput(f"--data is {' '.join(arguments.data)}, but --text is the one to read; give one of them.")
     if arguments.text is not None and not arguments.run:

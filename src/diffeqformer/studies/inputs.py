@@ -11,7 +11,7 @@ import tyro
 from diffeqformer.config import Config, Which, read_yaml, shipped_configs, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds, setting
 from diffeqformer.errors import BadInput, Missing
-from diffeqformer.plain import shown
+from diffeqformer.plain import finite_or_none, shown
 from diffeqformer.progress import Progress
 from diffeqformer.store.paths import path_of, require_writable
 
@@ -331,4 +331,4 @@ def whole_split(run: "Run", steps: int) -> str:
 
 def finite_rows(values: Any) -> list[list[float | None]]:
     """Scores as JSON takes them: `None` for what is not a finite number."""
-    return [[float(v) if np.isfinite(v) else None for v in row] for row in values]
+    return [[finite_or_none(v) for v in row] for row in values]

@@ -13,7 +13,7 @@ import tyro
 from diffeqformer.config import Config, find_config, parse_value, read_yaml, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, Values, shown
+from diffeqformer.plain import Document, Values, finite_or_none, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import speed
@@ -89,7 +89,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         both_widths(name.replace(".", "-"), f"Validation loss of every trial by {name}.", losses_by, name, rows)
         for name in (names if math.isfinite(rows[0]["loss"]) else ())
     )
-    document = [{**row, "loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows]
+    document = [{**row, "loss": finite_or_none(row["loss"])} for row in rows]
     return Result(
         "sweep",
         f"Sweep of {arguments.config}",
@@ -159,7 +159,7 @@ def _name(trial: Values) -> str:
     """Of a trial's folder."""
     said = ",".join(f"{name}={value}" for name, value in trial.items())
     # File systems take 255 bytes; what is cut or replaced is told apart by a digest.
-    plain = re.sub(r"[^\w.=+,-]+", "-", said)[:200]
+    plain = re.sub(r"[^\w.=+,-]+", "-", said, flags=re.ASCII)[:200]
     return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 
 

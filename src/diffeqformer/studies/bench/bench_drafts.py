@@ -115,7 +115,7 @@ def compare_drafts(
         if way:
             texts = [np.asarray(one.tokens)[0] for one in found[way]]
             row["acceptance"] = float(np.mean([one.acceptance for one in found[way]]))
-            row["tokens_per_reading"] = float(np.mean([new / int(one.rounds[0]) for one in found[way]]))
+            row["tokens_per_reading"] = float(np.mean([one.tokens_per_verification for one in found[way]]))
             row["equal"] = float(np.mean([(one == other).all() for one, other in zip(texts, expected, strict=True)]))
         rows.append(row)
     return rows

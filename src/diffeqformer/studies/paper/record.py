@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Document, Values, finite_or_none
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.paper.claims import Claim, Verdict, judge
 from diffeqformer.studies.reproduce.experiments import Rates, losses_of
@@ -87,7 +87,7 @@ def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:
     """A claim as the page's document and the record have it."""
     return {
         "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "seeds": verdict.seeds,
-        "mean": _known(verdict.mean), "low": _known(verdict.low), "high": _known(verdict.high),
+        "mean": finite_or_none(verdict.mean), "low": finite_or_none(verdict.low), "high": finite_or_none(verdict.high),
         "effects": {str(seed): effect for seed, effect in verdict.effects.items()},
     }  # fmt: skip
 
@@ -97,7 +97,3 @@ def _verdict(one: Values) -> Verdict:
     ends = number("mean"), number("low"), number("high")
     effects = {int(seed): effect for seed, effect in one["effects"].items()}
     return Verdict(one["verdict"], effects, *ends, one["seeds"])
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

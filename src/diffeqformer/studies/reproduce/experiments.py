@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from diffeqformer.config import Config, with_values
 from diffeqformer.errors import Diverged
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Document, Values, finite_or_none
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import duration
@@ -156,7 +156,7 @@ def rate_for(
 
 def losses_document(tried: Mapping[float, float]) -> Document:
     """Losses by learning rate as JSON has them: `null` where training diverged."""
-    return {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in tried.items()}
+    return {f"{rate:g}": finite_or_none(loss) for rate, loss in tried.items()}
 
 
 def losses_of(document: Values) -> dict[float, float]:
