@@ -21,6 +21,10 @@ Every command also takes `--json` (one document on standard output), `--debug` (
 Positional arguments are in capitals; `--no-NAME` switches off an option that is on.
 """
 SETTINGS = "and every [setting](config.md) by its dotted name, such as `--model.width 256`."
+OF_FINETUNE = (
+    "and the [settings](config.md) of `model.dropout`, `depth`, `data`, `optimizer`, `trainer` and `mesh` by their "
+    "dotted names, such as `--trainer.updates 1000`."
+)
 
 
 def page() -> str:
@@ -55,7 +59,8 @@ def _command(command: str, cls: type) -> str:
             lines.append(line.replace("[", "\\[").replace("|", "\\|"))
     rows = "\n".join(f"| {' | '.join(row)} |" for row in _rows(cls))
     table = f"| argument | default | |\n|---|---|---|\n{rows}\n"
-    more = f"\n{SETTINGS}\n" if any(_is_settings(hint) for hint in get_type_hints(cls).values()) else ""
+    settings = OF_FINETUNE if command == "finetune" else SETTINGS
+    more = f"\n{settings}\n" if any(_is_settings(hint) for hint in get_type_hints(cls).values()) else ""
     level = "####" if " " in command else "###"
     return f"{level} {command}\n\n{chr(10).join(lines).strip()}\n\n```text\n{example}\n```\n\n{table}{more}"
 

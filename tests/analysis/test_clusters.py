@@ -150,9 +150,15 @@ def test_points_at_one_place_are_one_cluster():
     assert (measure(x).heights == 0).all() and members(x[0, 0], 0.1).tolist() == [0] * 5
 
 
-def test_numbers_that_leave_the_range_are_told():
+@pytest.mark.parametrize(
+    ("variant", "order", "unit"), [("unnormed", 4, 1.0), ("particles", 9, 1e-36), ("rescaled", 9, 1e-300)]
+)
+def test_numbers_that_leave_the_range_are_told(variant, order, unit):
     with pytest.raises(RunFailed, match="leave the range of numbers at step"):
-        simulate("unnormed", 4, systems=1, points=5, unit=1.0)
+        simulate(variant, order, systems=1, points=5, unit=unit)
+
+
+def test_what_is_too_long_for_its_square_has_no_direction():
     with np.errstate(over="ignore"):  # its length is infinite, and a point over that would be a finite zero
         assert np.isnan(directions(np.full(3, 1e200))).all()
 

@@ -20,8 +20,9 @@ class Arguments:
     """
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """With config.json, model.safetensors (or several such files and their index) and tokenizer.json; or the name of
-    such a repository, or of a run, on the Hugging Face hub: ORGANISATION/NAME, with @REVISION for another revision."""
+    """A folder with config.json, model.safetensors (or several such files and their index) and tokenizer.json; or the
+    name of such a repository, or of a run, on the Hugging Face hub: ORGANISATION/NAME, with @REVISION for another
+    revision."""
     to: Annotated[str, tyro.conf.arg(metavar="RUN")]
     """Folder of the run, new or empty."""
     adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None

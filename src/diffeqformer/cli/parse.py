@@ -335,16 +335,14 @@ def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     **Raises:** `BadInput` for a missing or unreadable config, an unknown key, or a value that does not fit.
     """
     prog = f"diffeqformer {verb}"
-    about = (
-        f"{inspect.cleandoc(cls.__doc__ or '')}\n\n"
-        f"Shipped configs: {', '.join(shipped_configs())}. Options replace a config's own settings."
-    )
+    shipped = f"Shipped configs: {', '.join(shipped_configs())}. Options replace a config's own settings."
+    about = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{shipped}"
     words = ["--data.strict" if word == "--strict" else word for word in words]
     if not words:
         raise BadInput(f"`{prog}` needs a config: a YAML file or one of {', '.join(shipped_configs())}.")
-    words = positional_first(words, options_of(cls))
-    name = words[0]
+    name, *_ = words = positional_first(words, options_of(cls))
     if name.startswith("-"):  # help is asked for, or the config is missing
         name = parse(cls, words, prog, about=about).config
     default = cls(name, read_yaml(find_config(name)))
-    return parse(cls, words, prog, default=default, about=about)
+    require_bounds(default, "--")
+    return default if words == [name] else parse(cls, words, prog, default=default, about=about)

@@ -35,8 +35,8 @@ class Arguments:
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)
     """Depth steps; the trained number if not given. Sampling never takes adaptive steps."""
     draft_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)
-    """Draft tokens at this smaller number of steps, verified at --steps: the same text, faster (for models trained at
-    several depths)."""
+    """Draft tokens at this smaller number of steps, verified at --steps: greedy text is the same, drawn text has the
+    same distribution. For models trained at several depths; `bench drafts` measures whether it is faster."""
     draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=1 << 10)
     """Tokens per draft (4)."""
     scheme: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None

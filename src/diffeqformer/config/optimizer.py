@@ -78,7 +78,7 @@ class OptimizerConfig:
     """Roles of the parameters that are trained; the others stay as they are, without gradient or moments."""
     embedding_rate: float = setting(1.0, positive=True)
     """Times the learning rate by which embeddings and an untied head are moved, and decay. With embeddings as small as
-    `model.init_std` and no `model.embedding_norm`, 4 is far better than 1 in short runs (docs/log.md)."""
+    `model.init_std` and no `model.embedding_norm`, 4 is better than 1 in short runs (docs/own-training.md)."""
     warmup_fraction: float = setting(0.01, fraction=True)
     final_fraction: float = setting(0.1, not_negative=True, most=1)
     """Learning rate at the end, as a fraction of the peak; a `constant` one stays at the peak."""

@@ -102,6 +102,13 @@ def own_parts(model: Transformer) -> dict[str, str]:
     return {name: section.name for name, section in sections.items() if isinstance(section, OwnConfig)}
 
 
+def require_no_own(config: ModelConfig) -> None:
+    """**Raises:** `BadInput` as `refuse_own`, before anything else is done, if a config names a part of one's own."""
+    for section in (config.weights, config.field, config.scheme):
+        if isinstance(section, OwnConfig):
+            refuse_own(section)
+
+
 def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
     """**Raises:** `BadInput`, since a file cannot make a user's own object again."""
     raise BadInput(

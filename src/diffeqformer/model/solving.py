@@ -64,7 +64,7 @@ def with_scheme(
     if isinstance(config.weights, LayerConfig) and scheme != model.scheme:
         raise BadInput(
             f"this model is a table of {config.steps} layers for the scheme {config.scheme.kind!r} and cannot run by "
-            f"{section.kind!r}; only models with time-dependent or shared weights run by any scheme."
+            f"{section.kind!r}; only models whose weights are functions of depth, or shared, run by any scheme."
         )
     return model.replace(scheme=scheme, config=other)
 

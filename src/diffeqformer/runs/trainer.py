@@ -22,7 +22,7 @@ from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import beside_tokenizer, end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
-from diffeqformer.model.build import Build
+from diffeqformer.model.build import Build, require_no_own
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
@@ -92,6 +92,8 @@ def train(
 
 
 def _train(config: Config, progress: Progress, base: Run | None, build: Build, recipe: Recipe) -> TrainResult:
+    if build is usual_build:
+        require_no_own(config.model)
     config = as_moved(config)
     folder = RunFolder(config)
     # Before anything is read; `held` asks again once it has the lock.

@@ -12,7 +12,7 @@ completion and a wrong option cost nothing: what is heavy is imported by `study`
 """
 
 ANALYSES = {
-    "spectra": "complex eigenvalues of attention and feed-forward pairs, at every step and where else was trained",
+    "spectra": "complex eigenvalues of attention and feed-forward pairs over depth",
     "induction": "prefix matching and copying of every head, beside its spectra",
     "lyapunov": "how sensitive an output token is to each input token, as Lyapunov exponents along depth",
     "attribution": "other explanations of the same output; with --faithfulness a test of which to trust",

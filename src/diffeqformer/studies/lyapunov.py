@@ -33,7 +33,7 @@ class Arguments(inputs.OfRun):
     """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the
     final state by the embedding, through all tokens."""
     tangents: inputs.Number = setting(None, least=1, most=SIZES)
-    """k of the k leading exponents (pairwise); 4, or the model's width if that is less, if not given; the width for the
+    """How many leading exponents are computed (pairwise); 4 if not given, at most the model's width, which gives the
     whole spectrum."""
     iterations: int = setting(30, least=0, most=10_000)
     """Most iterations from random first tangents to those that grow most (pairwise), until the error of the largest

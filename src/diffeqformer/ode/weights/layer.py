@@ -60,17 +60,18 @@ class LayerWeights(eqx.Module):
         if steps != self.depth:
             raise BadInput(
                 f"this model is a table of {self.depth} layers and cannot run at {steps} step{'s' * (steps != 1)}; "
-                "only models with time-dependent or shared weights run at any depth."
+                "only models whose weights are functions of depth, or shared, run at any depth."
             )
         if grid != (self.grid or Grid(self.depth)):
             raise BadInput(
                 f"this model is a table of {self.depth} layers for steps of other lengths; "
-                "only models with time-dependent or shared weights run on any grid."
+                "only models whose weights are functions of depth, or shared, run on any grid."
             )
         if self.nodes not in (None, nodes):
             raise BadInput(
                 f"this model is a table with rows at the nodes {tuple(self.nodes)} of each step, but the scheme needs "
-                f"rows at {tuple(nodes)}; only models with time-dependent or shared weights run with any scheme."
+                f"rows at {tuple(nodes)}; only models whose weights are functions of depth, or shared, run with any "
+                "scheme."
             )
         half = lambda layers, nodes: unstack(layers, steps, len(nodes))
         return by_half(half, self.layers, self.nodes or END_OF_STEP)

@@ -29,7 +29,7 @@ class Arguments(b.Timed):
     """
 
     run: str = ""
-    """Folder of the run."""
+    """Folder of a trained run; must be given."""
     steps: str = "12"
     """Depth of the text."""
     draft_steps: str = "2,3,4"

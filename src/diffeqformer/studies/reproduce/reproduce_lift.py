@@ -59,9 +59,9 @@ class Arguments:
     """
 
     family: Literal["gpt", "llama"] = "gpt"
-    """Of the models."""
+    """Blocks of the models that are pretrained and lifted."""
     layers: int = setting(6, least=4, most=MOST_STEPS // 2)
-    """L."""
+    """Layers of the pretrained model, L."""
     to: Folder = "runs/lift"
     """Folder of all runs and of the page, which is in a folder of the family's name and L there."""
     seeds: Seeds = setting((0,), least=0, most=UINT32)
