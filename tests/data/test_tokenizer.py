@@ -14,6 +14,7 @@ from diffeqformer.data.tokenizer import (
     ordinary,
     pieces,
     reading_special_tokens,
+    special_tokens,
     train_tokenizer,
     vocabulary_size,
 )
@@ -168,6 +169,30 @@ def test_tokens_added_since_a_tokenizers_file_was_written_have_their_ids(trained
     loaded = load_tokenizer(tmp_path)
     assert encode(loaded, "a<|im_end|>b") == [*encode(trained, "a"), 300, *encode(trained, "b")]
     assert ends_of_generation(loaded) == [0, 300]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tokenizer_config.json": {"added_tokens_decoder": {"300": {"content": "<|im_end|>", "special": True}}}},
+        {"special_tokens_map.json": {"pad_token": "<|im_end|>"}},
+    ],
+    ids=["declared special", "of a role"],
+)
+def test_added_tokens_that_are_special_are_not_found_in_text(beside, trained, tmp_path):
+    trained.save(str(tmp_path / "tokenizer.json"))
+    for name, content in ({"added_tokens.json": {"<|im_end|>": 300}} | beside).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    loaded = load_tokenizer(tmp_path)
+    assert encode(loaded, "a<|im_end|>b") == encode(trained, "a<|im_end|>b")
+    assert loaded.token_to_id("<|im_end|>") == 300 and loaded.decode([300]) == ""
+
+
+def test_the_map_of_special_tokens_counts_only_beside_settings_that_declare_none(tmp_path):
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<old>"}))
+    for declared, end in (({}, "<old>"), ({"added_tokens_decoder": {}}, "<new>")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<new>", **declared}))
+        assert special_tokens(tmp_path)["eos_token"] == end
 
 
 def test_a_vocabulary_that_another_class_cuts_text_for_is_refused(trained, tmp_path):

@@ -212,6 +212,22 @@ def test_an_imported_tokenizer_that_starts_every_text_does_so_here(tmp_path):
     )
 
 
+def test_a_text_that_begins_with_the_token_that_starts_all_has_it_once(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 1)])
+    imported = DiffEqFormerLM(dataclasses.replace(small_run(folder=tmp_path, tokenizer=tokenizer), origin="imported"))
+    assert imported.tok_encode("<unk> the cat") == imported.tok_encode("the cat")
+
+
+def test_a_stop_that_is_a_special_token_ends_a_text():
+    tokenizer = word_tokenizer()
+    tokenizer.add_special_tokens(["<stop>"])
+    the, stop, cat = (tokenizer.token_to_id(word) for word in ("the", "<stop>", "cat"))
+    model = DiffEqFormerLM(small_run(tokenizer=tokenizer))
+    assert model._until(np.array([the, stop, cat]), ["<stop>"]) == ("the", True)
+    assert model._until(np.array([the, stop, cat]), ["nowhere"]) == ("the cat", False)
+
+
 def test_after_nothing_a_text_follows_the_end_of_another():
     """Spaces of a context belong to the continuation, so that one of spaces alone leaves none."""
     run = small_run()

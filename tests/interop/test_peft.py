@@ -108,6 +108,7 @@ REFUSED = {
     "ranks": ({"rank_pattern": {"q_proj": 4}}, None, "rank_pattern is {'q_proj': 4}, but must be empty or false"),
     "saved": ({"modules_to_save": ["head"]}, None, "modules_to_save is ['head'], but must be empty or false"),
     "PiSSA": ({"init_lora_weights": "pissa_niter_16"}, None, "with which PEFT changes the base model too"),
+    "KaSA": ({"kasa_config": {"beta": 1}}, None, "kasa_config is {'beta': 1}, but must be empty or false"),
     "aLoRA": ({"alora_invocation_tokens": [1, 2]}, None, "alora_invocation_tokens is [1, 2], but must be empty or"),
     "layers": ({"layer_replication": [[0, 2]]}, None, "layer_replication is [[0, 2]], but must be empty or false"),
     "rank": ({"r": 0}, None, "r is 0, but must be at least 1."),

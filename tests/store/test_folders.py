@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from diffeqformer.errors import BadInput
-from diffeqformer.store.folders import becoming
+from diffeqformer.store.digests import file_digest
+from diffeqformer.store.folders import becoming, require_sums
 
 
 def test_an_error_of_a_library_says_what_happened(tmp_path):
@@ -17,3 +18,14 @@ def test_an_error_of_a_library_says_what_happened(tmp_path):
     with pytest.raises(BadInput, match=said), becoming(tmp_path / "run", "run folder", "importing") as aside:
         shutil.copytree(tmp_path / "from", aside, dirs_exist_ok=True)
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
+
+
+@pytest.mark.parametrize("written", ["{}  {}", "{} *{}", "{}  ./{}", "# sums\n\n{}  {}"])
+def test_sums_are_read_as_sha256sum_writes_them(written, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    (tmp_path / "SHA256SUMS").write_text(written.format(file_digest(file), file.name) + "\n")
+    require_sums(tmp_path, ("*.json",))
+    file.write_text("[]")
+    with pytest.raises(BadInput, match="does not match SHA256SUMS"):
+        require_sums(tmp_path, ("*.json",))

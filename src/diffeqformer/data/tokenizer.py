@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.errors import BadInput, reason
-from diffeqformer.plain import is_utf8, shown
+from diffeqformer.plain import Document, is_utf8, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
@@ -172,7 +172,8 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
-    """Tokens that were added to a vocabulary, with the ids that they were given.
+    """Tokens that were added to a vocabulary, with the ids that they were given; special where the settings beside the
+    file declare them so, or name them as one that begins, ends or pads a text.
 
     **Raises:** `BadInput` for a file that is no table of ids, and for an id that would be another.
     """
@@ -181,11 +182,22 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
         tokens = sorted(added.items(), key=lambda one: int(one[1]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
+    declared = _settings_of(file.parent).get("added_tokens_decoder")
+    listed = [one for one in declared.values() if isinstance(one, dict)] if isinstance(declared, dict) else []
+    said = {one["content"]: one for one in listed if isinstance(one.get("content"), str)}
+    with_role = {*special_tokens(file.parent).values()}
     for name, number in tokens:
         if tokenizer.token_to_id(name) is None:
-            tokenizer.add_tokens([name])
+            _add(tokenizer, {"special": name in with_role, **said.get(name, {}), "content": name})
         if (own := tokenizer.token_to_id(name)) != number:
             raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
+
+
+def _add(tokenizer: Tokenizer, declared: Document) -> None:
+    """A token as `added_tokens_decoder` declares it."""
+    how = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    token = AddedToken(declared["content"], **{name: bool(declared[name]) for name in how if name in declared})
+    (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
 
 
 def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
@@ -200,11 +212,9 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
         missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
     except (KeyError, ValueError, TypeError, AttributeError):
         return
-    how = ("single_word", "lstrip", "rstrip", "normalized", "special")
     for one, number in missing:
         if number == vocabulary_size(tokenizer):
-            token = AddedToken(one["content"], **{k: bool(one[k]) for k in how if k in one})
-            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+            _add(tokenizer, one)
 
 
 def _from_folder(folder: Path) -> Tokenizer:
@@ -253,7 +263,8 @@ def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 def special_tokens(folder: Path) -> dict[str, str]:
     """The names of the tokens that begin and end a text, pad it, and stand for unknown ones, as far as said there."""
     found: dict[str, str] = {}
-    for file in (SETTINGS, SPECIAL):
+    # As Transformers, which reads the map of older versions only where the settings do not declare added tokens.
+    for file in (SETTINGS,) if "added_tokens_decoder" in _settings_of(folder) else (SETTINGS, SPECIAL):
         for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
             token = _settings_of(folder, file).get(role)
             token = token.get("content") if isinstance(token, dict) else token

@@ -239,8 +239,11 @@ def _tokenizer(run: Run) -> Document:
     if found["normalizer"] is None and found["post_processor"] is None:
         if model["type"] == "WordLevel" and pre.get("type") == "WhitespaceSplit":
             return {"kind": "words", "vocabulary": model["vocab"], "unknown": model["vocab"][model["unk_token"]]}
-        plain = not any(model.get(name) for name in ("dropout", "ignore_merges", "byte_fallback", "unk_token"))
+        others = ("dropout", "ignore_merges", "byte_fallback", "unk_token", "end_of_word_suffix")
+        added = any(not token["special"] for token in found["added_tokens"])  # which are cut out of a text first
+        plain = not added and not any(model.get(name) for name in (*others, "continuing_subword_prefix"))
         splits = pre.get("type") == "ByteLevel" and not pre["add_prefix_space"] and pre["use_regex"]
         if model["type"] == "BPE" and splits and plain:
             return {"kind": "bytes", "vocabulary": model["vocab"], "merges": model["merges"]}
-    raise _refusal(run, "has a tokenizer that a page does not run (byte-level BPE as GPT-2's, or whole words)")
+    known = "byte-level BPE as GPT-2's without ordinary added tokens, or whole words"
+    raise _refusal(run, f"has a tokenizer that a page does not run ({known})")

@@ -31,6 +31,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run, Which, load_run
+from diffeqformer.runs.sampling import started
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
 
@@ -139,7 +140,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Tokens of a text, with the one that starts every text if this model has such a token."""
         ids = self._prompts.encode(string, add_special_tokens=False).ids
-        return ids if add_special_tokens is False else [*self._start, *ids]
+        return ids if add_special_tokens is False else started(self._start, ids)
 
     # The three requests.
 
@@ -238,7 +239,11 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def _until(self, drawn: np.ndarray, stops: Sequence[str]) -> tuple[str, bool]:
         """The text before the first stop, and whether there was one."""
-        ends = np.flatnonzero(np.isin(drawn, self._ends))
+        tokenizer = self.opened.tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        # Decoding leaves special tokens out, so that a stop which is one is found among the ids.
+        special = [number for stop in stops if (number := tokenizer.token_to_id(stop)) in added]
+        ends = np.flatnonzero(np.isin(drawn, [*self._ends, *special]))
         text = self.opened.tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
         found = [place for place in map(text.find, stops) if place >= 0]
         return text[: min(found, default=None)], bool(found or len(ends))

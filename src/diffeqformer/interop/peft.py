@@ -100,9 +100,10 @@ ONLY = {"peft_type": "LORA", "bias": "none"}
 EMPTY = (
     "use_dora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters",
     "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "monteclora_config",
+    "kasa_config", "use_bdlora",
 )  # fmt: skip
 """Settings that can be read with these values only, or only if they are empty or false."""
-BESIDE = (True, False, None, "gaussian", "orthogonal")
+BESIDE = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 """Ways to begin an adapter that leave the base as it is; with others (PiSSA, OLoRA, ...) PEFT changes it, too."""
 
 
@@ -144,6 +145,12 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     # Modules in one matrix that have one A need their own rank, else that of each.
     each = [modules for halves in found.values() for modules in _layers(halves).values()]
     rank = max(settings.r if _shared(modules) else settings.r * len(modules) for modules in each)
+    least = min(side for name in found for side in linear_maps(model.weights.layers)[name].weight.shape[-2:])
+    if rank > least:
+        raise BadInput(
+            f"adapter folder {str(folder)!r}: modules that are one matrix here need rank {rank} together (r is "
+            f"{settings.r}), but a matrix has {least} at most; merge the adapter with PEFT and import the result."
+        )
     # alpha / rank stays PEFT's scale, whatever rank modules side by side have together.
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))

@@ -265,7 +265,10 @@ def rope_of(values: Values) -> Document:
             raise BadInput(f"{key} is {table!r}, but must be a table of settings.")
         for written, value in table.items():
             name = "rope_type" if written == "type" else written  # its name before Transformers 4.43
-            if given.setdefault(name, value) != value:  # versions of Transformers differ in which of them they read
+            if value is None:
+                continue
+            before = given.setdefault(name, value)
+            if before is not value and before != value:  # versions of Transformers differ in which of them they read
                 raise BadInput(f"{key} has {name} {value!r}, but another place has {given[name]!r}; keep one of them.")
     defaults = {"rope_type": "default", "original_max_position_embeddings": values.get("max_position_embeddings")}
     return defaults | given

@@ -99,6 +99,11 @@ class Samples(Callback):
             now.logged.append({"kind": "sample", "step": now.step, "prompt": prompt, "text": text})
 
 
+def started(start: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """A prompt after the tokens that start every text, once: a format that is written out may begin with them."""
+    return [*ids] if start and [*ids[: len(start)]] == [*start] else [*start, *ids]
+
+
 def _arguments(
     model: Transformer,
     tokenizer: Tokenizer,
@@ -112,7 +117,7 @@ def _arguments(
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids  # as the training text was
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
-    ids = [*start, *ids]
+    ids = started(start, ids)
     room = model.config.context - len(ids)
     if room < 1:
         raise BadInput(

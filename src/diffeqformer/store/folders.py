@@ -198,8 +198,10 @@ def require_sums(folder: Path, names: Sequence[str]) -> None:
     except OSError as error:
         raise BadInput(f"file {str(folder / SUMS)!r} cannot be read: {error.strerror}.") from None
     for line in sums.splitlines():
-        # Without a slash no name leads to a file of another folder.
-        found = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)", line)
+        if not line or line.startswith("#"):
+            continue
+        # As `sha256sum` writes them, of files given as ./NAME, too; without another slash none is of another folder.
+        found = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?([^/]+)", line)
         if found is None:
             raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")
         path = folder / found[2]

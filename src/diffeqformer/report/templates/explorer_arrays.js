@@ -21,7 +21,7 @@ const BYTES = (() => {
   return Array.from({ length: 256 }, (_, b) => String.fromCharCode(plain(b) ? b : next++));
 })();
 const encoder = ({ kind, vocabulary, merges, unknown }) => {
-  if (kind === "words") return (text) => text.split(/\p{White_Space}+/u).filter(Boolean).map((word) => vocabulary[word] ?? unknown);
+  if (kind === "words") return (text) => text.split(/\p{White_Space}+/u).filter(Boolean).map((word) => (Object.hasOwn(vocabulary, word) ? vocabulary[word] : unknown));
   const ranks = new Map(merges.map((pair, rank) => [pair.join(" "), rank]));
   const word = (piece) => {
     const parts = Array.from(new TextEncoder().encode(piece), (b) => BYTES[b]);
@@ -31,7 +31,7 @@ const encoder = ({ kind, vocabulary, merges, unknown }) => {
         const rank = ranks.get(`${parts[i]} ${parts[i + 1]}`) ?? Infinity;
         if (rank < best) [best, at] = [rank, i];
       }
-      if (at < 0) return parts.map((part) => vocabulary[part]);
+      if (at < 0) return parts.map((part) => vocabulary[part]).filter((id) => id !== undefined); // as Python drops such bytes
       parts.splice(at, 2, parts[at] + parts[at + 1]);
     }
   };
