@@ -345,6 +345,7 @@ BAD = {
         original_max_position_embeddings=8), "rope_scaling.low_freq_factor is 4.0, but must be below high_freq_factor"),
     "old rope": ("llama", change(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
         "rope_type is 'linear', but must be one of 'default', 'llama3'"),
+    "theta is no number": ("llama", rope(rope_theta=float("nan")), "rope_theta is nan, but must be"),
     "part rotated": ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, but must be 1.0"),
     "two ropes": ("llama", change(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),

@@ -54,7 +54,7 @@
 
   // Colours: of a probability from 0 to 1; of a divergence from 0 to the largest one.
   const scale = ({ kl }) => {
-    const most = state.colour === "kl" ? Math.max(1e-9, ...kl.flat()) : 1;
+    const most = state.colour === "kl" ? largest(kl, 1e-9) : 1;
     return { most, paint: (value) => colour(RISING, value / most) };
   };
   const valueAt = (reading, step, position) => reading[state.colour][step]?.[position] ?? null;

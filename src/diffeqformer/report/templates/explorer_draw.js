@@ -56,11 +56,13 @@ const easy = (value) => {
   const unit = 10 ** Math.floor(Math.log10(value));
   return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((one) => one >= (value / unit) * (1 - 1e-9));
 };
+// Of any number of values: Math.max takes some hundred thousand arguments at most.
+const largest = (values, least) => values.flat(Infinity).reduce((most, value) => Math.max(most, Math.abs(value)), least);
 // Eigenvalues by head, one of them in colour (-1 for all); `past` are those at times that were seen before; both axes
 // end at `reach`, or further if a value is there.
 const plane = (heads, name, own, past = [], reach = 0) => {
   const [size, half] = [240, 104];
-  const end = easy(Math.max(...[heads, ...past].flat(3).map(Math.abs), reach, 1e-12));
+  const end = easy(largest([heads, ...past], Math.max(reach, 1e-12)));
   const at = (value) => size / 2 + (half * value) / end;
   const picture = draw("svg", { viewBox: `0 0 ${size} ${size + 16}`, class: "plane", role: "img", "aria-label": `Eigenvalues of ${name} in the complex plane, both axes from ${minus(String(-end))} to ${end}` });
   const [low, high, tick] = [size / 2 - half, size / 2 + half, 4];
