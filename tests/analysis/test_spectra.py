@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,6 +47,18 @@ def dense_pairs(model, weights, row: int, *, fold_norm: bool = False) -> dict[st
 def nearest(values: np.ndarray, others: np.ndarray) -> float:
     """How far the farthest of `values` is from all of `others`."""
     return float(np.abs(values[:, None] - others[None]).min(1).max())
+
+
+def test_of_nested_norms_both_scales_are_folded_into_the_feed_forward():
+    """`up` reads `n_M(n_A(x))`, in which scales (s, 1) and (1, s) are the same but for a factor."""
+    model = model_of(KINDS["time, llama, nested norm"]).populate(2)
+    block, scale = model.weights.layers, jnp.linspace(0.5, 2.0, model.config.width)[None]
+    where = lambda block: (block.attention.norm.scale, block.feed_forward.norm.scale)
+    factors = [
+        pairs_of(eqx.tree_at(where, block, (outer, inner)), model.config, fold_norm=True)["FF"]
+        for outer, inner in ((scale, jnp.ones_like(scale)), (jnp.ones_like(scale), scale))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *factors)
 
 
 @pytest.mark.parametrize("kind", PAIRED)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from tests.models import TINY, logits, model_of, tokens
 
@@ -43,3 +44,19 @@ def test_unequal_steps_stay_at_the_depth_they_were_trained_at():
     model = adapt(base, config, jax.random.key(0))
     np.testing.assert_array_equal(logits(model, tokens()), logits(base, tokens()))
     assert adapted_config(base.config, 4, become="same", lora=None).edges == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scheme": "lie-trotter-middle"}, "model.scheme is 'lie-trotter-middle', but the model to start from is of"),
+        ({"weights": KnotsConfig(3, "box")}, "model.weights differs from that of the model to start from in its basis"),
+    ],
+    ids=["scheme", "basis"],
+)
+def test_a_config_of_the_same_shapes_that_computes_something_else_is_refused(changes, said):
+    base = model_of(dataclasses.replace(TINY, scheme="lie-trotter", weights=KnotsConfig(3)))
+    config = adapted_config(base.config, 2, become="same", lora=None)
+    adapt(base, config, jax.random.key(0))
+    with pytest.raises(BadInput, match=said):
+        adapt(base, dataclasses.replace(config, **changes), jax.random.key(0))

@@ -63,6 +63,7 @@ def test_draws_follow_the_distribution_they_are_asked_for():
     np.testing.assert_allclose(frequencies(scores, top_p=0.7), [0.625, 0.375, 0, 0], atol=0.015)
     np.testing.assert_allclose(frequencies(scores, top_p=0.4), [1, 0, 0, 0])
     np.testing.assert_allclose(frequencies(scores, top_p=1.0), p, atol=0.015)
+    np.testing.assert_allclose(frequencies(scores, top_p=1e-46), [1, 0, 0, 0])  # zero in float32
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-7, 1e-5])

@@ -1,8 +1,12 @@
+import dataclasses
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.config import ReversibleConfig
 from diffeqformer.model.loss import loss_of_depths, loss_sum, next_token_loss
 from tests.models import TINY, model_of, tokens
 from tests.models import logits as compiled
@@ -67,3 +71,23 @@ def test_no_gradient_flows_to_the_teacher():
     plain = jax.jit(jax.grad(lambda model: loss_of_depths(model, ids, depths=(3,)) / 2))(model)
     for a, b in zip(jax.tree.leaves(taught), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_where_no_target_counts_the_loss_and_its_gradient_are_zero():
+    model, ids = model_of(TINY), tokens()
+    mask = jnp.zeros((ids.shape[0], ids.shape[1] - 1), bool)
+    loss, gradient = eqx.filter_jit(eqx.filter_value_and_grad(next_token_loss))(model, ids, mask)
+    assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_each_depth_has_a_probe_of_its_own():
+    """So that the errors of their reconstructed states do not add up."""
+    model = model_of(dataclasses.replace(TINY, scheme=ReversibleConfig(coupling=0.9)))
+    depths = (2, 4, 8)
+    missed = jax.jit(
+        jax.grad(lambda probe, depths: loss_of_depths(model.replace(probe=probe), tokens(), depths=depths)),
+        static_argnums=1,
+    )
+    alone = [missed(jnp.zeros(()), (depth,)) for depth in depths]
+    assert min(alone) > 0
+    np.testing.assert_allclose(missed(jnp.zeros(3), depths), alone, rtol=0.5)

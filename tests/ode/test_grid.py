@@ -15,9 +15,16 @@ def test_edges_of_equal_steps_are_a_number_of_steps():
     assert Grid.of((0.0, 0.5 + 1e-5, 1.0)) != Grid(2)
     for steps in (48, 96, 100, 384):
         assert Grid.of(jnp.linspace(0, 1, steps + 1, dtype=jnp.float32)) == Grid(steps)  # as exact as float32 has them
+    for narrow in (jnp.bfloat16, jnp.float16):  # whose rounding is longer than a part of a step
+        assert Grid.of(jnp.asarray([0, 0.15, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1], narrow)) != Grid(8)
     moved = np.linspace(0, 1, 97, dtype=np.float32)
     moved[5] += 2e-6
     assert Grid.of(moved) != Grid(96)
+
+
+def test_the_end_of_a_step_is_the_start_of_the_next():
+    edges = np.array([0, 0.08, 0.22, 0.45, 0.67, 1.0])
+    np.testing.assert_array_equal(np.unique(Grid.of(edges).times((0.0, 1.0))), edges)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 6, 7, 49, 93, 99, 1000])

@@ -187,6 +187,8 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
     if fold_norm:
         qkv = qkv * attention.norm.scale[..., None]
         up = up * feed_forward.norm.scale[..., None]
+        if getattr(config.field, "nested_norm", False):  # M reads n_M(n_A(x))
+            up = up * attention.norm.scale[..., None]
     head_width, kv_heads = config.head_width, config.kv_heads
     # Columns are heads side by side: all queries, then all keys, then all values.
     parts = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], -1, head_width), -2, -3)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Key
 
 from diffeqformer.config import (
@@ -88,7 +89,7 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     **Arguments:** `model`, trained; `config`, as `adapted_config` gives it, with other dropout, precision or gradient
     if wanted; `key`, for the adapters.
 
-    **Raises:** `BadInput` if the model cannot become one of `config`.
+    **Raises:** `BadInput` if the model cannot become one of `config`: what it would compute, not shapes alone.
     """
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
@@ -101,7 +102,8 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         assert isinstance(model.weights, AdaptableWeights)
         model = model.replace(weights=model.weights.adapted(config.lora, key))
     shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
-    wanted, found = shapes(abstract(config)), shapes(model)
+    made = abstract(config)
+    wanted, found = shapes(made), shapes(model)
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
             raise BadInput(
@@ -111,5 +113,13 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     # Of the new config are dropout, precision and what the backward pass keeps.
     # Parts of the user's own, which no config can build, stay the model's.
     own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
+    if "scheme" not in own and made.scheme != model.scheme:
+        raise BadInput(
+            f"model.scheme is {config.scheme.kind!r}, but the model to start from is of {model.config.scheme.kind!r}, "
+            "and what is trained on keeps its scheme; `eval --scheme` reads a model by another."
+        )
+    # Numbers of the same shapes may stand for other functions of depth.
+    if "scheme" not in own and jax.tree.structure(made.weights) != jax.tree.structure(model.weights):
+        raise BadInput("model.weights differs from that of the model to start from in its basis, frequencies or nodes.")
     field = model.field if "field" in own else config.field.build(config)
     return model.replace(field=field, config=dataclasses.replace(config, **own))

@@ -161,8 +161,8 @@ def _kept(logits: Array, temperature: float, top_k: int | None, top_p: float | N
     if top_p is not None:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         likely = jax.nn.softmax(ordered, axis=-1)
-        # By the probability before each token, so that the most likely one is always kept.
-        kept = likely.cumsum(-1) - likely < top_p
+        # By the probability before each token; the most likely one is kept even if `top_p` is zero in this precision.
+        kept = (likely.cumsum(-1) - likely < top_p).at[..., 0].set(True)
         least = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return logits

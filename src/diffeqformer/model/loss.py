@@ -179,11 +179,11 @@ def loss_of_depths(
     if teacher is not None and distill:
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
-    for steps in depths:
-        states = model.hidden(ids[:, :-1], steps=steps, key=key)
+    for depth, steps in enumerate(depths):
+        states = _probed(model, depth).hidden(ids[:, :-1], steps=steps, key=key)
         nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
         taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
-    total, number = sum(nats[1:], nats[0]), counts.sum() if count is None else count
+    total, number = sum(nats[1:], nats[0]), jnp.maximum(counts.sum(), 1) if count is None else count
     return total / (len(depths) * number.astype(total.dtype))
 
 
@@ -205,10 +205,15 @@ def loss_of_rows(
     """
     ends, (ids, counts) = np.cumsum(rows)[:-1], _counts(model, ids, mask)
     # Of the whole batch, not of each part: the parts' losses then add up to its mean.
-    count = counts.sum() if count is None else count
+    count = jnp.maximum(counts.sum(), 1) if count is None else count
     parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
-        loss_of_depths(model, *part, depths=(steps,), key=key, count=count, **settings)
-        for part, steps, key in zip(parts, depths, keys, strict=True)
+        loss_of_depths(_probed(model, number), *part, depths=(steps,), key=key, count=count, **settings)
+        for number, (part, steps, key) in enumerate(zip(parts, depths, keys, strict=True))
     ]).sum()  # fmt: skip
+
+
+def _probed(model: Transformer, depth: int) -> Transformer:
+    """The model with the probe of one of several depths: with one for all, their errors would add up."""
+    return model.replace(probe=model.probe[depth]) if model.probe is not None and model.probe.ndim else model

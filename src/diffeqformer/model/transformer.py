@@ -50,7 +50,7 @@ class Transformer(eqx.Module):
     """Sizes, numbers and how the model is written to disk. What the three choices are, the objects above say."""
     norm_changes: Norm | None = None
     """Of the final norm over the length of steps; `None` if it is the same at any number of steps."""
-    probe: Float[Array, ""] | None = None
+    probe: Float[Array, "*depth"] | None = None
     """A zero, where states are reconstructed, whose derivative is their relative error (`Reconstructing`)."""
 
     def __call__(

@@ -130,6 +130,7 @@ class Grid:
             return
         times = tuple(np.asarray(given, np.float64).tolist())
         near = rounding(np.asarray(given, None if _is_float(given) else np.float64), 1 / steps)
+        near = np.minimum(near, 0.01 / steps)  # the rounding of 16-bit floats may exceed whole steps
         if abs(times[-1] - 1) <= near:  # a sum of lengths
             times = (*times[:-1], 1.0)
         if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
@@ -207,8 +208,11 @@ class Grid:
         if self.given is None:
             # Divided once and last: node 1 of a step and node 0 of the next are the same float64 number.
             return ((np.arange(self.steps)[:, None] + np.asarray(nodes)[None, :]) / self.steps).reshape(-1)
-        edges = self.edges
-        return (edges[:-1, None] + self.lengths[:, None] * np.asarray(nodes, edges.dtype)[None, :]).reshape(-1)
+        xp, edges = widest(self.edges)
+        nodes_of = np.asarray(nodes, edges.dtype)[None, :]
+        # Node 1 is the edge itself: e + (e' - e) may differ from e' in the last bit, and be another time.
+        ends = xp.where(nodes_of == 1, edges[1:, None], edges[:-1, None] + self.lengths[:, None] * nodes_of)
+        return ends.reshape(-1)
 
     def jittered(self, jitter: float, key: Key[Array, ""], *, first_stays: bool = False) -> "Grid":
         """Edges moved: `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of the steps beside it.

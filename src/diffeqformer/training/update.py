@@ -60,7 +60,8 @@ class Measured(NamedTuple):
     """Global norm, before clipping."""
     learning_rate: Array
     reconstruction_error: Array | None = None
-    """Of the state at depth 0, relative, where the backward pass reconstructs states; a mean over a batch's parts."""
+    """Of the state at depth 0, relative, where the backward pass reconstructs states: the largest over the depths of
+    the update, each a mean over the batch's parts."""
     skipped: Array | None = None
     """Whether it changed nothing, where `optimizer.spike` guards."""
 
@@ -165,7 +166,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         before, after = (populate, _same) if kept or once else (_same, whole)
         start, to_trained = factored.vjp(before, trained, steps) if kept else jax.vjp(before, trained)
         # A backward pass reports by derivatives alone: the probe's is the error of the reconstructed state.
-        probe = jnp.zeros((), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
+        probe = jnp.zeros(len(depths), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
         of_part = jax.value_and_grad(
             lambda both, batch, key: loss_of(
@@ -173,7 +174,8 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
                 teacher=teacher, key=key, count=count, block=config.trainer.loss_block,
             )
         )  # fmt: skip
-        loss, (gradients, error) = _mean_over_parts(of_part, (start, probe), divided, keys)
+        loss, (gradients, errors) = _mean_over_parts(of_part, (start, probe), divided, keys)
+        error = None if errors is None else errors.max()
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(now[0], jnp.float32)

@@ -67,7 +67,9 @@ def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, 
 def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
     """The weights that networks generate, compiled even where the rest is not: other times need no new program."""
     of = lambda unit, h: unit.of(h)
-    return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_time_unit))
+    # In float32 on cards, too, whose default is TensorFloat-32: a lifted model is then the one that it was lifted from.
+    with jax.default_matmul_precision("highest"):
+        return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_time_unit))
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
