@@ -214,9 +214,12 @@ def test_an_imported_tokenizer_that_starts_every_text_does_so_here(tmp_path):
 
 def test_a_text_that_begins_with_the_token_that_starts_all_has_it_once(tmp_path):
     tokenizer = word_tokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 1)])
+    tokenizer.add_special_tokens(["<s>"])
+    start = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
     imported = DiffEqFormerLM(dataclasses.replace(small_run(folder=tmp_path, tokenizer=tokenizer), origin="imported"))
-    assert imported.tok_encode("<unk> the cat") == imported.tok_encode("the cat")
+    the, cat = (tokenizer.token_to_id(word) for word in ("the", "cat"))
+    assert imported.tok_encode("<s> the cat") == imported.tok_encode("the cat") == [start, the, cat]
 
 
 def test_a_stop_that_is_a_special_token_ends_a_text():
