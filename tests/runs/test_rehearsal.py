@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import BaseConfig, DepthConfig, MeshConfig, TimeConfig, dump_yaml
+from diffeqformer.config import BaseConfig, DepthConfig, MeshConfig, TimeConfig, dump_yaml, read_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.runs.rehearsal import rehearse
@@ -51,8 +51,9 @@ sys.exit(main(["train", sys.argv[1], "--dry-run"]) or main(["train", sys.argv[1]
 def test_a_base_teaches_on_a_mesh(config, tmp_path):
     base = changed(config, model__weights=TimeConfig(d_emb=4, frequencies=3), trainer__updates=1)
     train(base, Silent())
+    written = read_yaml(Path(base.run) / "config.yaml")  # with the frequencies that the base was trained with
     taught = changed(
-        base, run=str(tmp_path / "taught"), base=BaseConfig(base.run, method="continuous"), mesh=MeshConfig(data=2),
+        written, run=str(tmp_path / "taught"), base=BaseConfig(base.run, method="continuous"), mesh=MeshConfig(data=2),
         depth=DepthConfig(sample=(1, 2), distill=0.5, teacher="base"),
     )  # fmt: skip
     (tmp_path / "c.yaml").write_text(dump_yaml(taught))

@@ -331,4 +331,4 @@ def whole_split(run: "Run", steps: int) -> str:
 
 def finite_rows(values: Any) -> list[list[float | None]]:
     """Scores as JSON takes them: `None` for what is not a finite number."""
-    return [[finite_or_none(v) for v in row] for row in values]
+    return [[finite_or_none(float(v)) for v in row] for row in values]
