@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -101,6 +102,15 @@ def test_modules_with_an_own_a_each_stand_side_by_side(exported, changed):
 
 
 NAME = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+
+
+def of_rank_8(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Factors of rank 8, another A for each module."""
+    draw = np.random.default_rng(0)
+    shape = lambda name, old: (8, old[1]) if ".lora_A." in name else (old[0], 8)
+    return {name: draw.normal(size=shape(name, one.shape)).astype(np.float32) for name, one in found.items()}
+
+
 REFUSED = {
     "another kind": ({"peft_type": "IA3"}, None, "peft_type is 'IA3', but must be 'LORA' for an adapter that can be"),
     "biases": ({"bias": "all"}, None, "bias is 'all', but must be 'none'"),
@@ -114,6 +124,7 @@ REFUSED = {
     "rank": ({"r": 0}, None, "r is 0, but must be at least 1."),
     "rank, text": ({"r": "x"}, None, "r is 'x', but must be a whole number."),
     "another rank": ({"r": 4}, None, "has shape (3, 16), but this model and r in adapter_config.json ask for (4, 16)."),
+    "ranks together": ({"r": 8}, of_rank_8, "need rank 24 together (r is 8), but a matrix has 16 at most; merge"),
     "half": ({}, lambda t: {k: v for k, v in t.items() if k != NAME}, f"has no tensor {NAME!r}, but the other half"),
     "more": ({}, lambda t: t | {"x.lora_A.weight": np.ones(2, np.float32)}, "tensor 'x.lora_A.weight' in"),
     "nothing": ({}, lambda t: {}, "has no adapter of this model's linear maps."),
@@ -127,6 +138,12 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(exported, changed, setti
     with pytest.raises(BadInput, match=re.escape(sentence)) as error:
         load_adapter(from_huggingface(exported), folder)
     assert re.fullmatch(r"[^\n]*\.", str(error.value))
+
+
+def test_ways_to_begin_that_leave_the_base_as_it_is_are_read(exported, changed):
+    model = load_adapter(from_huggingface(exported), changed({"init_lora_weights": "eva"}))
+    same = load_adapter(from_huggingface(exported), exported / "adapter")
+    jax.tree.map(np.testing.assert_array_equal, model.weights, same.weights)
 
 
 def test_where_no_adapter_can_be(exported, tmp_path):

@@ -52,12 +52,15 @@ class Weights:
 
     def growth(self, time: float) -> float:
         """`f(t)`."""
-        # Python's own power raises `OverflowError`, NumPy's is infinite.
-        return self.scale * float(np.float64(time / self.unit) ** self.order)
+        return self.scale * self._power(time, self.order)
 
     def integral(self, time: float) -> float:
         """`int_0^t f`."""
-        return self.scale * self.unit * float(np.float64(time / self.unit) ** (self.order + 1)) / (self.order + 1)
+        return self.scale * self.unit * self._power(time, self.order + 1) / (self.order + 1)
+
+    def _power(self, time: float, order: int) -> float:
+        """`(t / unit)^order`: NumPy's may be infinite, where Python's own raises `OverflowError`."""
+        return float(np.float64(time / self.unit) ** order)
 
 
 @dataclass(frozen=True)
