@@ -9,6 +9,7 @@ import jax
 from diffeqformer.config import Config, MeshConfig
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.loader import Loader
+from diffeqformer.model.build import require_no_own
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.runs.finetune import open_base, teacher_of
@@ -47,6 +48,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
 
     **Raises:** `BadInput` as `train` before its first update.
     """
+    require_no_own(config.model)
     config = as_moved(config)
     folder = RunFolder(config)
     folder.require_own()
