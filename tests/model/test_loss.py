@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import ReversibleConfig
+from diffeqformer.config import LayerDropConfig, ReversibleConfig
 from diffeqformer.model.loss import loss_of_depths, loss_sum, next_token_loss
-from tests.models import TINY, model_of, tokens
+from diffeqformer.ode.schemes import LieTrotter
+from tests.models import TINY, Wrapped, model_of, tokens
 from tests.models import logits as compiled
 
 
@@ -71,6 +72,53 @@ def test_no_gradient_flows_to_the_teacher():
     plain = jax.jit(jax.grad(lambda model: loss_of_depths(model, ids, depths=(3,)) / 2))(model)
     for a, b in zip(jax.tree.leaves(taught), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+EXITS = LayerDropConfig(5, nested=True, order=(0, 1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("weights", "one_pass"),
+    [
+        (EXITS, True),
+        ("shared", True),
+        (dataclasses.replace(EXITS, order=(4, 2, 0, 1, 3)), False),
+        (dataclasses.replace(EXITS, rank=2), False),
+        (LayerDropConfig(5), False),
+    ],
+)
+def test_early_exits_are_read_in_one_pass_as_if_in_one_for_each_depth(weights, one_pass):
+    config = dataclasses.replace(
+        TINY, weights=weights, scheme="residual", horizon="steps", steps=5, final_norm_halvings=2
+    )
+    model, ids, depths = model_of(config), tokens(positions=13), (5, 2, 4)
+    assert model.early_exits == config.early_exits == one_pass
+    loss = lambda model: loss_of_depths(model, ids, depths=depths, distill=0.3)
+    trips = [equation.params["length"] for equation in jax.make_jaxpr(loss)(model).eqns
+             if equation.primitive.name == "scan"]  # fmt: skip
+    assert trips == ([5] if one_pass else [5, 2, 4])
+    both = jax.jit(jax.value_and_grad(loss))
+    apart = jax.jit(jax.value_and_grad(lambda model: _one_by_one(model, ids, depths, 0.3)))
+    for a, b in zip(jax.tree.leaves(both(model)), jax.tree.leaves(apart(model)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+def _one_by_one(model, ids, depths, share):
+    """The mean of the losses of separate readings, all but the first of which learn from it."""
+    deepest = model(ids[:, :-1], steps=depths[0])
+    target, told = jax.nn.one_hot(ids[:, 1:], deepest.shape[-1]), jax.lax.stop_gradient(jax.nn.softmax(deepest))
+    total = -(target * jax.nn.log_softmax(deepest)).sum(-1).mean()
+    for steps in depths[1:]:
+        log_p = jax.nn.log_softmax(model(ids[:, :-1], steps=steps))
+        total -= (((1 - share) * target + share * told) * log_p).sum(-1).mean()
+    return total / len(depths)
+
+
+def test_a_scheme_or_weights_of_ones_own_in_a_models_place_are_read_one_by_one():
+    model = model_of(dataclasses.replace(TINY, weights=EXITS, scheme="residual", horizon="steps", steps=5))
+    assert model.early_exits
+    assert not model.replace(scheme=LieTrotter()).early_exits and not model.populate().early_exits
+    assert not model.replace(weights=Wrapped(model.weights)).early_exits
 
 
 def test_where_no_target_counts_the_loss_and_its_gradient_are_zero():

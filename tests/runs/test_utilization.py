@@ -13,6 +13,7 @@ from diffeqformer.runs import utilization as module
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.trainer import train
 from diffeqformer.runs.utilization import utilization
+from diffeqformer.training.depths import Pass
 from tests.runs.tiny_run import changed
 
 
@@ -32,25 +33,24 @@ def test_devices_are_known_by_the_names_that_jax_gives_them(kind, name):
 
 def test_utilization_by_hand(config, monkeypatch):
     config = changed(config, model__vocabulary=300)
-    assert utilization(config, [(2, 1)], 1.0) is None  # a CPU
+    assert utilization(config, [Pass(2, 1)], 1.0) is None  # a CPU
     monkeypatch.setattr(module, "device_of", lambda kind: Device("", 1e9, 1.0))
-    m, tokens = config.model, config.trainer.batch_size * config.model.context
+    m, batch = config.model, config.trainer.batch_size
+    tokens = batch * m.context
     matrices = m.width * (3 * m.width) + m.width * m.width + 2 * m.width * m.hidden
     attention = 4 * m.width * (m.context + 1) / 2
     token = 3 * (m.steps * (2 * matrices + attention) + 2 * m.width * 300)
-    assert utilization(config, [(m.steps, config.trainer.batch_size)] * 5, 2.0) == pytest.approx(
-        5 * tokens * token / (2.0 * 1e9)
-    )
+    assert utilization(config, [Pass(m.steps, batch)] * 5, 2.0) == pytest.approx(5 * tokens * token / (2.0 * 1e9))
     deeper = 3 * (4 * (2 * matrices + attention) + 2 * m.width * 300)
-    assert utilization(config, [(2, config.trainer.batch_size), (4, config.trainer.batch_size)], 1.0) == pytest.approx(
-        tokens * (token + deeper) / 1e9
-    )
+    assert utilization(config, [Pass(2, batch), Pass(4, batch)], 1.0) == pytest.approx(tokens * (token + deeper) / 1e9)
+    thrice = deeper + 2 * 3 * 2 * m.width * 300  # one pass, of which three depths have logits
+    assert utilization(config, [Pass(4, batch, readings=3)], 1.0) == pytest.approx(tokens * thrice / 1e9)
     of_roles = lambda *roles: dataclasses.replace(config, optimizer=OptimizerConfig(train_roles=roles))
-    assert utilization(of_roles("adapter"), [(2, 1)], 1.0) is None
+    assert utilization(of_roles("adapter"), [Pass(2, 1)], 1.0) is None
     # A GPT has no time networks and no adapters to leave out, as in full fine-tuning with its embeddings.
     every = of_roles("embedding", "matrix", "bias", "norm")
-    assert utilization(every, [(2, 1)], 1.0) == utilization(config, [(2, 1)], 1.0)
-    assert utilization(of_roles("matrix", "bias", "norm"), [(2, 1)], 1.0) is None
+    assert utilization(every, [Pass(2, 1)], 1.0) == utilization(config, [Pass(2, 1)], 1.0)
+    assert utilization(of_roles("matrix", "bias", "norm"), [Pass(2, 1)], 1.0) is None
 
 
 class Notes(Silent):

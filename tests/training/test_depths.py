@@ -2,17 +2,27 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import Config, DepthConfig, ModelConfig, TimeConfig, TrainerConfig, from_dict, validate
+from diffeqformer.config import (
+    Config,
+    DepthConfig,
+    LayerDropConfig,
+    ModelConfig,
+    TimeConfig,
+    TrainerConfig,
+    from_dict,
+    validate,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
-from diffeqformer.training.depths import compute_of, depth_of_update, together
+from diffeqformer.training.depths import Pass, compute_of, depth_of_update, passes, together
 from diffeqformer.training.update import initial_state, make_update
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
@@ -183,6 +193,19 @@ def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
 def test_depths_that_updates_cannot_always_train_at_are_refused(depth, found):
     with pytest.raises(BadInput, match=found):
         validate(from_dict(Config, {"depth": {"sample": [3, 4], "always": [2, 6]} | depth}))
+
+
+def test_early_exits_take_one_pass_for_all_depths_of_a_sequence():
+    weights = LayerDropConfig(6, nested=True, order=tuple(range(6)))
+    asked = changed(
+        config(sample=(3, 4), always=(2, 6)), model=replace(MODEL, weights=weights, scheme="residual", horizon="steps")
+    )
+    assert passes(asked, 3) == (Pass(6, 4, readings=3),) and compute_of(asked) == 50 * 6
+    assert passes(changed(asked, model=MODEL), 3) == (Pass(6, 4), Pass(3, 4), Pass(2, 4))
+    by_rows = changed(asked, depth=DepthConfig(sample=(2, 6), together="rows"))
+    assert passes(by_rows, None) == (Pass(6, 2), Pass(2, 2)) and compute_of(by_rows) == 50 * 4
+    shared = changed(asked, model=replace(MODEL, weights="shared", scheme="residual"), depth__jitter=0.5)
+    assert passes(shared, 3) == (Pass(6, 4), Pass(3, 4), Pass(2, 4))  # each with times of its own
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from diffeqformer.config.sections import (
     OwnConfig,
     SchemeConfig,
     SchemeSection,
+    SharedConfig,
     TimeConfig,
     ToleranceConfig,
     WeightsConfig,
@@ -144,6 +145,13 @@ class ModelConfig:
         """Whether weights are functions of depth, so that the model runs on any grid; a config cannot tell this of a
         user's own weights, for which it is false."""
         return not isinstance(self.weights, LayerConfig | LayerDropConfig | OwnConfig)
+
+    @property
+    def early_exits(self) -> bool:
+        """Whether fewer steps are the first of more, so that one pass reads all depths (`Transformer.early_exits`)."""
+        same = isinstance(self.weights, LayerDropConfig) and self.weights.early_exits
+        same |= isinstance(self.weights, SharedConfig) and self.modulation is None
+        return same and isinstance(self.scheme, SchemeConfig) and self.scheme.kind == "residual"
 
     @property
     def lora(self) -> LoRAConfig | None:

@@ -149,6 +149,11 @@ class LayerDropConfig(Section):
     """Of corrections that each linear map of a nested layer has at 1, 2, 4, ... steps, interpolated between; `None` for
     layers that are the same at all depths."""
 
+    @property
+    def early_exits(self) -> bool:
+        """Whether N steps have the first N layers, and each layer is the same at any number of steps."""
+        return bool(self.order) and self.order == tuple(range(len(self.order))) and self.rank is None
+
 
 @dataclass(frozen=True)
 class SharedConfig(Section):

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.model.build import abstract
+from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import LinearShape
 from diffeqformer.ode.weights.source import is_shape
 
@@ -58,8 +59,7 @@ def flops(config: ModelConfig) -> Flops:
     visible = (config.context + 1) / 2
     attention = evaluations.attention * (_matrices(block.attention) + 4 * config.heads * config.head_width * visible)
     feed_forward = evaluations.feed_forward * _matrices(block.feed_forward)
-    unembedding = 2 * math.prod((model.embedding.tokens if model.head is None else model.head).shape)
-    inference = attention + feed_forward + unembedding
+    inference = attention + feed_forward + _unembedding(model)
     generated = 0
     if isinstance(config.weights, TimeConfig):
         entries = count(eqx.filter_eval_shape(lambda m: m.populate(), model).weights)
@@ -69,10 +69,18 @@ def flops(config: ModelConfig) -> Flops:
 
 
 @lru_cache
-def update_operations(config: ModelConfig, sequences: int) -> float:
-    """Floating-point operations of an update on that many sequences; weights are generated once in it."""
-    found = flops(config)
-    return sequences * config.context * found.training_per_token + found.generating_weights
+def update_operations(config: ModelConfig, sequences: int, readings: int = 1) -> float:
+    """Floating-point operations of an update on that many sequences; weights are generated once in it.
+
+    A pass that is read at several depths has as many readings, each with an unembedding.
+    """
+    found, more = flops(config), 3 * (readings - 1) * _unembedding(abstract(config))
+    return sequences * config.context * (found.training_per_token + more) + found.generating_weights
+
+
+def _unembedding(model: Transformer) -> int:
+    """Operations per token of the logits."""
+    return 2 * math.prod((model.embedding.tokens if model.head is None else model.head).shape)
 
 
 def _matrices(shapes: PyTree) -> int:

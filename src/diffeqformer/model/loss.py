@@ -4,7 +4,8 @@ Logits exist for one block at a time only, so that the float32 `positions x voca
 made; neither is a one-hot target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,6 +23,7 @@ from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.schemes import Evaluations
+from diffeqformer.ode.solve import States
 from diffeqformer.sharding import BATCH, batch_parts, constrain
 
 
@@ -168,8 +170,9 @@ def loss_of_depths(
 
     Of the loss at all depths but the first, `distill` is the cross-entropy with the prediction at the first, through
     which no gradient flows: what is shallow learns from what is deep. With a `teacher` all depths learn from that model
-    at its own depth. Sources: Yu & Huang 2019 (universally slimmable networks, arXiv:1903.05134); LoopFormer,
-    arXiv:2602.11451; Hinton et al. 2015, arXiv:1503.02531.
+    at its own depth. Early exits are read in one pass, with the same masks of dropout at all depths. Sources: Yu &
+    Huang 2019 (universally slimmable networks, arXiv:1903.05134); LoopFormer, arXiv:2602.11451; Hinton et al. 2015,
+    arXiv:1503.02531; Lee et al. 2015 (deeply-supervised nets, arXiv:1409.5185).
 
     **Arguments:** `depths`, the one that teaches first; `distill`, from 0 to 1; `teacher`, frozen; `count`, positions
     to divide by, those counted if not given: of the whole batch, where `ids` are a part of one; the others as for
@@ -179,12 +182,26 @@ def loss_of_depths(
     if teacher is not None and distill:
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
-    for depth, steps in enumerate(depths):
-        states = _probed(model, depth).hidden(ids[:, :-1], steps=steps, key=key)
+    for states in _readings(model, ids[:, :-1], depths, key):
         nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
         taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
     total, number = sum(nats[1:], nats[0]), jnp.maximum(counts.sum(), 1) if count is None else count
     return total / (len(depths) * number.astype(total.dtype))
+
+
+def _readings(
+    model: Transformer, ids: Array, depths: Sequence[Steps | EarlyExit | None], key: Array | None
+) -> Iterator[Array]:
+    """What `hidden` gives at each depth; from one pass if the model has early exits and depths are numbers of steps."""
+    own = [model.config.steps if steps is None else steps for steps in depths]
+    numbers = [int(steps) for steps in own if isinstance(steps, Integral)]
+    if not model.early_exits or not 1 < len(numbers) == len(depths):
+        for depth, steps in enumerate(depths):
+            yield _probed(model, depth).hidden(ids, steps=steps, key=key)
+        return
+    kept = model.integrate(ids, steps=max(numbers), key=key, observer=States()).kept
+    for steps in numbers:
+        yield model.normalise(kept[steps - 1], steps)
 
 
 def loss_of_rows(

@@ -25,9 +25,16 @@ from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
 from diffeqformer.ode.field import BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
-from diffeqformer.ode.schemes import Reversible, Scheme
+from diffeqformer.ode.schemes import Residual, Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
-from diffeqformer.ode.weights import AdaptableWeights, LayerDropWeights, LayerWeights, WeightSource, populated
+from diffeqformer.ode.weights import (
+    AdaptableWeights,
+    LayerDropWeights,
+    LayerWeights,
+    SharedWeights,
+    WeightSource,
+    populated,
+)
 from diffeqformer.ode.weights.modulated import norm_of_length
 from diffeqformer.sharding import BATCH, constrain
 
@@ -121,6 +128,14 @@ class Transformer(eqx.Module):
     def continuous(self) -> bool:
         """Whether weights are a function of depth, so that the model runs on any grid, and not a table of layers."""
         return not isinstance(self.weights, LayerWeights | LayerDropWeights)
+
+    @property
+    def early_exits(self) -> bool:
+        """Whether fewer steps are the first of more, so that one pass reads all depths: layers of which N steps have
+        the first N, or shared weights, with the scheme `residual`, whose steps are the same however many there are."""
+        weights = self.weights
+        same = weights.early_exits if isinstance(weights, LayerDropWeights) else isinstance(weights, SharedWeights)
+        return same and isinstance(self.scheme, Residual)
 
     def replace(self, **changes: Any) -> "Transformer":
         """The same model with other parts, by name."""

@@ -8,7 +8,7 @@ from diffeqformer.config import Config
 from diffeqformer.runs.metrics import Record
 from diffeqformer.runs.resume import Clock
 from diffeqformer.runs.utilization import utilization
-from diffeqformer.training.depths import together
+from diffeqformer.training.depths import passes
 from diffeqformer.training.update import Measured
 
 
@@ -66,8 +66,8 @@ class Meter:
                 number, seconds = depths.get(str(steps), (0, 0.0))
                 depths[str(steps)] = [number + 1, seconds + end - begin]
         seconds = self.ready[-1] - self.mark
-        depths_run = [part for steps, _ in self.measured for part in together(self.config, steps)]
-        used = utilization(self.config, depths_run, seconds)
+        run = [one for steps, _ in self.measured for one in passes(self.config, steps)]
+        used = utilization(self.config, run, seconds)
         record: Record = {"kind": "timing", "step": step, "seconds": seconds}
         record["tokens_per_second"] = len(self.ready) * self.config.tokens_per_update / seconds
         record |= {} if used is None else {"utilization": used}

@@ -17,7 +17,7 @@ from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.footprint import Footprint, update_footprint
 from diffeqformer.runs.trainer import batches_of, fitting
 from diffeqformer.sharding import laid_out, mesh_of, placed, sizes_of
-from diffeqformer.training.depths import compute_of, together
+from diffeqformer.training.depths import compute_of, passes
 from diffeqformer.training.update import initial_state, make_update
 
 TIMED = 3
@@ -65,7 +65,7 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
         for k in range(1, TIMED + 1):
             state, _ = jax.block_until_ready(update(state, batch(k), drawn))
     each = (time.perf_counter() - began) / TIMED
-    own = sum(depth * rows for depth, rows in together(config, drawn)) / config.trainer.batch_size
+    own = sum(one.steps * one.sequences for one in passes(config, drawn)) / config.trainer.batch_size
     total = each * compute_of(config) / own
     epochs = config.trainer.updates / len(loader) if isinstance(loader, Loader) else None
     return Rehearsal(tokens.statistics, epochs, memory, float(first.loss), each, total)

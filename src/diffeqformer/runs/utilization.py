@@ -8,13 +8,14 @@ import jax
 from diffeqformer.config import Config, OptimizerConfig, with_steps
 from diffeqformer.devices import device_of
 from diffeqformer.model.count import update_operations
+from diffeqformer.training.depths import Pass
 
 WARM_UP = 3
 """Updates of a process before the traced ones: compilation, and what follows it."""
 
 
-def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: float) -> float | None:
-    """MFU: the operations that updates need, given as steps and sequences, over those that their devices could do.
+def utilization(config: Config, passes: Sequence[Pass], seconds: float) -> float | None:
+    """MFU: the operations that the passes of updates need, over those that their devices could do.
 
     Operations are the model's own (`model.count.flops`), without any that are repeated to save memory; the peak is that
     of bfloat16. Source: Chowdhery et al. 2022, PaLM, appendix B.
@@ -28,7 +29,7 @@ def utilization(config: Config, depths: Sequence[tuple[int, int]], seconds: floa
         return None
     mesh = jax.sharding.get_mesh()
     devices = 1 if mesh.empty else mesh.size
-    operations = sum(update_operations(with_steps(config.model, depth), sequences) for depth, sequences in depths)
+    operations = sum(update_operations(with_steps(m, one.steps), one.sequences, one.readings) for one in passes)
     return operations / (seconds * devices * device.peak)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -9,6 +10,15 @@ import numpy as np
 from diffeqformer.config import Config
 
 GOLDEN = (5**0.5 - 1) / 2
+
+
+class Pass(NamedTuple):
+    """A forward pass of an update, and its way back."""
+
+    steps: int
+    sequences: int
+    readings: int = 1
+    """Depths at which it is read."""
 
 
 def depth_of_update(config: Config) -> Callable[[int], int | None]:
@@ -62,11 +72,19 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     return tuple((depth, batch) for depth in sorted({own, *config.depth.always}, reverse=True))
 
 
+def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
+    """The passes of an update: one for each depth of `together`, or, of early exits, the deepest alone, read at all."""
+    depths = together(config, drawn)
+    if config.model.early_exits and config.depth.together != "rows" and not config.depth.jitter:
+        return (Pass(*depths[0], readings=len(depths)),)
+    return tuple(Pass(*depth) for depth in depths)
+
+
 def compute_of(config: Config) -> int:
     """Steps of depth over all updates of a run: its compute, in NFE (evaluations of the field) on an update's tokens.
 
     Exact for schemes that evaluate the field once a step.
     """
     times = Counter(map(depth_of_update(config), range(config.trainer.updates)))
-    steps = sum(n * depth * rows for drawn, n in times.items() for depth, rows in together(config, drawn))
+    steps = sum(n * one.steps * one.sequences for drawn, n in times.items() for one in passes(config, drawn))
     return round(steps / config.trainer.batch_size)

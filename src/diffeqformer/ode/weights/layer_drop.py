@@ -7,7 +7,8 @@ scheme `residual` a layer does the same whatever the others do.
 
 With `nested` N steps have the first N layers of an order, so that a reading at N + 1 has one layer more and all others
 in common. Unless another order is given it is `nested_order`: one step has the last layer, two have the one of the
-middle besides, and so on, always halving.
+middle besides, and so on, always halving. In the order of depth itself they are early exits (Lee et al. 2015,
+arXiv:1409.5185; Teerapittayanon et al. 2017, BranchyNet, arXiv:1709.01686): one pass reads all numbers of steps.
 
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
 (lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
@@ -45,6 +46,11 @@ class LayerDropWeights(eqx.Module):
     def depth(self) -> int:
         """K"""
         return self.layers.attention.norm.scale.shape[0]
+
+    @property
+    def early_exits(self) -> bool:
+        """Whether N steps have the first N layers, and each layer is the same at any number of steps."""
+        return self.order == tuple(range(self.depth)) and self.corrections is None
 
     def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`; between two of them, within rounding, the deeper one."""

@@ -185,12 +185,13 @@ def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
     if runs.arguments.scale != "gpu":
         return ()
     from diffeqformer.runs.utilization import utilization
+    from diffeqformer.training.depths import Pass
 
     config = ended[0].config
     speed = statistics.median(one.entry["tokens_per_second"] for one in ended)
     t, model = config.trainer, config.model
     seconds = t.batch_size * model.context / speed
-    used, memory = utilization(config, [(model.steps, t.batch_size)], seconds), planned_memory(config)
+    used, memory = utilization(config, [Pass(model.steps, t.batch_size)], seconds), planned_memory(config)
     return f"{speed:,.0f}", percent(used, 1), number(None if memory is None else memory / 1e9, 1)
 
 

@@ -29,6 +29,7 @@ NAMES = {
     "diffeqformer": "DiffEqFormer of that depth",
     f"diffeqformer{SAME_COMPUTE}": "DiffEqFormer of that depth, same compute",
     "layerdrop": "LayerDrop",
+    "exits": "early exits, all depths from one pass",
     "loop": "LoopFormer-style",
     "shared": "shared weights",
     "nested": "nested layers, all depths in every update",
@@ -214,7 +215,9 @@ def _changes(records: Sequence[Record]) -> Iterator[Row]:
 
 def _rivals(records: Sequence[Record]) -> Iterator[Row]:
     elastic = means(records, "elastic")
-    for kind in ("layerdrop", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn", "first-recipe"):
+    for kind in (
+        "layerdrop", "exits", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn", "first-recipe",
+    ):  # fmt: skip
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
