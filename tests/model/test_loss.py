@@ -82,6 +82,8 @@ EXITS = LayerDropConfig(5, nested=True, order=(0, 1, 2, 3, 4))
     [
         (EXITS, True),
         ("shared", True),
+        (LayerDropConfig(5, nested=True, order=(0, 1, 2, 3), landings=True), True),
+        (LayerDropConfig(5, nested=True, landings=True), False),
         (dataclasses.replace(EXITS, order=(4, 2, 0, 1, 3)), False),
         (dataclasses.replace(EXITS, rank=2), False),
         (LayerDropConfig(5), False),
@@ -96,7 +98,8 @@ def test_early_exits_are_read_in_one_pass_as_if_in_one_for_each_depth(weights, o
     loss = lambda model: loss_of_depths(model, ids, depths=depths, distill=0.3)
     trips = [equation.params["length"] for equation in jax.make_jaxpr(loss)(model).eqns
              if equation.primitive.name == "scan"]  # fmt: skip
-    assert trips == ([5] if one_pass else [5, 2, 4])
+    landings = isinstance(weights, LayerDropConfig) and weights.landings
+    assert trips == ([5, 2, 4] if not one_pass else [4, 1, 1, 1] if landings else [5])
     both = jax.jit(jax.value_and_grad(loss))
     apart = jax.jit(jax.value_and_grad(lambda model: _one_by_one(model, ids, depths, 0.3)))
     for a, b in zip(jax.tree.leaves(both(model)), jax.tree.leaves(apart(model)), strict=True):

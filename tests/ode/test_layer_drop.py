@@ -85,6 +85,24 @@ def test_each_number_of_steps_keeps_the_layers_of_all_smaller_ones():
         validate(from_dict(Config, asked | {"depth": {"sample": [2, 4], "jitter": 0.5}}))
 
 
+@pytest.mark.parametrize("order", [(), tuple(range(7))])
+def test_each_number_of_steps_lands_on_a_layer_of_its_own(order):
+    model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, order=order, landings=True)))
+    source = replace(model.weights, layers=jax.tree.map(lambda leaf: np.arange(15.0)[:, None], model.weights.layers))
+    assert source.depth == 8 and model.early_exits == bool(order)
+    rows = [source.table(Grid(steps)).attention.norm.scale[:, 0, 0].tolist() for steps in range(1, 9)]
+    assert [kept[-1] for kept in rows] == [7, 8, 9, 10, 11, 12, 13, 14]
+    before = order or nested_order(7)
+    assert [kept[:-1] for kept in rows] == [sorted(before[:steps]) for steps in range(8)]
+    times = Grid(8).times((0.5,))
+    assert source.at(times).attention.norm.scale[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 14]
+    np.testing.assert_allclose(logits(model.populate(3), IDS), logits(model, IDS, 3), atol=1e-6)
+    with pytest.raises(BadInput, match="landings is True, but without model.weights.nested no layers are shared"):
+        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(landings=True))))
+    with pytest.raises(BadInput, match="landings is True, but with 1 layer no layers are shared"):
+        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(1, nested=True, landings=True), steps=1)))
+
+
 @pytest.mark.parametrize(
     ("steps", "shares"), [(1, {0: 1.0}), (3, {1: 2 - np.log2(3), 2: np.log2(3) - 1}), (4, {2: 1.0}), (8, {3: 1.0})]
 )

@@ -229,17 +229,20 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     _require_countable("weights", "steps, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
-    if isinstance(m.weights, LayerDropConfig) and m.weights.rank and not m.weights.nested:
-        raise BadInput(
-            f"model.weights.rank is {m.weights.rank}, but without model.weights.nested no layer serves a number of "
-            "steps as such, and nothing would be corrected."
-        )
-    if isinstance(m.weights, LayerDropConfig) and m.weights.order:
-        layers = m.weights.layers or m.steps
-        if not m.weights.nested or sorted(m.weights.order) != list(range(layers)):
+    if isinstance(m.weights, LayerDropConfig):
+        w, layers = m.weights, m.weights.layers or m.steps
+        if w.rank and not w.nested:
             raise BadInput(
-                f"model.weights.order is {shown(list(m.weights.order))}, but must have each of {layers} layers once, "
-                "from 0, with model.weights.nested."
+                f"model.weights.rank is {w.rank}, but without model.weights.nested no layer serves a number of steps "
+                "as such, and nothing would be corrected."
+            )
+        if w.landings and (not w.nested or layers < 2):
+            why = "without model.weights.nested" if layers > 1 else "with 1 layer"
+            raise BadInput(f"model.weights.landings is True, but {why} no layers are shared that they would follow.")
+        if w.order and (not w.nested or sorted(w.order) != list(range(layers - w.landings))):
+            raise BadInput(
+                f"model.weights.order is {shown(list(w.order))}, but must have each of {layers - w.landings} layers "
+                "once, from 0, with model.weights.nested."
             )
     _validate_scheme(m)
     if m.lora:

@@ -145,6 +145,9 @@ class LayerDropConfig(Section):
     """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
     order: tuple[int, ...] = ()
     """Of nested layers, from 0, in which they come in as steps are added; if empty, depth is always halved."""
+    landings: bool = False
+    """Whether each number of steps ends with a layer of its own: K of these follow the K - 1 nested ones that all
+    share."""
     rank: int | None = setting(None, least=1, most=SIZES)
     """Of corrections that each linear map of a nested layer has at 1, 2, 4, ... steps, interpolated between; `None` for
     layers that are the same at all depths."""

@@ -8,6 +8,7 @@ norm.
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -192,7 +193,7 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
 def _kept(weights: LayerDropWeights, model: Transformer) -> list[list[int]]:
     """The layers that 1, 2, 3, ... steps keep: what the table of such weights has where a layer is its own number."""
     numbers = jax.tree.map(lambda leaf: jnp.arange(len(leaf)), weights.layers)
-    own = LayerDropWeights(numbers, weights.order)
+    own = replace(weights, layers=numbers, corrections=None)
     kept = (own.table(model.grid(steps)).attention.norm.scale for steps in range(1, weights.depth + 1))
     return [layers.ravel().tolist() for layers in kept]
 

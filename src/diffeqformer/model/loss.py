@@ -23,7 +23,6 @@ from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.schemes import Evaluations
-from diffeqformer.ode.solve import States
 from diffeqformer.sharding import BATCH, batch_parts, constrain
 
 
@@ -195,13 +194,11 @@ def _readings(
     """What `hidden` gives at each depth; from one pass if the model has early exits and depths are numbers of steps."""
     own = [model.config.steps if steps is None else steps for steps in depths]
     numbers = [int(steps) for steps in own if isinstance(steps, Integral)]
-    if not model.early_exits or not 1 < len(numbers) == len(depths):
-        for depth, steps in enumerate(depths):
-            yield _probed(model, depth).hidden(ids, steps=steps, key=key)
+    if model.early_exits and len(numbers) == len(depths) and len(set(numbers)) > 1:
+        yield from model.hidden_at_each(ids, numbers, key=key)
         return
-    kept = model.integrate(ids, steps=max(numbers), key=key, observer=States()).kept
-    for steps in numbers:
-        yield model.normalise(kept[steps - 1], steps)
+    for depth, steps in enumerate(depths):
+        yield _probed(model, depth).hidden(ids, steps=steps, key=key)
 
 
 def loss_of_rows(

@@ -1,7 +1,7 @@
 """The one model class: an embedding, block weights as a function of depth, a field, a scheme, a final norm, a head."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -90,6 +90,27 @@ class Transformer(eqx.Module):
         ids = known_ids(ids, self.embedding.tokens.shape[0], 1, 2)
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
         return self.normalise(x, steps).reshape(*ids.shape, -1)
+
+    def hidden_at_each(
+        self, ids: Int[Array, "batch position"], numbers: Sequence[int], *, key: Key[Array, ""] | None = None
+    ) -> list[Float[Array, "batch position width"]]:
+        """What `hidden` gives at each of several numbers of steps of a model with `early_exits`, from one pass.
+
+        **Arguments:** `key` for dropout, whose masks are the same for all.
+        """
+        weights, deepest = self.weights, max(numbers)
+        if not (isinstance(weights, LayerDropWeights) and weights.landings):
+            kept = self.integrate(ids, steps=deepest, key=key, observer=States()).kept
+            return [self.normalise(kept[steps - 1], steps) for steps in numbers]
+        embedding_key, shared_key, landing_key = (None,) * 3 if key is None else jax.random.split(key, 3)
+        x = dropout(self.embed(ids), self.config.dropout.embedding, embedding_key)
+        shared = self.replace(weights=weights.shared)
+        kept = shared.flow(x, steps=deepest - 1, key=shared_key, observer=States()).kept
+        found = []
+        for steps in numbers:
+            landing, before = self.replace(weights=weights.landing(steps)), kept[steps - 2] if steps > 1 else x
+            found.append(self.normalise(landing.flow(before, steps=1, key=landing_key).state, steps))
+        return found
 
     def trajectory(
         self, ids: Int[Array, "batch position"], *, steps: Steps | None = None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from diffeqformer.config import Config
+from diffeqformer.config import Config, LayerDropConfig
 
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -73,11 +73,14 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
 
 
 def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
-    """The passes of an update: one for each depth of `together`, or, of early exits, the deepest alone, read at all."""
-    depths = together(config, drawn)
-    if config.model.early_exits and config.depth.together != "rows" and not config.depth.jitter:
-        return (Pass(*depths[0], readings=len(depths)),)
-    return tuple(Pass(*depth) for depth in depths)
+    """The passes of an update: one for each depth of `together`; of early exits the deepest, read at all depths, or, if
+    each of these has a last layer of its own, the deepest and so many layers more."""
+    depths, weights = together(config, drawn), config.model.weights
+    if not config.model.early_exits or config.depth.together == "rows" or config.depth.jitter:
+        return tuple(Pass(*depth) for depth in depths)
+    if isinstance(weights, LayerDropConfig) and weights.landings:
+        return Pass(*depths[0]), *(Pass(1, rows) for _, rows in depths[1:])
+    return (Pass(*depths[0], readings=len(depths)),)
 
 
 def compute_of(config: Config) -> int:

@@ -10,6 +10,9 @@ in common. Unless another order is given it is `nested_order`: one step has the 
 middle besides, and so on, always halving. In the order of depth itself they are early exits (Lee et al. 2015,
 arXiv:1409.5185; Teerapittayanon et al. 2017, BranchyNet, arXiv:1709.01686): one pass reads all numbers of steps.
 
+A layer that is the last one of N steps is on the way of more. With `landings` each number of steps ends with a layer of
+its own, behind N - 1 of those that all share, as the branches of BranchyNet have layers of their own.
+
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
 (lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
 
@@ -39,24 +42,44 @@ class LayerDropWeights(eqx.Module):
     """Rows of all layers, in order, on one leading axis."""
     order: tuple[int, ...] = eqx.field(static=True, default=())
     """In which nested layers come in as steps are added; none for those that are left out by their place alone."""
+    landings: bool = eqx.field(static=True, default=False)
+    """Whether each number of steps has a last layer of its own; on the axis of layers they follow the K - 1 shared."""
     corrections: PyTree = None
     """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
 
     @property
     def depth(self) -> int:
         """K"""
-        return self.layers.attention.norm.scale.shape[0]
+        rows = self.layers.attention.norm.scale.shape[0]
+        return (rows + 1) // 2 if self.landings else rows
 
     @property
     def early_exits(self) -> bool:
         """Whether N steps have the first N layers, and each layer is the same at any number of steps."""
-        return self.order == tuple(range(self.depth)) and self.corrections is None
+        return self.order == tuple(range(self.depth - self.landings)) and self.corrections is None
+
+    @property
+    def shared(self) -> "LayerDropWeights":
+        """Those without landings."""
+        layers = jax.tree.map(lambda leaf: leaf[: self.depth - self.landings], self.layers)
+        return dataclasses.replace(self, layers=layers, landings=False)
+
+    def landing(self, steps: int) -> "LayerDropWeights":
+        """The last layer of a number of steps, as the one layer that there is."""
+        row = self.kept(steps)[-1:]
+        return LayerDropWeights(jax.tree.map(lambda leaf: leaf[row], self.layers), (0,))
+
+    def kept(self, steps: int) -> np.ndarray:
+        """The rows of nested layers that a number of steps has, by depth."""
+        rows = np.sort(np.asarray(self.order[: steps - self.landings], int))
+        return np.append(rows, self.depth + steps - 2) if self.landings else rows
 
     def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`; between two of them, within rounding, the deeper one."""
         xp, times = widest(times)
         rounded = times + rounding(times, 1 / self.depth)
         rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
+        rows = xp.asarray(self.kept(self.depth))[rows] if self.landings else rows
         layers = corrected(self.layers, self.corrections, 1 / self.depth)
         return jax.tree.map(lambda leaf: leaf[rows], layers)
 
@@ -74,8 +97,7 @@ class LayerDropWeights(eqx.Module):
             return unstack(self.at(grid.times((0.5,))), grid.steps, 1)
         if not grid.equal:
             raise BadInput("nested layers are kept by the number of steps, so that these must be equal.")
-        # The order says which layers are in; those that are, are applied by depth.
-        kept = np.sort(self.order[: grid.steps])
+        kept = self.kept(grid.steps)
         layers = jax.tree.map(lambda leaf: leaf[kept], self.layers)
         return unstack(corrected(layers, self.corrections, 1 / grid.steps, kept), grid.steps, 1)
 
@@ -98,11 +120,12 @@ def init_layer_drop(
 
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """
-    depth = section.layers or grid.steps
-    order = section.order or nested_order(depth) if section.nested else ()
-    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, depth, key), order)
+    depth, landings = section.layers or grid.steps, section.landings
+    order = section.order or nested_order(depth - landings) if section.nested else ()
+    rows = 2 * depth - 1 if landings else depth
+    weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, rows, key), order, landings)
     if not section.rank:
         return weights
     halvings = (depth - 1).bit_length()
-    corrections = init_corrections(section.rank, depth, halvings, shapes, jax.random.fold_in(key, 1))
+    corrections = init_corrections(section.rank, rows, halvings, shapes, jax.random.fold_in(key, 1))
     return dataclasses.replace(weights, corrections=corrections)

@@ -151,6 +151,7 @@ def on_paper(config: Config, device: Device) -> b.Document:
     tokens = config.trainer.batch_size * config.model.context
     temporary, exchanged = planned_exchange(config)
     operations = counted.training_per_token * tokens / devices + counted.generating_weights / config.mesh.fsdp
+    # Gradients are written and read, generated weights written and read on both ways.
     read = PASSES * state.weights + 2 * state.gradients + 3 * state.generated + traffic(config, tokens // devices)
     return {
         "tokens": tokens, "compute": operations / device.peak, "memory": read / (device.bandwidth or 1.0),

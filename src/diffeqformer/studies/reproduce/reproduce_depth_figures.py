@@ -57,7 +57,7 @@ def result_of(
     **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
     """
     figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
-    judged = [judgement(records)] if judgement(records).rows else []
+    judged = [table] if (table := judgement(records)).rows else []
     losses = _table("Loss (nats) by number of steps", records, "loss")
     reaches = [_table("Most hops that are answered", records, "reach")] if puzzle(records) else []
     if puzzle(records):
