@@ -133,6 +133,14 @@ def test_lists_of_numbers_may_have_commas():
         arguments_from(["depth-nested", "--depth.always=2,x"], "train", ConfigArguments)
 
 
+def test_a_list_that_is_given_twice_is_refused():
+    for name, again in (("data.train", "data.train=b.txt"), ("depth.always", "depth.always"), ("model.edges",) * 2):
+        with pytest.raises(BadInput, match=f"^--{name} is given 2 times; name all that it has after one of them"):
+            arguments_from(["depth-nested", f"--{name}", "1", f"--{again}", "2"], "train", ConfigArguments)
+    found = arguments_from(["quickstart-gpt", "--run", "a", "--run", "b"], "train", ConfigArguments)
+    assert found.settings.run == "b"  # as in any shell: the last one counts
+
+
 def test_a_horizon_is_a_word_or_a_number():
     for word, horizon in {"unit": "unit", "steps": "steps", "6": 6.0, "2.5": 2.5}.items():
         words = ["quickstart-gpt", "--model.horizon", word]
@@ -167,6 +175,17 @@ def test_evaluates_on_other_text(call, place, tmp_path):
     (row,) = strict_json(called.out)["evaluations"]
     tokens = len(load_run(place.run("layer")).tokenizer.encode(other.read_text()).ids) + 1
     assert row["tokens"] == tokens - 1
+
+
+def test_evaluates_on_another_field_than_the_run_was_trained_on(call, place, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"content": "THE RIVER LIKES SONGS."}\n' * 30)
+    words = ("eval", place.run("layer"), "--data", path)
+    called = call(*words)
+    assert called.status == 2 and "no field 'text', but 'content'; name the right one as data.text_field" in called.err
+    assert call(*words, "--text-field", "content").status == 0
+    called = call("eval", place.run("layer"), "--text-field", "content")
+    assert called.status == 2 and "--text-field is content, but without --data nothing reads it" in called.err
 
 
 def test_evaluates_by_other_schemes_and_with_adaptive_steps(call, place):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffeqformer.cli.finetune import Arguments, _about, _text
-from diffeqformer.config import BaseConfig, Config, DataConfig, ModelConfig
+from diffeqformer.cli.finetune import Arguments, _about, _depth, _text
+from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, ModelConfig
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import read_sealed, write_sealed
 
@@ -65,6 +65,13 @@ def test_new_files_are_not_mixed_by_the_weights_of_the_bases_own():
     own = DataConfig(source="files", train=("a.txt", "b.txt"), weights=(3.0, 1.0), stream=100)
     found = _text(SimpleNamespace(config=SimpleNamespace(data=own)), Arguments("base", data=("c.txt",)))
     assert (found.train, found.weights, found.stream, found.puzzle) == (("c.txt",), (), 0, None)
+
+
+def test_new_depths_are_not_drawn_by_the_shares_of_the_bases_own():
+    base = SimpleNamespace(config=Config(depth=DepthConfig((2, 4), weights=(1.0, 5.0), jitter=0.5)))
+    found = _depth(base, Arguments("base", method="continuous", depths=(3, 9)))
+    assert found == DepthConfig((3, 9), jitter=0.5)
+    assert _depth(base, Arguments("base", method="continuous")) == base.config.depth
 
 
 def test_all_parameters_are_a_hundred_per_cent():

@@ -14,6 +14,7 @@ from diffeqformer.config import DataConfig
 from diffeqformer.data import corpus as corpus_module
 from diffeqformer.data import decoding
 from diffeqformer.data.corpus import hold_out, open_corpus
+from diffeqformer.data.files import find_files
 from diffeqformer.errors import BadInput, RunFailed
 
 TEXTS = ["one\ntwo é", 'three "quoted"\n', "four 漢字", "five\r\nsix", "seven"]
@@ -146,6 +147,20 @@ def test_one_file_by_two_names_is_not_both_parts(tmp_path, files_config, progres
     config = replace(files_config(tmp_path / "b.txt"), validation=(str(tmp_path / "link.txt"),))
     with pytest.raises(BadInput, match="is in data.train and in data.validation; leave it in one of them"):
         open_corpus(config, progress)
+
+
+def test_one_file_by_two_names_counts_once(tmp_path):
+    (tmp_path / "b.txt").write_text("b\n" * 40)
+    (tmp_path / "a.txt").symlink_to(tmp_path / "b.txt")
+    (tmp_path / "here").symlink_to(tmp_path)
+    found = find_files([str(tmp_path / "**" / "*.txt"), str(tmp_path / "b.txt")], "data.train")
+    assert [file.path for file in found] == [tmp_path / "a.txt"]
+
+
+def test_numbers_of_any_length_stand_beside_a_text(tmp_path, files_config, progress):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(f'{{"text": "line {i}", "n": {"9" * 5000}}}\n' for i in range(9)))
+    assert len(all_texts(files_config(path), progress)) == 9
 
 
 def test_validation_files_are_used_as_given(tmp_path, files_config, progress):
@@ -319,11 +334,12 @@ def test_files_that_cannot_be_used(tmp_path, files_config, progress, pattern, se
         ),
         ("[1]", "{where} is a JSON list, but must be an object with field 'text'."),
         (
-            '{"body": "x", "n": 1}',
-            "{where} has no field 'text', but 'body', 'n'; name the right one as data.text_field.",
+            '{"body": "x"}',
+            "{where} has no field 'text', but 'body'; name the right one as data.text_field (`eval`: --text-field).",
         ),
         ('{"text": 5}', "field 'text' in {where} is a int, but must be text."),
         ('{"text": null}', "field 'text' in {where} is a NoneType, but must be text."),
+        (f'{{"text": "x", "n": {"[" * 10**5}', "{where} is nested too deeply to be read."),
     ],
 )
 def test_json_lines_that_cannot_be_used(tmp_path, files_config, progress, line, sentence):
@@ -335,7 +351,8 @@ def test_json_lines_that_cannot_be_used(tmp_path, files_config, progress, line, 
 def test_tables_that_cannot_be_used(tmp_path, files_config, progress):
     path = tmp_path / "x.parquet"
     write_parquet(path, ["a"], "body")
-    sentence = f"file {str(path)!r} has no field 'text', but 'body', 'other'; name the right one as data.text_field."
+    known = "'body', 'other'; name the right one as data.text_field (`eval`: --text-field)."
+    sentence = f"file {str(path)!r} has no field 'text', but {known}"
     refused(sentence, files_config(path), progress)
     sentence = f"field 'other' in row 1 of {str(path)!r} is a int, but must be text."
     refused(sentence, files_config(path, text_field="other"), progress)
@@ -476,7 +493,8 @@ def test_rows_that_cannot_be_read_to_their_end(tmp_path, hub, progress, monkeypa
     [
         (
             {"train": {"x": ["a"]}},
-            "dataset {path!r} has no field 'text', but 'x'; name the right one as data.text_field.",
+            "dataset {path!r} has no field 'text', but 'x'; name the right one as data.text_field (`eval`: "
+            "--text-field).",
         ),
         ({"dev": {"text": ["a"]}}, "dataset {path!r} has no split 'train', but 'dev'."),
         (

@@ -3,10 +3,12 @@ import random
 import re
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from diffeqformer.data.beside import special_tokens
 from diffeqformer.data.tokenizer import (
     adding_nothing,
+    encode_all,
     end_of_text,
     ends_of_generation,
     leading,
@@ -14,10 +16,10 @@ from diffeqformer.data.tokenizer import (
     ordinary,
     pieces,
     reading_special_tokens,
-    special_tokens,
     train_tokenizer,
     vocabulary_size,
 )
+from diffeqformer.data.tokenizer import encode as checked
 from diffeqformer.errors import BadInput
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the quick brown fox doesn't jump\n\n\n  over 漢字 é\t\n"] * 20
@@ -63,6 +65,32 @@ def test_ordinary_entries_are_those_that_there_are():
     assert ordinary(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))) == [0, 7]
 
 
+def test_merges_are_never_left_out_at_random(trained, tmp_path):
+    own = json.loads(trained.to_str())
+    own["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(own))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.to_str() == trained.to_str()
+    assert encode(tokenizer, TEXTS[0]) == encode(trained, TEXTS[0])
+
+
+def test_text_without_tokens_is_named():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    for ids in (lambda: checked(tokenizer, "b"), lambda: encode_all(tokenizer, ["a", "b"])):
+        with pytest.raises(BadInput, match=r"the tokenizer cannot encode 'b': WordLevel error: Missing \[UNK\]"):
+            ids()
+    assert encode_all(tokenizer, ["a", "a"]) == [[0], [0]]
+
+
+def test_a_panic_of_the_library_is_a_sentence():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
+    with pytest.raises(BadInput, match="the tokenizer cannot encode 'a'"):
+        checked(tokenizer, "a")
+    with pytest.raises(BadInput, match="the tokenizer cannot encode 'b'"):
+        encode_all(tokenizer, ["b"])
+
+
 # --- pieces
 
 
@@ -105,6 +133,15 @@ def test_pieces_are_cut_at_every_safe_line_break_and_nowhere_else(trained, block
     blocks = [text[i : i + block] for i in range(0, len(text), block)]
     assert list(pieces(trained, blocks, 1)) == ["a\n", "b\n\nc\n d \ne\n", "f\n"]
     assert list(pieces(trained, blocks, 4)) == ["a\nb\n\nc\n d \ne\n", "f\n"]
+
+
+@pytest.mark.parametrize("token", [AddedToken("\nb"), AddedToken("b", lstrip=True), AddedToken("a", rstrip=True)])
+def test_added_tokens_that_reach_over_line_breaks_are_not_cut(trained, token):
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    tokenizer.add_tokens([token])
+    text = "a\nb\na\nb\n" * 3
+    cut = list(pieces(tokenizer, [text], 1))
+    assert [i for piece in cut for i in encode(tokenizer, piece)] == encode(tokenizer, text)
 
 
 def test_pieces_of_a_long_document_are_short(trained):

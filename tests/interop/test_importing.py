@@ -108,7 +108,7 @@ def test_special_tokens_go_all_the_way(published, tmp_path):
     run = import_huggingface(published, tmp_path / "run")
     write_derived(run, tmp_path / "derived", run.model)
     export(load_run(tmp_path / "derived"), tmp_path / "made")
-    (tmp_path / "run" / "special_tokens_map.json").write_text("{")
+    (tmp_path / "run" / "special_tokens_map.json").write_text("{}")
     with pytest.raises(BadInput, match="special_tokens_map.json' names no tokens of the run's tokenizer"):
         export(run, tmp_path / "damaged")
     read = lambda name: json.loads((tmp_path / "made" / name).read_text())
@@ -164,9 +164,19 @@ def test_special_tokens_beyond_the_embedding_stay_behind(call, published, tmp_pa
 )
 def test_what_is_no_chat_template_does_not_come_along(published, tmp_path, settings):
     (published / "tokenizer_config.json").write_text(json.dumps(settings))
-    (published / "chat_template.jinja").write_bytes(b"\xff")
     import_huggingface(published, tmp_path / "run")
     assert not (tmp_path / "run" / "chat_template.jinja").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer_config.json", b'{"chat_template": "x", "bos'), ("chat_template.jinja", b"\xff")],
+)
+def test_a_damaged_file_beside_the_tokenizer_is_refused(published, tmp_path, name, content):
+    (published / name).write_bytes(content)
+    with pytest.raises(BadInput, match=f"{name}' cannot be read"):
+        import_huggingface(published, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_into_an_empty_folder(published, tmp_path):
@@ -377,7 +387,7 @@ BAD = {
     "whole numbers": ("llama", tensors(lm_head__weight=ONES.astype(np.int8)), "is stored as I8, but must be one of"),
     "not finite": ("gpt2", tensors(transformer__h__0__attn__c_proj__weight=np.nan * ONES), "that are not finite"),
     "tied, but not equal": ("gpt2", tensors(lm_head__weight=np.ones((32, 16), np.float32)),
-        "tie_word_embeddings is true, but tensor 'lm_head.weight' differs from 'wte.weight'"),
+        "in config.json, or by default, but tensor 'lm_head.weight' differs from 'wte.weight'; false is right"),
     "pickle": ("gpt2", to_pickle, "in 'pytorch_model.bin', a pickle, which could run any program and is never read"),
     "no tensors": ("gpt2", lambda folder: (folder / TENSORS).unlink(), "has neither model.safetensors nor"),
     "pointer": ("gpt2", lambda folder: (folder / TENSORS).write_text("version https://git-lfs.github.com/spec/v1\n"),

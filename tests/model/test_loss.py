@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import LayerDropConfig, ReversibleConfig
+from diffeqformer.config import LayerDropConfig, RecursiveConfig, ReversibleConfig
 from diffeqformer.model.loss import loss_of_depths, loss_sum, next_token_loss
-from diffeqformer.ode.schemes import LieTrotter
+from diffeqformer.ode.schemes import LieTrotter, Residual
 from tests.models import TINY, Wrapped, model_of, tokens
 from tests.models import logits as compiled
 
@@ -122,6 +122,14 @@ def test_a_scheme_or_weights_of_ones_own_in_a_models_place_are_read_one_by_one()
     assert model.early_exits
     assert not model.replace(scheme=LieTrotter()).early_exits and not model.populate().early_exits
     assert not model.replace(weights=Wrapped(model.weights)).early_exits
+
+    class LongerSteps(Residual):
+        def advance(self, field, x, dt):
+            return LieTrotter.advance(self, field, x, dt)
+
+    assert not model.replace(scheme=LongerSteps()).early_exits
+    kept = dataclasses.replace(model.config, gradient=RecursiveConfig(2))
+    assert not kept.early_exits and not model.replace(config=kept).early_exits  # states of all depths are not kept
 
 
 def test_where_no_target_counts_the_loss_and_its_gradient_are_zero():

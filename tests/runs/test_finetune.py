@@ -131,6 +131,18 @@ def evaluate_on(result, model):
     return evaluate(model, tokens, block=4096).loss
 
 
+def test_what_is_made_of_a_run_knows_whether_its_first_model_was_imported(bases, tmp_path):
+    run = load_run(bases / "vanilla")
+    lifted, _ = lift_run(run, tmp_path / "lifted")
+    assert not run.from_imported and not lifted.from_imported and not load_run(tmp_path / "lifted").from_imported
+    tune = lambda base: dataclasses.replace(base, origin="fine-tuned", config=finetune_config(base, "run"))
+    assert not tune(lifted).from_imported and not tune(tune(lifted)).from_imported
+    imported = dataclasses.replace(run, origin="imported")
+    assert imported.from_imported and tune(imported).from_imported and tune(tune(imported)).from_imported
+    unknown = changed(tune(lifted).config, base__imported=None)  # of a version that did not write it
+    assert dataclasses.replace(lifted, config=unknown).from_imported
+
+
 def test_what_cannot_be_made_of_a_base_is_refused_before_training(bases, tmp_path):
     run = load_run(bases / "continuous")
     config = dataclasses.replace(run.config.model, scheme="midpoint")

@@ -22,7 +22,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
-from diffeqformer.training.depths import Pass, compute_of, depth_of_update, passes, together
+from diffeqformer.training.depths import Pass, compute_of, depth_of_update, largest_drawn, passes, together
 from diffeqformer.training.update import initial_state, make_update
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
@@ -208,6 +208,11 @@ def test_early_exits_take_one_pass_for_all_depths_of_a_sequence():
     assert passes(by_rows, None) == (Pass(6, 2), Pass(2, 2)) and compute_of(by_rows) == 50 * 4
     shared = changed(asked, model=replace(MODEL, weights="shared", scheme="residual"), depth__jitter=0.5)
     assert passes(shared, 3) == (Pass(6, 4), Pass(3, 4), Pass(2, 4))  # each with times of its own
+
+
+def test_memory_is_planned_for_the_update_that_takes_the_most_steps():
+    assert largest_drawn(config()) is None and largest_drawn(config(sample=(2, 9, 4))) == 9
+    assert largest_drawn(config(sample=(2, 9, 4), always=(9,))) == 4  # 9 and 4 are more than 9 alone
 
 
 @pytest.mark.parametrize(

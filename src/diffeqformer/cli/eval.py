@@ -43,6 +43,9 @@ class Arguments:
     state, such as 0.1)."""
     data: tuple[str, ...] = ()
     """Text files or globs; the run's own validation split if not given."""
+    text_field: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """The field of JSON lines, or the column of Parquet files, of --data that holds the text; the run's own
+    data.text_field if not given."""
     checkpoint: Which = "latest"
     """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     batch_size: int = setting(16, least=1, most=SIZES)
@@ -60,7 +63,7 @@ class Arguments:
 
 
 ONLY_TASKS = ("num_fewshot", "limit", "include_path", "gen_kwargs")
-NOT_TASKS = ("data", "tolerance", "early_exit")
+NOT_TASKS = ("data", "text_field", "tolerance", "early_exit")
 
 
 def run(words: Sequence[str], as_json: bool) -> None:
@@ -94,7 +97,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if thresholds and not steps and model.config.tolerance:
         raise BadInput(f"--early-exit is {arguments.early_exit}, but model.tolerance chooses the steps; give --steps.")
     require_depths(model, steps)  # before any text is read
-    tokens, text_bytes, mask = evaluation_text(opened, arguments.data, progress)
+    tokens, text_bytes, mask = evaluation_text(opened, arguments.data, progress, arguments.text_field)
     grids = steps or (None if model.config.tolerance else model.config.steps,)
     depths = (*grids, *(EarlyExit(grid, threshold) for grid in grids if grid for threshold in thresholds))
     batches = EvaluationBatches(tokens, model.config.context, arguments.batch_size, mask)
@@ -165,6 +168,8 @@ def _check(arguments: Arguments, steps: Sequence[int]) -> None:
         raise BadInput(f"--early-exit is {arguments.early_exit}, but --tolerance chooses the steps; give one.")
     if steps and tolerance is not None:
         raise BadInput(f"--tolerance is {tolerance:g}, but --steps {arguments.steps} asks for fixed steps; give one.")
+    if not arguments.data:
+        require_usual(arguments, ("text_field",), "without --data nothing reads it")
     tasks = arguments.tasks is not None
     not_read = (NOT_TASKS, "--tasks does not read it") if tasks else (ONLY_TASKS, "only --tasks reads it")
     require_usual(arguments, *not_read)

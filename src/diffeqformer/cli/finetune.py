@@ -101,7 +101,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     join(given.distributed)
     from diffeqformer.config import validate
     from diffeqformer.data.files import find_files
-    from diffeqformer.runs.finetune import RANK, finetune_config, usual_depth, usual_settings
+    from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train
 
@@ -112,10 +112,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
         find_files(given.data, "--data")  # before the base is read, which takes a while
     base = load_run(given.run, given.checkpoint, progress)
     # Options are read a second time, now that the base run's own settings are known as their defaults.
-    depth = usual_depth(base.config, given.method)
     usual = Settings(
         ModelSettings(base.config.model.dropout),
-        replace(depth, sample=given.depths or depth.sample),
+        _depth(base, given),
         _text(base, given),
         *usual_settings(base.config, lora),
     )
@@ -151,6 +150,18 @@ def _adapter_settings(given: Arguments) -> dict[str, object]:
         name, value = next(iter(found.items()))
         raise BadInput(f"--{name} is {value!r}, but --method full has no adapters; the others have.")
     return found
+
+
+def _depth(base: "Run", given: Arguments) -> DepthConfig:
+    """The depths of --depths, or those that the method draws from."""
+    from diffeqformer.runs.finetune import usual_depth
+
+    usual = usual_depth(base.config, given.method)
+    if not given.depths:
+        return usual
+    # Shares that are listed are those of the depths that they were listed with.
+    weights = usual.weights if isinstance(usual.weights, str) else "equal"
+    return replace(usual, sample=given.depths, weights=weights)
 
 
 def _text(base: "Run", given: Arguments) -> DataConfig:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 
 import tyro
 
+from diffeqformer.cli.words import joined, require_lists_once, separated, spelled
 from diffeqformer.config import (
     Config,
     KnotsConfig,
@@ -66,9 +67,10 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
             _require_own(part, words, f"{name}.")
     if {"-h", "--help"} & {*words}:
         default = _printable(default)
-    words = _joined(words, options)
+    words = joined(words, options)
     _require_known(words, list(options), prog)
-    words = _separated(_spelled(words, options), options)
+    require_lists_once(words, options)
+    words = separated(spelled(words, options), options)
     if not isinstance(default, ConfigArguments):  # where a list of a config's may be emptied
         _require_values(words, options)
     heard = io.StringIO()
@@ -198,49 +200,6 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
                     f"--{option} is given, but {prefix}{name} {getattr(chosen, 'kind', None)!r} has no such setting; "
                     f"{' and '.join(map(repr, readers))} {'has' if len(readers) == 1 else 'have'}."
                 )
-
-
-def _joined(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with text that starts with a dash, and is no option, written as its option's: `--prompt=--x`."""
-    joined: list[str] = []
-    for word in words:
-        before = joined[-1] if joined else ""
-        takes_text = before.startswith("--") and options.get(before[2:].replace("_", "-")) in (str, str | None)
-        name = word.partition("=")[0][2:].replace("_", "-")
-        if takes_text and word.startswith("-") and name not in ("help", *options):
-            joined[-1] = f"{before}={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _spelled(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with `true`, `false` and `null` as tyro spells them, where an option takes one of them for value."""
-    spelled, asked = [], False
-    for word in words:
-        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        if name:
-            asked = bool in get_args(options.get(name[2:].replace("_", "-")))
-        value = {"true": "True", "false": "False", "null": "None"}.get(value, value) if asked else value
-        spelled.append(name + equals + value)
-    return spelled
-
-
-def _separated(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with lists of numbers as tyro reads them, `--depth.always 2 4 8`, if given as `2,4,8` or `[2,4,8]`."""
-    separated, numbers = [], False
-    for word in words:
-        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        if name:
-            hint = options.get(name[2:].replace("_", "-"))
-            lists = [one for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
-            numbers = any(get_args(one)[0] in (int, float) for one in lists)
-        parts = [part.strip() for part in value.strip(" ,[]()").split(",")]  # `2, 4, 8` is three words, two with commas
-        if numbers and parts != [value] and all(parts):
-            separated += [*([name] if equals else []), *parts]
-        else:
-            separated.append(word)
-    return separated
 
 
 LONGEST = 400

@@ -59,6 +59,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if arguments.draft_length is not None and arguments.draft_steps is None:
         raise BadInput(f"--draft-length is {arguments.draft_length}, but without --draft-steps nothing is drafted.")
     from diffeqformer.data.encode import LostText
+    from diffeqformer.data.tokenizer import encode
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.sampling import continue_text, continue_text_with_drafts
 
@@ -66,7 +67,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     opened = load_run(arguments.run, arguments.checkpoint, progress)
     model = solved_by(opened.model, arguments.scheme)
     lost = LostText(opened.prompts, special=True)
-    lost.see(arguments.prompt, opened.prompts.encode(arguments.prompt, add_special_tokens=False).ids)
+    lost.see(arguments.prompt, encode(opened.prompts, arguments.prompt))
     if lost.share:
         progress.say(f"The tokenizer loses or changes {percent(lost.share, 1)} of the characters of the prompt")
     names = ("count", "seed", "steps", "temperature", "top_k", "top_p")

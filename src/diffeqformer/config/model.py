@@ -18,6 +18,7 @@ from diffeqformer.config.sections import (
     LoRAConfig,
     ModulationConfig,
     OwnConfig,
+    RecursiveConfig,
     SchemeConfig,
     SchemeSection,
     SharedConfig,
@@ -151,7 +152,9 @@ class ModelConfig:
         """Whether fewer steps are the first of more, so that one pass reads all depths (`Transformer.early_exits`)."""
         same = isinstance(self.weights, LayerDropConfig) and self.weights.early_exits
         same |= isinstance(self.weights, SharedConfig) and self.modulation is None
-        return same and isinstance(self.scheme, SchemeConfig) and self.scheme.kind == "residual"
+        residual = isinstance(self.scheme, SchemeConfig) and self.scheme.kind == "residual"
+        # A recursive backward pass keeps fewer states than a reading of all depths needs.
+        return same and residual and not isinstance(self.gradient, RecursiveConfig)
 
     @property
     def lora(self) -> LoRAConfig | None:

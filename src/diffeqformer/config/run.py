@@ -184,6 +184,9 @@ class BaseConfig:
     for each dyadic step."""
     system: str = ""
     """What the base is, for reports."""
+    imported: bool | None = None
+    """Whether the model that all began with was imported, so that the tokens that its tokenizer starts a text with
+    stand before prompts; taken for imported if not given."""
 
 
 @dataclass(frozen=True)

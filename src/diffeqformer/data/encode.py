@@ -7,7 +7,7 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 from diffeqformer.data.split import Part
-from diffeqformer.data.tokenizer import end_of_text, pieces
+from diffeqformer.data.tokenizer import encode, encode_all, end_of_text, pieces
 
 PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
@@ -31,9 +31,8 @@ def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[
     """The same with their tokens; the last piece of a document has end-of-text after it."""
     end = end_of_text(tokenizer)
     for batch in _batches(part, tokenizer):
-        encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-        for (text, last), encoding in zip(batch, encodings, strict=True):
-            yield text, last, [*encoding.ids, end] if last else encoding.ids
+        for (text, last), ids in zip(batch, encode_all(tokenizer, [text for text, _ in batch]), strict=True):
+            yield text, last, [*ids, end] if last else ids
 
 
 class LostText:
@@ -52,7 +51,7 @@ class LostText:
         if self._passed % BATCH_CHARACTERS < PIECE_CHARACTERS:
             if len(text) > PIECE_CHARACTERS:  # of what cannot be cut into pieces
                 text = text[:PIECE_CHARACTERS]
-                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+                ids = encode(self._tokenizer, text)
             known = [one for one in ids if one != self._unknown]
             told = self._tokenizer.decode(known, skip_special_tokens=not self._special)
             self._seen += len(text)

@@ -41,7 +41,7 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
     **Raises:** `Missing` for a file that is not there, a glob without a match; `BadInput` for a folder, or an unknown
     suffix.
     """
-    found = set()
+    found: dict[str, Path] = {}
     for pattern in patterns:
         path = path_of(pattern)
         # The name of a file may have brackets.
@@ -53,8 +53,9 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
             if path.is_dir() and not is_glob:
                 raise BadInput(f"{setting}: {pattern!r} is a folder; name its files, for example '{path}/*.txt'.")
             if not path.is_dir():
-                found.add(path.absolute())
-    for path in found:
+                here, itself = path.absolute(), os.path.realpath(path)  # a file counts once, however many links name it
+                found[itself] = min(here, found.get(itself, here))
+    for path in found.values():
         if path.exists() and not path.is_file():
             raise BadInput(f"{setting}: file {str(path)!r} cannot be read: it is not a regular file.")
         if not path.is_file():
@@ -65,7 +66,7 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
             raise BadInput(f"{setting}: file {str(path)!r} needs pyarrow to be read; {NEEDS_EXTRA}.")
     if not found:
         raise BadInput(f"{setting}: {', '.join(map(repr, patterns))} matches folders only; name files.")
-    return [TextFile.at(path) for path in sorted(found)]
+    return [TextFile.at(path) for path in sorted(found.values())]
 
 
 class Reader:
@@ -204,11 +205,17 @@ def require_field(fields: Iterable[str], text_field: str, where: str) -> None:
     names = list(fields)
     if text_field not in names:
         known = ", ".join(map(repr, names)) or "none"
-        raise BadInput(f"{where} has no field {text_field!r}, but {known}; name the right one as data.text_field.")
+        raise BadInput(
+            f"{where} has no field {text_field!r}, but {known}; name the right one as data.text_field (`eval`: "
+            "--text-field)."
+        )
 
 
 def _parse(line: str, where: str) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
+        # Text alone is read; Python refuses whole numbers of more than 4,300 digits.
+        return json.loads(line, parse_int=lambda digits: int(digits[:20]))
+    except RecursionError:
+        raise BadInput(f"{where} is nested too deeply to be read.") from None
+    except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {reason(error)}.") from None

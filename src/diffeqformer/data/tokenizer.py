@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from diffeqformer.config.bounds import MOST_ENTRIES
+from diffeqformer.data.beside import TOKENIZER_BYTES, settings_of, special_tokens
 from diffeqformer.errors import BadInput, reason
-from diffeqformer.plain import Document, is_utf8, shown
+from diffeqformer.plain import Document, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
@@ -20,12 +21,8 @@ ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜e
 """Names that published tokenizers give to the token that ends a document."""
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
-ADDED, SETTINGS = "added_tokens.json", "tokenizer_config.json"
-"""Beside the files of a vocabulary; tokenizer.json has itself what they say, unless it is older."""
-TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
-"""How the turns of a chat become one text, and the names of special tokens, as Transformers calls these files."""
-TOKENIZER_BYTES = 256 << 20
-"""Of a tokenizer's file."""
+ADDED = "added_tokens.json"
+"""Beside the files of a vocabulary; tokenizer.json has itself what it says, unless it is older."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
@@ -53,7 +50,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens.
+    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens, and no
+    merges that are left out at random.
 
     **Arguments:** `spec`, a `tokenizer.json`, a folder that holds `tokenizer.json`, or `vocab.json` and `merges.txt`,
     or `encoder.json` and `vocab.bpe` (GPT-2's own names), or else a name on the Hugging Face hub.
@@ -92,16 +90,47 @@ def ends_of_generation(tokenizer: Tokenizer) -> list[int]:
     return list(dict.fromkeys((end_of_text(tokenizer), *(i for i in others if i is not None))))
 
 
+def encode(tokenizer: Tokenizer, text: str, *, around: bool = False) -> list[int]:
+    """The tokens of a text; `around`, with those that the tokenizer puts before and after it.
+
+    **Raises:** `BadInput` if the tokenizer cannot encode it.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=around).ids
+    except BaseException as error:
+        if not _of_library(error):
+            raise
+        raise BadInput(
+            f"the tokenizer cannot encode {shown(text)}: {reason(error)}; it needs tokens for all that a text may "
+            "have, such as one for what is unknown, named by its unk_token or unk_id and in its vocabulary."
+        ) from None
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The same of many texts, over all cores."""
+    try:
+        return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    except BaseException as error:
+        if not _of_library(error):
+            raise
+        return [encode(tokenizer, text) for text in texts]  # of which one is named
+
+
+def _of_library(error: BaseException) -> bool:
+    """Whether it is an error of the tokenizers library: a bare exception, or a panic, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def leading(tokenizer: Tokenizer) -> list[int]:
     """The special tokens that the tokenizer puts before a text, such as Llama's `<s>`; none that it puts after one."""
-    whole, alone = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
+    whole, alone = encode(tokenizer, "a", around=True), encode(tokenizer, "a")
     starts = range(len(whole) - len(alone) + 1)
     return whole[: next((k for k in starts if whole[k : k + len(alone)] == alone), 0)]
 
 
 def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer, which puts no special tokens around a text in Transformers either."""
-    if len(tokenizer.encode("a").ids) == len(tokenizer.encode("a", add_special_tokens=False).ids):
+    if len(encode(tokenizer, "a", around=True)) == len(encode(tokenizer, "a")):
         return tokenizer
     return _plain_text(Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None})))
 
@@ -142,7 +171,8 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
     """Cut a document into pieces that tokenise, one after the other, exactly as the whole does.
 
     GPT-2's pre-tokenisation never joins a single line break with the non-space characters around it, so a cut after
-    such a line break changes nothing. A tokenizer that pre-tokenises in another way gets the document whole.
+    such a line break changes nothing. A tokenizer that pre-tokenises in another way, or has added tokens that reach
+    over line breaks, gets the document whole.
 
     **Arguments:** `document`, blocks of text; `characters`, the least length of a piece (but the last).
 
@@ -150,7 +180,9 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
     """
     pre = tokenizer.pre_tokenizer
     byte_level = isinstance(pre, pre_tokenizers.ByteLevel) and not pre.add_prefix_space and pre.use_regex
-    if not byte_level or tokenizer.normalizer is not None:
+    added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
+    across = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
+    if not byte_level or across or tokenizer.normalizer is not None:
         yield "".join(document)
         return
     rest, searched = "", 0
@@ -182,7 +214,7 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
         tokens = sorted(added.items(), key=lambda one: int(one[1]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
-    declared = _settings_of(file.parent).get("added_tokens_decoder")
+    declared = settings_of(file.parent).get("added_tokens_decoder")
     listed = [one for one in declared.values() if isinstance(one, dict)] if isinstance(declared, dict) else []
     said = {one["content"]: one for one in listed if isinstance(one.get("content"), str)}
     with_role = {*special_tokens(file.parent).values()}
@@ -207,7 +239,7 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
     """
     try:
         declared = sorted(
-            (int(number), dict(one)) for number, one in _settings_of(folder)["added_tokens_decoder"].items()
+            (int(number), dict(one)) for number, one in settings_of(folder)["added_tokens_decoder"].items()
         )
         missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -248,58 +280,12 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
-def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """What goes with a tokenizer from a folder that Transformers wrote, or a run's, to a run's: files by their names.
-
-    The chat template, a file there or one of the tokenizer's settings, of several the default one; and the names of the
-    special tokens, which templates use. Nothing of what cannot be read, or is not in the vocabulary.
-    """
-    found = special_tokens(folder)
-    special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
-    named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
-    return chat_template(folder) | named
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """The names of the tokens that begin and end a text, pad it, and stand for unknown ones, as far as said there."""
-    found: dict[str, str] = {}
-    # As Transformers, which reads the map of older versions only where the settings do not declare added tokens.
-    for file in (SETTINGS,) if "added_tokens_decoder" in _settings_of(folder) else (SETTINGS, SPECIAL):
-        for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
-            token = _settings_of(folder, file).get(role)
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str) and is_utf8(token):
-                found[role] = token
-    return found
-
-
-def chat_template(folder: Path) -> dict[str, str]:
-    """The chat template in such a folder, as a file by its name; nothing if none can be read."""
-    try:
-        found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
-    except (OSError, UnicodeDecodeError):
-        found = _settings_of(folder).get("chat_template")
-    if isinstance(found, list):
-        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    return {TEMPLATE: found} if isinstance(found, str) and is_utf8(found) else {}
-
-
-def _settings_of(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
-    """What is said beside a vocabulary; nothing if that cannot be read."""
-    try:
-        found = json.loads(read_small(folder / file, TOKENIZER_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _require_gpt2(folder: Path) -> None:
     """Check that a vocabulary without tokenizer.json is not said to be another class's: each cuts text in its own way.
 
     **Raises:** `BadInput` naming the class.
     """
-    kind = _settings_of(folder).get("tokenizer_class")
+    kind = settings_of(folder).get("tokenizer_class")
     if isinstance(kind, str) and not kind.startswith("GPT2"):
         raise BadInput(
             f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "
@@ -343,4 +329,6 @@ def _plain_text(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a document does not end it
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # merges left out at random: a text would have other tokens each time
     return tokenizer

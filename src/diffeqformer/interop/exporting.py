@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from diffeqformer.config.sections import LayerConfig
-from diffeqformer.data.tokenizer import SPECIAL, adding_nothing, chat_template, ends_of_generation, special_tokens
+from diffeqformer.data.beside import SPECIAL, chat_template, special_tokens
+from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous

@@ -21,7 +21,7 @@ from lm_eval.api.registry import register_model  # pyright: ignore[reportMissing
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from diffeqformer.config.bounds import whole
-from diffeqformer.data.tokenizer import ends_of_generation
+from diffeqformer.data.tokenizer import encode, ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
@@ -139,7 +139,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Tokens of a text, with the one that starts every text if this model has such a token."""
-        ids = self._prompts.encode(string, add_special_tokens=False).ids
+        ids = encode(self._prompts, string)
         return ids if add_special_tokens is False else started(self._start, ids)
 
     # The three requests.

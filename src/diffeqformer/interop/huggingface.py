@@ -114,8 +114,8 @@ class Published:
             return
         if not np.array_equal(self.tensors[head].read(), self.tensors[embedding].read()):
             raise BadInput(
-                f"folder {str(self.folder)!r}: {CONFIG} says that tie_word_embeddings is true, but tensor {head!r} "
-                f"differs from {embedding!r}."
+                f"folder {str(self.folder)!r}: tie_word_embeddings is true in {CONFIG}, or by default, but tensor "
+                f"{head!r} differs from {embedding!r}; false is right for a head of its own."
             )
 
 

@@ -8,15 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
-from diffeqformer.data.tokenizer import (
-    SPECIAL,
-    TEMPLATE,
-    beside_tokenizer,
-    end_of_text,
-    load_tokenizer,
-    vocabulary_size,
-    without_special,
-)
+from diffeqformer.data.beside import SPECIAL, TEMPLATE, beside_tokenizer
+from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size, without_special
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter

@@ -114,6 +114,7 @@ class LlamaSettings:
     attention_bias: bool = _only(False)
     mlp_bias: bool = _only(False)
     use_sliding_window: bool = _only(False)
+    partial_rotary_factor: float = _only(1.0)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Stored:
 
         **Raises:** `BadInput` if one of them is not finite.
         """
-        with safe_open(self.file, framework="numpy") as file:
+        with safe_open(self.file, framework="numpy") as file, np.errstate(over="ignore"):  # found below
             array = file.get_tensor(self.name).astype(np.float32)
         if not np.isfinite(array).all():
             raise BadInput(f"tensor {self.name!r} in {str(self.file)!r} has numbers that are not finite in float32.")

@@ -155,8 +155,9 @@ class Transformer(eqx.Module):
         """Whether fewer steps are the first of more, so that one pass reads all depths: layers of which N steps have
         the first N, or shared weights, with the scheme `residual`, whose steps are the same however many there are."""
         weights = self.weights
-        same = weights.early_exits if isinstance(weights, LayerDropWeights) else isinstance(weights, SharedWeights)
-        return same and isinstance(self.scheme, Residual)
+        # These classes themselves: what a user derives from them may do something else.
+        same = weights.early_exits if type(weights) is LayerDropWeights else type(weights) is SharedWeights
+        return same and type(self.scheme) is Residual and self.config.early_exits
 
     def replace(self, **changes: Any) -> "Transformer":
         """The same model with other parts, by name."""

@@ -119,7 +119,7 @@ def finetune_config(
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(
         run=folder,
-        base=BaseConfig(str(base.folder), checkpoint, base.step, method, system),
+        base=BaseConfig(str(base.folder), checkpoint, base.step, method, system, base.from_imported),
         model=adapted,
         depth=usual_depth(base.config, method) if depth is None else depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),

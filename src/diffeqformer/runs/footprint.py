@@ -25,7 +25,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.runs.collectives import Collective, collectives
 from diffeqformer.sharding import AXES, BATCH, bytes_on_each, laid_out, mesh_of, require_divisible, with_shardings
 from diffeqformer.training import factored
-from diffeqformer.training.depths import deepest_drawn, together
+from diffeqformer.training.depths import largest_drawn, together
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
 
@@ -60,8 +60,8 @@ class Footprint(NamedTuple):
 
 
 def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
-    """Compile the training update of `config` without running it, and read its memory plan: at the deepest that is
-    drawn, if depth is.
+    """Compile the training update of `config` without running it, and read its memory plan: of drawn depths, at the one
+    whose update takes the most steps.
 
     If not `compiled`, sizes alone are counted, which takes no time. Compiled for this machine's kind of device, or, if
     `config.mesh` asks for more devices than there are, for as many virtual CPUs, in a process of its own.
@@ -110,7 +110,7 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
         shape = (parts, config.trainer.batch_size // parts, context + 1)
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-        update, steps = make_update(config), deepest_drawn(config)
+        update, steps = make_update(config), largest_drawn(config)
         # `update` calls two compiled functions; planned is one program of both.
         lowered = jax.jit(lambda state, ids: update(state, ids, steps), donate_argnums=0).lower(state, ids)
         plan = lowered.compile(compiler_options=options).memory_analysis()
@@ -123,7 +123,7 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
 
 def _gradients(config: Config, model: Transformer) -> PyTree:
     """The gradients that an update has at one time."""
-    (trained, frozen), steps = split_trained(model, config.optimizer), deepest_drawn(config)
+    (trained, frozen), steps = split_trained(model, config.optimizer), largest_drawn(config)
     if not factored.stays_factored(config, model, steps):
         return trained
     populated, to_trained = factored.vjp(lambda trained: eqx.combine(trained, frozen).populate(steps), trained, steps)
@@ -134,7 +134,7 @@ def _generated(config: Config) -> PyTree:
     """Shapes of the weights of the whole grid as they meet activations; `None` if nothing generates them."""
     if config.model.time is None or config.model.tolerance:
         return None
-    steps, _ = together(config, deepest_drawn(config))[0]
+    steps, _ = together(config, largest_drawn(config))[0]
     narrow = lambda x: jnp.zeros(x.shape, config.model.compute_dtype)
     layers = lambda model: jax.tree.map(narrow, model.populate(steps).weights)
     return eqx.filter_eval_shape(layers, abstract(config.model))

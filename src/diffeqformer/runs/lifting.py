@@ -11,9 +11,10 @@ import numpy as np
 from diffeqformer.analysis.compression import second_moments
 from diffeqformer.analysis.leaving_out import kept_order
 from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
+from diffeqformer.data.beside import beside_tokenizer
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
-from diffeqformer.data.tokenizer import beside_tokenizer, load_tokenizer
+from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift, table_of, table_of_whole_steps
@@ -99,7 +100,9 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
         replace(
             run.config,
             run=str(to),
-            base=BaseConfig(str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1]),
+            base=BaseConfig(
+                str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1], imported=run.from_imported
+            ),
             model=model.config,
             depth=DepthConfig(),
             data=replace(run.config.data, tokenizer=str(to / files.TOKENIZER)),

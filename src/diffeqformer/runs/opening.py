@@ -35,16 +35,23 @@ class Run:
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
     @property
+    def from_imported(self) -> bool:
+        """Whether the model was imported, or made of one that was, over however many runs."""
+        if self.origin in ("trained", "imported"):
+            return self.origin == "imported"
+        return self.config.base.imported is not False
+
+    @property
     def start(self) -> list[int]:
         """The tokens that stand before every text, as an imported model was trained, and what was made of it; none of a
         model trained here."""
-        return [] if self.origin == "trained" else leading(self.tokenizer)
+        return leading(self.tokenizer) if self.from_imported else []
 
     @property
     def prompts(self) -> Tokenizer:
         """What encodes prompts: for an imported model, and what was made of it, special tokens that they name are such,
         so that a chat model's format can be written; for a model trained here they are text, as in its training."""
-        return self.tokenizer if self.origin == "trained" else reading_special_tokens(self.tokenizer)
+        return reading_special_tokens(self.tokenizer) if self.from_imported else self.tokenizer
 
     @property
     def which(self) -> Document:

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config.bounds import whole
-from diffeqformer.data.tokenizer import ends_of_generation
+from diffeqformer.data.tokenizer import encode, ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import Speculation, speculate
@@ -89,7 +89,7 @@ class Samples(Callback):
     def __init__(self, prompts: Sequence[str], tokenizer: Tokenizer, context: int):
         self.prompts, self.tokenizer = prompts, tokenizer
         for prompt in prompts:
-            if not 0 < (count := len(tokenizer.encode(prompt, add_special_tokens=False).ids)) < context:
+            if not 0 < (count := len(encode(tokenizer, prompt))) < context:
                 must = f"but must have between 1 and {context - 1}"
                 raise BadInput(f"trainer.samples has {shown(prompt)}, of {count} tokens, {must}.")
 
@@ -114,7 +114,7 @@ def _arguments(
     start: Sequence[int],
 ) -> tuple[jax.Array, int, jax.Array]:
     """Prompts, the number of new tokens, and a key."""
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids  # as the training text was
+    ids = encode(tokenizer, prompt)  # as the training text was
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
     ids = started(start, ids)
@@ -131,7 +131,7 @@ def _arguments(
 
 def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array) -> list[str]:
     """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
-    stops, before = ends_of_generation(tokenizer), tokenizer.encode(prompt, add_special_tokens=False).ids
+    stops, before = ends_of_generation(tokenizer), encode(tokenizer, prompt)
     known = tokenizer.decode(before)
     new = [list(takewhile(lambda token: token not in stops, row)) for row in np.asarray(drawn).tolist()]
     whole = [tokenizer.decode([*before, *row]) for row in new]

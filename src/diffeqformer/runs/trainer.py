@@ -16,10 +16,11 @@ import jax
 import numpy as np
 
 from diffeqformer.config import Config, validate
+from diffeqformer.data.beside import beside_tokenizer
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
-from diffeqformer.data.tokenizer import beside_tokenizer, end_of_text, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import Evaluation, evaluate
 from diffeqformer.model.build import Build, require_no_own

@@ -148,12 +148,14 @@ def _lines(run: "Run", data: Sequence[str], progress: Progress) -> str:
 
     **Raises:** `BadInput` if the run has no such text.
     """
+    from diffeqformer.data.tokenizer import encode
+
     tokens, length = inputs.evaluation_text(run, data, progress)[0], min(TOKENS, run.config.model.context)
     ids = inputs.of_one_document(run, tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length])
     decode = lambda some: run.tokenizer.decode(some.tolist())
     begin = next((i + 1 for i in range(len(ids) - length) if decode(ids[i : i + 1]).endswith("\n")), 0)
     # Tokens cut within a character leave bytes that decode to U+FFFD.
     text = decode(ids[begin : begin + length]).strip("\ufffd")
-    while len(run.tokenizer.encode(text, add_special_tokens=False).ids) > length:  # as pieces of other tokens
+    while len(encode(run.tokenizer, text)) > length:  # as pieces of other tokens
         text = text[:-1]
     return text

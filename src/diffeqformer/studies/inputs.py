@@ -1,7 +1,7 @@
 """What studies have in common before they compute: checks of arguments, a run's text, and where files go."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,7 +161,9 @@ def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
 
     **Raises:** `BadInput` if it is empty or longer than the model's context.
     """
-    ids = run.tokenizer.encode(text, add_special_tokens=False).ids  # as the training text was
+    from diffeqformer.data.tokenizer import encode
+
+    ids = encode(run.tokenizer, text)  # as the training text was
     if not ids:
         raise BadInput(f"{name} is {text!r}, which has no tokens; give some text.")
     context = run.config.model.context
@@ -197,13 +199,13 @@ def outputs_of(positions: int, given: int | None) -> tuple[int, ...]:
 
 
 def evaluation_text(
-    run: "Run", data: Sequence[str], progress: Progress
+    run: "Run", data: Sequence[str], progress: Progress, text_field: str | None = None
 ) -> tuple[np.ndarray, int | None, np.ndarray | None]:
     """The tokens of some files by the run's tokenizer; without files, of the run's own validation split.
 
     Where the run's text is not there any more, its tokens are read from their cache.
 
-    **Arguments:** `data`, paths or globs.
+    **Arguments:** `data`, paths or globs; `text_field`, of JSON lines and tables, the run's own if not given.
 
     **Returns:** tokens (tokens,); the UTF-8 bytes of the text; which tokens count as targets, (tokens,). Where not all
     do there is no number of bytes, else no mask.
@@ -216,7 +218,8 @@ def evaluation_text(
     from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_of
 
     if data:
-        return masked_tokens_of(data, run.config.data, load_tokenizer(run.folder / TOKENIZER), progress)
+        own = replace(run.config.data, text_field=text_field or run.config.data.text_field)
+        return masked_tokens_of(data, own, load_tokenizer(run.folder / TOKENIZER), progress)
     advice = "name a text to evaluate on with --data"
     if run.origin == "imported":
         holds = "holds an imported model, which has no text of its own"

@@ -44,11 +44,6 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
 
 
-def deepest_drawn(config: Config) -> int | None:
-    """The largest number of steps that an update is drawn at; `None` if none is."""
-    return max(config.depth.drawn, default=None)
-
-
 def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
 
@@ -81,6 +76,12 @@ def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
     if isinstance(weights, LayerDropConfig) and weights.landings:
         return Pass(*depths[0]), *(Pass(1, rows) for _, rows in depths[1:])
     return (Pass(*depths[0], readings=len(depths)),)
+
+
+def largest_drawn(config: Config) -> int | None:
+    """The number of steps drawn whose update takes the most, with those of `depth.always`; `None` if none is drawn."""
+    taken = lambda drawn: sum(one.steps * one.sequences for one in passes(config, drawn))
+    return max(config.depth.drawn, key=lambda drawn: (taken(drawn), drawn), default=None)
 
 
 def compute_of(config: Config) -> int:

@@ -196,7 +196,7 @@ def freed_config(sharing: Config, folder: str, updates: int) -> Config:
     from diffeqformer.runs.results import name_of_run
 
     model = adapted_config(sharing.model, sharing.model.steps, become="dyadic", lora=None)
-    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing)[1])
+    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing)[1], imported=False)
     own = {"run": folder, "optimizer.schedule": "cosine", "optimizer.warmup_fraction": FREED_WARMUP}
     return with_values(with_length(replace(sharing, model=model, base=base), updates, sharing.trainer.seed), own)
 

@@ -1,0 +1,76 @@
+"""What lies beside a tokenizer as Transformers writes it: settings, names of special tokens, the chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from diffeqformer.errors import BadInput, reason
+from diffeqformer.plain import is_utf8
+from diffeqformer.store.regular import read_small
+
+SETTINGS = "tokenizer_config.json"
+TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
+"""How the turns of a chat become one text, and the names of special tokens, as Transformers calls these files."""
+TOKENIZER_BYTES = 256 << 20
+"""Of a tokenizer's file."""
+
+
+def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """What goes with a tokenizer from a folder that Transformers wrote, or a run's, to a run's: files by their names.
+
+    The chat template, a file there or one of the tokenizer's settings, of several the default one; and the names of the
+    special tokens, which templates use. Nothing of what cannot be read, or is not in the vocabulary.
+    """
+    found = special_tokens(folder)
+    special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
+    named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
+    return chat_template(folder) | named
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The names of the tokens that begin and end a text, pad it, and stand for unknown ones, as far as said there."""
+    found: dict[str, str] = {}
+    # As Transformers, which reads the map of older versions only where the settings do not declare added tokens.
+    for file in (SETTINGS,) if "added_tokens_decoder" in settings_of(folder) else (SETTINGS, SPECIAL):
+        for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            token = settings_of(folder, file).get(role)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str) and is_utf8(token):
+                found[role] = token
+    return found
+
+
+def chat_template(folder: Path) -> dict[str, str]:
+    """The chat template in such a folder, as a file by its name; nothing if there is none.
+
+    **Raises:** `BadInput` if it cannot be read.
+    """
+    try:
+        found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
+    except FileNotFoundError:
+        found = settings_of(folder).get("chat_template")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"file {str(folder / TEMPLATE)!r} cannot be read: {reason(error)}.") from None
+    if isinstance(found, list):
+        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return {TEMPLATE: found} if isinstance(found, str) and is_utf8(found) else {}
+
+
+def settings_of(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
+    """What a file beside a vocabulary says; nothing if it is not there.
+
+    **Raises:** `BadInput` if it cannot be read: what it declares would be lost.
+    """
+    try:
+        found = json.loads(read_small(folder / file, TOKENIZER_BYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(
+            f"file {str(folder / file)!r} cannot be read as JSON: {reason(error)}; mend it, or take it away if nothing "
+            "that it declares is needed."
+        ) from None
+    return found if isinstance(found, dict) else {}
