@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 Kind = Literal[
-    "gpt", "diffeqformer", "elastic", "layerdrop", "exits", "shared", "loop", "nested", "corrected", "dyadic",
-    "freed", "drawn", "first-recipe",
+    "gpt", "diffeqformer", "elastic", "layerdrop", "exits", "landings", "shared", "loop", "nested", "corrected",
+    "dyadic", "freed", "drawn", "first-recipe",
 ]  # fmt: skip
 """Shipped configs, each `depth-KIND`; `freed` is `depth-sharing`, of which each dyadic step then gets its own block."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")

@@ -30,6 +30,7 @@ NAMES = {
     f"diffeqformer{SAME_COMPUTE}": "DiffEqFormer of that depth, same compute",
     "layerdrop": "LayerDrop",
     "exits": "early exits, all depths from one pass",
+    "landings": "early exits with last layers of their own",
     "loop": "LoopFormer-style",
     "shared": "shared weights",
     "nested": "nested layers, all depths in every update",
@@ -216,7 +217,8 @@ def _changes(records: Sequence[Record]) -> Iterator[Row]:
 def _rivals(records: Sequence[Record]) -> Iterator[Row]:
     elastic = means(records, "elastic")
     for kind in (
-        "layerdrop", "exits", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn", "first-recipe",
+        "layerdrop", "exits", "landings", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn",
+        "first-recipe",
     ):  # fmt: skip
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
