@@ -100,6 +100,8 @@ def test_early_exits_are_read_in_one_pass_as_if_in_one_for_each_depth(weights, o
              if equation.primitive.name == "scan"]  # fmt: skip
     landings = isinstance(weights, LayerDropConfig) and weights.landings
     assert trips == ([5, 2, 4] if not one_pass else [4, 1, 1, 1] if landings else [5])
+    if not one_pass:  # then they are what the other depths' tests read
+        return
     both = jax.jit(jax.value_and_grad(loss))
     apart = jax.jit(jax.value_and_grad(lambda model: _one_by_one(model, ids, depths, 0.3)))
     for a, b in zip(jax.tree.leaves(both(model)), jax.tree.leaves(apart(model)), strict=True):
