@@ -34,7 +34,10 @@ KINDS = KINDS | {
     ),
     "time, llama, nested norm, macaron": dataclasses.replace(KINDS["time, llama, nested norm"], scheme="macaron"),
     "nested layers, corrected": dataclasses.replace(
-        KINDS["vanilla"], weights=LayerDropConfig(5, nested=True, rank=2), scheme="residual", final_norm_halvings=2
+        KINDS["vanilla"],
+        weights=LayerDropConfig(5, nested=True, rank=2, landings=True),
+        scheme="residual",
+        final_norm_halvings=2,
     ),
     "layers left out": dataclasses.replace(KINDS["vanilla"], weights="layerdrop", horizon="unit"),
     "head norms": dataclasses.replace(LLAMA, field=LlamaConfig(head_norms=True)),

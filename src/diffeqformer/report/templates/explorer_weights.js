@@ -59,7 +59,8 @@ const weightsOf = (run, arrays) => {
   };
   const layerOf = ({ t, index, steps }) => {
     const layers = weights.kept.length;
-    return steps ? weights.kept[steps - 1][index] : Math.min(Math.floor(Math.round(1e9 * t * layers) / 1e9), layers - 1);
+    const at = steps ? index : Math.min(Math.floor(Math.round(1e9 * t * layers) / 1e9), layers - 1);
+    return weights.kept[(steps || layers) - 1][at];
   };
   const rowOf = (unit, { index, node }) => {
     const nodes = weights.nodes[unit.split(".")[0]];
@@ -76,7 +77,7 @@ const weightsOf = (run, arrays) => {
     const [a, b] = [arrays[`${name}.corrections.a`], arrays[`${name}.corrections.b`]];
     const [lengths, rows, inputs, rank] = a.shape;
     const outputs = b.shape[3];
-    overLength(length || (weights.kept ? 1 / rows : 0), lengths).forEach((share, j) => c.forEach((value, k) => {
+    overLength(length || (weights.kept ? 1 / weights.kept.length : 0), lengths).forEach((share, j) => c.forEach((value, k) => {
       if (share * value) for (let i = 0; i < inputs; i += 1) for (let r = 0; r < rank; r += 1) {
         const by = share * value * a.values[((j * rows + k) * inputs + i) * rank + r];
         const from = ((j * rows + k) * rank + r) * outputs;
