@@ -357,6 +357,7 @@ BAD = {
         "rope_type is 'linear', but must be one of 'default', 'llama3'"),
     "theta is no number": ("llama", rope(rope_theta=float("nan")), "rope_theta is nan, but must be"),
     "part rotated": ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, but must be 1.0"),
+    "part rotated, outside": ("llama", change(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, but must"),
     "two ropes": ("llama", change(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         "rope_parameters has rope_type 'default', but another place has 'linear'; keep one of them"),
     "two ropes, one of an older name": ("llama", change(rope_scaling={"type": "linear", "factor": 4.0}),
@@ -386,6 +387,8 @@ BAD = {
     "hidden of another width": ("gpt2", change(n_inner=32), "has shape (16, 64), but config.json asks for (16, 32)"),
     "whole numbers": ("llama", tensors(lm_head__weight=ONES.astype(np.int8)), "is stored as I8, but must be one of"),
     "not finite": ("gpt2", tensors(transformer__h__0__attn__c_proj__weight=np.nan * ONES), "that are not finite"),
+    "not finite in float32": ("gpt2", tensors(transformer__h__0__attn__c_proj__weight=1e300 * ONES.astype(float)),
+        "that are not finite in float32"),
     "tied, but not equal": ("gpt2", tensors(lm_head__weight=np.ones((32, 16), np.float32)),
         "in config.json, or by default, but tensor 'lm_head.weight' differs from 'wte.weight'; false is right"),
     "pickle": ("gpt2", to_pickle, "in 'pytorch_model.bin', a pickle, which could run any program and is never read"),
@@ -404,6 +407,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # which a person would see before the sentence
 @pytest.mark.parametrize(("kind", "edit", "sentence"), BAD.values(), ids=BAD.keys())
 def test_what_cannot_be_imported_is_refused_in_one_sentence(call, tmp_path, kind, edit, sentence):
     folder = write(tmp_path / "published", CONFIGS[kind], golden(kind).tensors)

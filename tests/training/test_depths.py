@@ -213,6 +213,9 @@ def test_early_exits_take_one_pass_for_all_depths_of_a_sequence():
 def test_memory_is_planned_for_the_update_that_takes_the_most_steps():
     assert largest_drawn(config()) is None and largest_drawn(config(sample=(2, 9, 4))) == 9
     assert largest_drawn(config(sample=(2, 9, 4), always=(9,))) == 4  # 9 and 4 are more than 9 alone
+    weights = LayerDropConfig(9, nested=True, order=tuple(range(9)))
+    exits = changed(config(sample=(2, 9, 4), always=(9,)), model=replace(MODEL, weights=weights, scheme="residual"))
+    assert largest_drawn(exits) == 4  # nine steps in any case, but two readings
 
 
 @pytest.mark.parametrize(

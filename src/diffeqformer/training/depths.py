@@ -79,9 +79,14 @@ def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
 
 
 def largest_drawn(config: Config) -> int | None:
-    """The number of steps drawn whose update takes the most, with those of `depth.always`; `None` if none is drawn."""
-    taken = lambda drawn: sum(one.steps * one.sequences for one in passes(config, drawn))
-    return max(config.depth.drawn, key=lambda drawn: (taken(drawn), drawn), default=None)
+    """The number of steps drawn whose update takes the most, then reads the most, with those of `depth.always`; `None`
+    if none is drawn."""
+
+    def taken(drawn: int) -> tuple[int, int, int]:
+        run = passes(config, drawn)
+        return sum(one.steps * one.sequences for one in run), sum(one.readings for one in run), drawn
+
+    return max(config.depth.drawn, key=taken, default=None)
 
 
 def compute_of(config: Config) -> int:
