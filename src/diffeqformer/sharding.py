@@ -35,7 +35,7 @@ AnyMesh = Mesh | AbstractMesh
 BATCH = ("data", "fsdp")
 """Axes that sequences are divided over."""
 
-RULES: tuple[tuple[str, tuple[P, ...]], ...] = (
+LAYOUTS: tuple[tuple[str, tuple[P, ...]], ...] = (
     # The end of a weight's path, and how its last axes are sharded: the first layout whose axes can be divided.
     # Adafactor's second moments: a vector for each matrix, whole on every device.
     (r"v_(row|col)\..*", (P(),)),
@@ -243,7 +243,7 @@ def by_path(tree: PyTree) -> dict[str, Any]:
 def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
     """The layout of the weight at a path."""
     name = name_of_path(path)
-    layouts = next(layouts for end, layouts in RULES if re.search(rf"(^|\.)({end})$", name))
+    layouts = next(layouts for end, layouts in LAYOUTS if re.search(rf"(^|\.)({end})$", name))
     whole = (None,) * len(shape)
     for layout in layouts:
         # Layouts are of the last axes; those before them, of layers, knots or nodes, are whole.

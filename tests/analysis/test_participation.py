@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.participation import over_depth, participation
+from diffeqformer.analysis.participation import participation, variation_over_depth
 from diffeqformer.analysis.tuned_lens import TunedLens, tuned_lens
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.model.loss import next_token_loss
@@ -70,10 +70,10 @@ def test_what_matrices_do_over_depth_counts_steps_by_their_length():
     model = model_of(dataclasses.replace(TINY, weights="layer", steps=3))
     table = model.weights.table(model.grid(), model.scheme.nodes)
     whole, halved = (
-        over_depth(table, np.array([0.5, 0.25, 0.25])),
-        over_depth(jax.tree.map(lambda leaf: leaf[np.array([0, 0, 1, 2])], table), np.full(4, 0.25)),
+        variation_over_depth(table, np.array([0.5, 0.25, 0.25])),
+        variation_over_depth(jax.tree.map(lambda leaf: leaf[np.array([0, 0, 1, 2])], table), np.full(4, 0.25)),
     )
-    for one, other, equal in zip(whole, halved, over_depth(table, np.full(3, 1 / 3)), strict=True):
+    for one, other, equal in zip(whole, halved, variation_over_depth(table, np.full(3, 1 / 3)), strict=True):
         np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-9)
         assert not np.allclose(list(one.values()), list(equal.values()), rtol=1e-3)
 

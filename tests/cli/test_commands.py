@@ -10,7 +10,7 @@ import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import ToleranceConfig, dump_yaml, read_yaml, validate
+from diffeqformer.config import LoRAConfig, ToleranceConfig, dump_yaml, read_yaml, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
@@ -116,6 +116,12 @@ def test_a_run_at_drawn_depths_tells_of_each(call, place, tmp_path):
 def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
     for words in (["--model.tied", word], [f"--model.tied={word}"]):
         assert arguments_from(["quickstart-llama", *words], "train", ConfigArguments).settings.model.tied is tied
+
+
+@pytest.mark.parametrize("kind", ["layer", "knots", "dyadic"])
+def test_a_setting_of_adapters_adds_them(kind):
+    words = ["quickstart-gpt", "--model.weights", kind, "--model.weights.lora.rank", "2"]
+    assert arguments_from(words, "train", ConfigArguments).settings.model.lora == LoRAConfig(2)
 
 
 def test_lists_of_numbers_may_have_commas():

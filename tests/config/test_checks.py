@@ -125,6 +125,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spacing": "dyadic", "first_step": 0.5}, "model.spacing is 'dyadic', but model.first_step is 0.5: depth is "),
     ({"spacing": "dyadic", "weights": "layer"}, "model.spacing is 'dyadic', but model.weights is 'layer': steps of se"),
     ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),
+    (
+        {"weights": {"kind": "knots", "average": True}, "scheme": "diffrax:Tsit5", "tolerance": {"rtol": 1e-3}},
+        "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times",
+    ),
 ]
 ACCEPTED: list[dict[str, Any]] = [
     *({"scheme": scheme} for scheme in SCHEMES),
@@ -143,15 +147,16 @@ ACCEPTED: list[dict[str, Any]] = [
 
 LAYERS = {"weights": {"kind": "layerdrop", "layers": 4}, "scheme": "residual", "horizon": "steps", "steps": 4}
 NESTED = LAYERS | {"weights": {"kind": "layerdrop", "nested": True}}
-ADAPTIVE = {"scheme": "diffrax:Tsit5", "tolerance": {"rtol": 1e-3}}
 
 
 @pytest.mark.parametrize(("settings", "sentence"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
 def test_refused(settings, sentence):
-    with pytest.raises(BadInput) as refusal:
-        validate(from_dict(Config, {"model": settings}))
-    message = str(refusal.value)
-    assert sentence in message and message.endswith((".", "?"))
+    """In a whole config, and in a model's alone, as `build` takes it."""
+    for check in (validate, lambda config: validate_model(config.model)):
+        with pytest.raises(BadInput) as refusal:
+            check(from_dict(Config, {"model": settings}))
+        message = str(refusal.value)
+        assert sentence in message and message.endswith((".", "?"))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +170,6 @@ def test_refused(settings, sentence):
             NESTED | {"steps": 2, "edges": [0, 0.1, 1]},
             {},
             "model.edges is .*, but model.weights.nested keeps layers by",
-        ),
-        (
-            ADAPTIVE | {"weights": {"kind": "knots", "average": True}},
-            {},
-            "model.weights.average is True, but model.tol",
         ),
         ({}, {"optimizer": {"rule_roles": ["norm"]}}, "optimizer.rule_roles is norm, but optimizer.rule is 'adamw'"),
     ],

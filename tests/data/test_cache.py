@@ -105,7 +105,7 @@ def test_long_documents_pack_as_whole_ones_do(tmp_path, files_config, progress, 
     monkeypatch.setattr(encode, "PIECE_CHARACTERS", 50)
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 120)
     cut = prepare(files_config(path, cache=str(tmp_path / "other")), progress)
-    assert cut.fingerprint == whole.fingerprint and cut.folder != whole.folder
+    assert cut.folder.name == whole.folder.name and cut.folder != whole.folder
     assert np.array_equal(cut.train, whole.train) and np.array_equal(cut.validation, whole.validation)
     assert cut.statistics == whole.statistics and cut.tokenizer.to_str() == whole.tokenizer.to_str()
 
@@ -131,7 +131,7 @@ def test_a_sound_cache_is_reused(files_config, progress, monkeypatch):
 
 def test_the_fingerprint_follows_corpus_tokenizer_and_version(tmp_path, files_config, progress, monkeypatch):
     def of(**settings):
-        return prepare(files_config(**settings), progress).fingerprint
+        return prepare(files_config(**settings), progress).folder.name
 
     prepare(files_config(), progress).tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = [of(), of(tokenizer_vocabulary=281), of(split_seed=1), of(tokenizer=str(tmp_path))]
@@ -181,17 +181,17 @@ def test_losing_a_race_uses_the_other_processs_cache(tmp_path, files_config, pro
     other = prepare(files_config(cache=str(tmp_path / "other")), progress)
     if not sound:
         flip(other.folder / "train.bin")
-    build, marked = module._build, tmp_path / "cache" / other.fingerprint / "theirs"
+    build, marked = module._build, tmp_path / "cache" / other.folder.name / "theirs"
 
     def build_while_another_finishes(folder, *rest):
         build(folder, *rest)
-        shutil.copytree(other.folder, folder.parent / other.fingerprint)
+        shutil.copytree(other.folder, folder.parent / other.folder.name)
         marked.write_text("")
 
     monkeypatch.setattr(module, "_build", build_while_another_finishes)
     cache = prepare(files_config(), progress)
     assert marked.exists() == sound
-    assert len(cache.train) and names(tmp_path / "cache") == [other.fingerprint]
+    assert len(cache.train) and names(tmp_path / "cache") == [other.folder.name]
 
 
 def test_losing_a_race_at_the_rename_uses_the_other_processs_cache(tmp_path, files_config, progress, monkeypatch):
@@ -204,7 +204,7 @@ def test_losing_a_race_at_the_rename_uses_the_other_processs_cache(tmp_path, fil
 
     monkeypatch.setattr(os, "rename", rename_too_late)
     cache = prepare(files_config(), progress)
-    assert np.array_equal(cache.train, other.train) and names(tmp_path / "cache") == [other.fingerprint]
+    assert np.array_equal(cache.train, other.train) and names(tmp_path / "cache") == [other.folder.name]
 
 
 @pytest.mark.parametrize("stop", ["write_whole", "_pack", "_signature", "sync_folder"])
@@ -231,7 +231,7 @@ def test_what_a_killed_process_left_is_removed_and_what_lives_is_kept(tmp_path, 
     lock = os.open(living, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     cache = prepare(files_config(), progress)
-    assert names(root) == [living.name, cache.fingerprint] and names(living) == ["train.bin"]
+    assert names(root) == [living.name, cache.folder.name] and names(living) == ["train.bin"]
     os.close(lock)
 
 

@@ -122,7 +122,7 @@ def test_a_cache_holds_problems_their_mask_and_how_many_targets_count(tmp_path, 
         assert np.array_equal(prepare(config, progress).validation_mask, tokens.validation_mask)
     other = prepare(DataConfig(source="puzzle", puzzle=HopsConfig(nodes=5, queries=4, seed=1, **settings),
                                cache=str(tmp_path)), progress)  # fmt: skip
-    assert other.fingerprint != tokens.fingerprint and other.content != tokens.content
+    assert other.folder != tokens.folder and other.content != tokens.content
 
 
 def test_a_damaged_mask_is_seen(tmp_path, progress):

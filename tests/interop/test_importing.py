@@ -47,7 +47,18 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     opened, given = load_run(run), golden(kind)
     assert opened.step == 0 and opened.config.model.vocabulary == 32
     assert np.abs(logits(opened.model, given.ids) - given.logits).max() <= STATES
+    informed = call("info", run, "--json")
+    assert informed.status == 0, informed.err
+    counts = json.loads(informed.out)["models"]["this model"]["parameters"]
+    assert counts["stored"] == document["parameters"] == sum(array.size for array in given.tensors.values())
+    sampled = call("sample", run, "--prompt", "the cat", "--tokens", 5)
+    assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
 
+
+@pytest.mark.parametrize("kind", ["llama"], indirect=True)
+def test_commands_take_the_run_with_a_text_or_say_that_it_has_none(call, published, tmp_path, text):
+    run = tmp_path / "run"
+    assert call("import", published, "--to", run).status == 0
     found = json.loads(call("eval", run, "--data", text, "--json").out)
     (row,) = found["evaluations"]
     assert row["tokens"] == 120 and math.isfinite(row["loss"])
@@ -55,14 +66,8 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     assert refused.status == 2 and "has no text of its own; name a text to evaluate on with --data." in refused.err
     assert call("analyze", "steps", run, "--texts", 2).err == refused.err
     assert call("analyze", "steps", run, "--texts", 2, "--data", text).status == 0
-    sampled = call("sample", run, "--prompt", "the cat", "--tokens", 5)
-    assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
     sampled = call("sample", run, "--prompt", "the catfish", "--tokens", 5)
     assert "The tokenizer loses or changes 72.7 % of the characters of the prompt" in sampled.err
-    informed = call("info", run, "--json")
-    assert informed.status == 0, informed.err
-    counts = json.loads(informed.out)["models"]["this model"]["parameters"]
-    assert counts["stored"] == document["parameters"] == sum(array.size for array in given.tensors.values())
     assert "holds an imported model" in call("train", run / "config.yaml").err
 
 
@@ -71,20 +76,32 @@ def test_a_table_for_people_and_progress(call, published, tmp_path):
     assert called.status == 0 and "parameters" in called.out and "Reading the tensors" in called.err
 
 
+TEMPLATE = "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}\u00e9{% endfor %}"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"], indirect=True)
 @pytest.mark.parametrize("place", ["file", "settings", "several"])
-def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text, place):
-    """Into the run, what is lifted or fine-tuned from it, and the folder that is exported again."""
-    template, settings = "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}\u00e9{% endfor %}", {}
+def test_a_chat_template_comes_along(call, published, tmp_path, place):
+    settings = {}
     if place == "file":
-        (published / "chat_template.jinja").write_text(template)
+        (published / "chat_template.jinja").write_text(TEMPLATE)
     elif place == "settings":
-        settings = {"chat_template": template}
+        settings = {"chat_template": TEMPLATE}
     else:
-        named = [{"name": "tool_use", "template": "another"}, {"name": "default", "template": template}]
+        named = [{"name": "tool_use", "template": "another"}, {"name": "default", "template": TEMPLATE}]
         settings = {"chat_template": named}
     path = published / "tokenizer_config.json"
     settings |= json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(settings))
+    called = call("import", published, "--to", tmp_path / "run")
+    assert called.status == 0, called.err
+    assert (tmp_path / "run" / "chat_template.jinja").read_text() == TEMPLATE
+
+
+@pytest.mark.parametrize("kind", ["llama"], indirect=True)
+def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text):
+    """Into what is lifted or fine-tuned from the run, and the folder that is exported again."""
+    (published / "chat_template.jinja").write_text(TEMPLATE)
     runs = [tmp_path / name for name in ("run", "lifted", "tuned")]
     text.write_text("\n".join([" ".join(WORDS * 10)] * 4))
     words = ["--data", text, "--trainer.updates", 1, "--trainer.batch-size", 1, "--data.validation-fraction", 0.5]
@@ -94,7 +111,7 @@ def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text, place
         called = call(*one)
         assert called.status == 0, called.err
     for folder in (*runs, tmp_path / "made"):
-        assert (folder / "chat_template.jinja").read_text() == template
+        assert (folder / "chat_template.jinja").read_text() == TEMPLATE
 
 
 def test_special_tokens_go_all_the_way(published, tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
 from diffeqformer.model.lift import aligned, lift, table_of_whole_steps
 from diffeqformer.ode.field import Block
+from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
@@ -127,7 +129,7 @@ def test_aligned_layers_compute_what_they_did_and_are_nearer(kind):
 def with_adapters(model):
     section = LoRAConfig(2)
     config = replace(model.config, weights=dataclasses.replace(model.config.weights, lora=section))
-    return model.replace(weights=model.weights.adapted(section, KEY), config=config)
+    return model.replace(weights=model.weights.changed(partial(attach, lora=section, key=KEY)), config=config)
 
 
 BAD = {

@@ -2,11 +2,19 @@ import dataclasses
 
 import equinox as eqx
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import ModelConfig, TimeConfig
+from diffeqformer.config import (
+    DyadicConfig,
+    KnotsConfig,
+    LayerDropConfig,
+    ModelConfig,
+    ModulationConfig,
+    TimeConfig,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
@@ -179,3 +187,36 @@ def test_rows_that_serve_all_steps_stand_beside_rows_of_each_step(whole, last):
     gradient = jax.grad(lambda weights: next_token_loss(mixed.replace(weights=weights), tokens()))(mixed.weights)
     other = "feed_forward" if whole == "attention" else "attention"
     assert (abs(getattr(getattr(gradient.rows, other), last).weight).max((1, 2)) > 0).all()  # all steps' rows learn
+
+
+def _products(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"]
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from _products(inner)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY,
+        dataclasses.replace(TINY, weights=TimeConfig(d_emb=3, frequencies=2, kind="time-shared-mlp")),
+        dataclasses.replace(TINY, weights=KnotsConfig(knots=4, average=True, rank=2)),
+        dataclasses.replace(TINY, weights=KnotsConfig(knots=4, basis="cubic")),
+        dataclasses.replace(TINY, weights=DyadicConfig(), scheme="residual"),
+        dataclasses.replace(TINY, weights=LayerDropConfig(layers=6, nested=True, rank=2), scheme="residual"),
+        dataclasses.replace(TINY, weights="shared", modulation=ModulationConfig(knots=3, halvings=2)),
+    ],
+    ids=lambda config: config.weights.kind,
+)
+def test_weights_are_products_in_float32_where_the_default_is_less(config):
+    model = model_of(config)
+    traced = lambda edges: model.weights.table(Grid.of(edges), model.scheme.nodes)
+    taken = [jax.make_jaxpr(lambda: model.weights.table(Grid.of(3), model.scheme.nodes))()]
+    if isinstance(config.weights, TimeConfig | KnotsConfig) or config.modulation:
+        taken.append(jax.make_jaxpr(traced)(jnp.asarray([0.0, 0.2, 0.7, 1.0])))
+    found = [precision for jaxpr in taken for precision in _products(jaxpr.jaxpr)]
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    assert all(precision == highest for precision in found)
+    assert found or isinstance(config.weights, DyadicConfig)  # rows as they are: no product

@@ -368,7 +368,7 @@ def test_figures_hold_the_data():
         (text.number(None), "–"), (text.number(-1234.5, 1), "−1,234.5"), (text.signed(-1234.5, 1), "−1,234.5"),
         (text.signed(0.344, 2), "+0.34"), (text.signed(math.nan, 2), "not finite"),
         (text.compact(-12345), "−12.3\u00a0k"),
-        (text.together("5 % or 50 %d"), "5\u00a0% or 50\u00a0%d"), (text.join(["a", "b", "c"]), "a, b and c"),
+        (text.unbroken("5 % or 50 %d"), "5\u00a0% or 50\u00a0%d"), (text.join(["a", "b", "c"]), "a, b and c"),
     ],
 )  # fmt: skip
 def test_numbers_are_written(written, wanted):

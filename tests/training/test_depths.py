@@ -22,7 +22,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
-from diffeqformer.training.depths import Pass, compute_of, depth_of_update, largest_drawn, passes, together
+from diffeqformer.training.depths import Pass, compute_of, depth_of_update, largest_drawn, passes, trained_depths
 from diffeqformer.training.update import initial_state, make_update
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
@@ -167,8 +167,8 @@ def test_features_are_smooth_by_default_where_depths_are_drawn(weights, given, s
 
 def test_an_update_trains_at_the_depths_that_it_always_trains_at_too():
     asked = config(sample=(3, 4), always=(2, 6))
-    assert together(asked, 3) == ((6, 4), (3, 4), (2, 4)) and together(asked, 2) == ((6, 4), (2, 4))
-    assert together(config(sample=(3, 4)), 3) == ((3, 4),) and asked.trained_at == (2, 3, 4, 6)
+    assert trained_depths(asked, 3) == ((6, 4), (3, 4), (2, 4)) and trained_depths(asked, 2) == ((6, 4), (2, 4))
+    assert trained_depths(config(sample=(3, 4)), 3) == ((3, 4),) and asked.trained_at == (2, 3, 4, 6)
     assert not asked.depth.alone and config(sample=(3, 4)).depth.alone
     assert compute_of(changed(asked, depth__weights=(1.0, 1.0))) == 50 * 8 + sum(
         drawn(50, sample=(3, 4), always=(2, 6))
@@ -223,12 +223,12 @@ def test_memory_is_planned_for_the_update_that_takes_the_most_steps():
 )
 def test_depths_share_the_rows_of_each_part_of_a_batch(shares, rows):
     asked = changed(config(2, sample=(4, 6, 2), weights=shares, together="rows"), trainer__batch_size=8)
-    assert together(asked, None) == tuple(zip((6, 4, 2), rows, strict=True))
+    assert trained_depths(asked, None) == tuple(zip((6, 4, 2), rows, strict=True))
 
 
 def test_an_update_by_rows_is_one_over_the_rows_of_each_depth():
     asked = config(sample=(2, 4), weights=(1.0, 3.0), together="rows")
-    assert together(asked, None) == ((4, 3), (2, 1)) and depth_of_update(asked)(0) is None
+    assert trained_depths(asked, None) == ((4, 3), (2, 1)) and depth_of_update(asked)(0) is None
     assert compute_of(asked) == 50 * (4 * 3 + 2) / 4
     state, model = initial_state(asked), initial_state(asked).model
     _, measured = make_update(asked)(state, IDS)

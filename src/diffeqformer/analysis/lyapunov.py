@@ -191,7 +191,7 @@ def flow_and_transpose(
 
     def flow(first: Array) -> Array:
         found = _flow(model, ids, _Tangents(model, output, inputs, first, keep=False))
-        return model.scheme.state(found.carried).swapaxes(-1, -2)
+        return model.scheme.state(found.observed).swapaxes(-1, -2)
 
     images, transpose = jax.vjp(flow, first)
     # A `Partial` is a pytree, which a compiled function can return; `vjp`'s own returns a tuple of one.

@@ -114,7 +114,7 @@ def participation(
             stage.advance(1)
     loss, kl, echo, squares, moved = sums
     squares, (attention, feed_forward) = squares / len(texts), np.sqrt(moved / len(texts))
-    energy, rank = over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
+    energy, rank = variation_over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
     even = math.log(model.embedding.tokens.shape[0])
     own = np.asarray(grid.edges), loss, kl, np.sqrt(squares), attention, feed_forward
     return Participation(*own, energy, rank, echo, even)
@@ -134,7 +134,7 @@ def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid
     )
 
 
-def over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict[str, float], dict[str, float]]:
+def variation_over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict[str, float], dict[str, float]]:
     """Energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name.
 
     **Arguments:** `table`, whose rows may serve all steps; `lengths` of the steps, the shares that they count.

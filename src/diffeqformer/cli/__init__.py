@@ -211,9 +211,9 @@ def _require_verb(verb: str) -> None:
 def module_of(verb: str) -> "ModuleType | Verb":
     """What runs a verb: a module with its `Arguments` and `run`, or a `Verb` with studies."""
     if verb in ("analyze", "bench", "report", "reproduce"):
-        from diffeqformer.cli.study import STUDIES
+        from diffeqformer.cli.study import STUDY_VERBS
 
-        return STUDIES[verb]
+        return STUDY_VERBS[verb]
     return importlib.import_module(f"diffeqformer.cli.{MODULES.get(verb, verb)}")
 
 

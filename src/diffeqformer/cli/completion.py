@@ -8,7 +8,7 @@ import tyro
 
 from diffeqformer.cli.output import print_json
 from diffeqformer.cli.parse import options_of, parse
-from diffeqformer.cli.study import STUDIES, Verb
+from diffeqformer.cli.study import STUDY_VERBS, Verb
 from diffeqformer.config import shipped_configs
 
 ALWAYS = ("--help", "--json", "--debug")
@@ -42,7 +42,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
     from diffeqformer.cli import VERBS
 
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
-    known |= {verb: (*one.known, *ALWAYS) for verb, one in STUDIES.items()}
+    known |= {verb: (*one.known, *ALWAYS) for verb, one in STUDY_VERBS.items()}
     for command, cls in commands():
         known |= _words(command, cls, tuple(shipped_configs()) if command in ("train", "info") else ())
     return known

@@ -45,7 +45,7 @@ def _keep_standard_output() -> None:
     sys.stdout = os.fdopen(own, "w")
 
 
-def shown() -> Progress:
+def progress_of_main() -> Progress:
     """Progress on the terminal, of the main process only."""
     from diffeqformer.runs.distributed import is_main
 

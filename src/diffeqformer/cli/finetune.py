@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffeqformer.cli.distributed import Distributed, join, shown
+from diffeqformer.cli.distributed import Distributed, join, progress_of_main
 from diffeqformer.cli.parse import options_of, parse, positional_first
 from diffeqformer.cli.train import show
 from diffeqformer.config import (
@@ -107,7 +107,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     own = _adapter_settings(given)
     lora = replace(LoRAConfig(RANK), **own) if own or given.method == "lora" else None
-    progress = shown()
+    progress = progress_of_main()
     if given.data:
         find_files(given.data, "--data")  # before the base is read, which takes a while
     base = load_run(given.run, given.checkpoint, progress)

@@ -16,8 +16,6 @@ import tyro
 from diffeqformer.cli.words import joined, require_lists_once, separated, spelled
 from diffeqformer.config import (
     Config,
-    KnotsConfig,
-    LayerConfig,
     LoRAConfig,
     ModelConfig,
     OwnConfig,
@@ -60,7 +58,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     **Raises:** `BadInput` with what is wrong as one sentence.
     """
     options = options_of(cls)
-    if hasattr(default, "settings"):
+    if isinstance(default, ConfigArguments):
         for name in ("model", "data", "optimizer"):  # which have choices
             part, words = chosen_sections(getattr(default.settings, name), words, f"{name}.")
             default = dataclasses.replace(default, settings=dataclasses.replace(default.settings, **{name: part}))
@@ -176,9 +174,8 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         if section := next((one for one in sections if options & options_of(one, f"{prefix}{name}.").keys()), None):
             part = dataclasses.replace(part, **{name: section()})
     lora = options & options_of(LoRAConfig, "model.weights.lora.").keys()
-    weights = part.weights if isinstance(part, ModelConfig) else None
-    if lora and isinstance(weights, LayerConfig | KnotsConfig) and weights.lora is None:
-        part = dataclasses.replace(part, weights=dataclasses.replace(weights, lora=LoRAConfig()))
+    if lora and isinstance(part, ModelConfig) and getattr(part.weights, "lora", lora) is None:
+        part = dataclasses.replace(part, weights=dataclasses.replace(part.weights, lora=LoRAConfig()))
     return part, left
 
 

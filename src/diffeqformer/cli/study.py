@@ -123,7 +123,7 @@ class Verb:
         )
 
 
-STUDIES = {
+STUDY_VERBS = {
     verb.name: verb
     for verb in (
         Verb(

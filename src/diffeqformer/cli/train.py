@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffeqformer.cli.distributed import Distributed, join, shown
+from diffeqformer.cli.distributed import Distributed, join, progress_of_main
 from diffeqformer.cli.output import human, print_json, print_table
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
 from diffeqformer.config import Config, validate
@@ -36,10 +36,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if not any(word.partition("=")[0] == "--run" for word in words):
         _require_own_folder(Path(given.config), given.settings.run)
     join(given.distributed)
-    config = validate(given.settings)
+    config = validate(given.settings)  # `train` does so too, for callers from Python
     from diffeqformer.runs.trainer import train
 
-    progress = shown()
+    progress = progress_of_main()
     if given.dry_run:
         return _rehearse(config, progress, as_json)
     show(train(config, progress), progress, as_json)

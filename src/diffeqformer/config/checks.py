@@ -62,11 +62,6 @@ def validate(config: Config) -> Config:
             f"model.weights has {layers} layers, of which fewer steps leave some out, but updates or readings are at "
             f"{deepest} steps; raise model.weights.layers, or lower model.steps, depth.sample and depth.always."
         )
-    if m.tolerance and isinstance(m.weights, KnotsConfig) and m.weights.average:
-        raise BadInput(
-            "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times, "
-            "not means over steps."
-        )
     if o.rule == "adamw" and o.rule_roles != OptimizerConfig().rule_roles:
         raise BadInput(
             f"optimizer.rule_roles is {', '.join(o.rule_roles) or 'empty'}, but optimizer.rule is 'adamw', which moves "
@@ -229,6 +224,11 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     _require_countable("weights", "steps, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
+    if m.tolerance and isinstance(m.weights, KnotsConfig) and m.weights.average:
+        raise BadInput(
+            "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times, "
+            "not means over steps."
+        )
     if isinstance(m.weights, LayerDropConfig):
         w, layers = m.weights, m.weights.layers or m.steps
         if w.rank and not w.nested:

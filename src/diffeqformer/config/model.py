@@ -7,11 +7,9 @@ from typing import Literal
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, setting
 from diffeqformer.config.sections import (
     DropoutConfig,
-    DyadicConfig,
     FieldConfig,
     GPTConfig,
     GradientSection,
-    KnotsConfig,
     LayerConfig,
     LayerDropConfig,
     LlamaConfig,
@@ -98,19 +96,17 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
-        own = self.field.kv_heads if isinstance(self.field, LlamaConfig | OwnConfig) else None
-        return own or self.heads
+        return getattr(self.field, "kv_heads", None) or self.heads
 
     @property
     def head_width(self) -> int:
         """Width of a head."""
-        own = self.field.head_width if isinstance(self.field, LlamaConfig | OwnConfig) else None
-        return own or self.width // self.heads
+        return getattr(self.field, "head_width", None) or self.width // self.heads
 
     @property
     def final_norm_epsilon(self) -> float:
         """Epsilon of the final norm."""
-        own = self.field.final_norm_epsilon if isinstance(self.field, LlamaConfig | OwnConfig) else None
+        own = getattr(self.field, "final_norm_epsilon", None)
         return self.norm_epsilon if own is None else own
 
     @property
@@ -159,7 +155,7 @@ class ModelConfig:
     @property
     def lora(self) -> LoRAConfig | None:
         """Low-rank adapters beside the weights, if there are any."""
-        return self.weights.lora if isinstance(self.weights, LayerConfig | KnotsConfig | DyadicConfig) else None
+        return getattr(self.weights, "lora", None)
 
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:

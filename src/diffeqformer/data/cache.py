@@ -43,7 +43,7 @@ class TokenCache:
     """
 
     folder: Path
-    fingerprint: str
+    """Named by the fingerprint of text, split and tokenizer."""
     tokenizer: Tokenizer
     train: np.memmap
     validation: np.memmap
@@ -306,7 +306,6 @@ def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
     masks = {s: np.memmap(folder / f"{s}.mask", bool, "r") for s in SPLITS if f"{s}.mask" in meta["files"]}
     return TokenCache(
         folder=folder,
-        fingerprint=folder.name,
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=train,
         validation=validation,

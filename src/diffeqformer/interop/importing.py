@@ -18,18 +18,18 @@ from diffeqformer.model.count import parameters
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.runs import folder as files
+from diffeqformer.runs import folder as run_folder
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.store.folders import SUMS, becoming, require_free, require_space
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 
 SENTENCEPIECE = "tokenizer.model"
-MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, files.CONFIG)
+MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, run_folder.CONFIG)
 """What is fetched from the hub; the last makes a repository a run."""
 RUN_FILES = (
-    files.CONFIG, files.TOKENIZER, TEMPLATE, SPECIAL, files.DATA, files.IMPORTED, files.METRICS, files.RESULTS,
-    f"{files.CHECKPOINTS}/*",
+    run_folder.CONFIG, run_folder.TOKENIZER, TEMPLATE, SPECIAL, run_folder.DATA, run_folder.IMPORTED,
+    run_folder.METRICS, run_folder.RESULTS, f"{run_folder.CHECKPOINTS}/*",
 )  # fmt: skip
 LEARNING_RATE = 1e-4
 """What fine-tuning starts from, since nobody knows what the model was trained with: cautious at GPT-2's size."""
@@ -58,7 +58,7 @@ def import_huggingface(
     repository = Repository.named(folder)
     if repository is not None:
         folder = fetch(repository, (*MODEL_FILES, *TOKENIZER_FILES))
-        if (folder / files.CONFIG).is_file() and not (folder / CONFIG).is_file():
+        if (folder / run_folder.CONFIG).is_file() and not (folder / CONFIG).is_file():
             for name, given in (("adapter", adapter), ("context", context)):
                 if given is not None:
                     raise BadInput(f"{name} is {given!r}, but {repository.name} is a run, which is copied as it is.")
@@ -67,7 +67,7 @@ def import_huggingface(
     tokenizer, own = _tokenizer_of(published, progress), published.config.context
     if context is not None and not 1 <= context <= own:
         raise BadInput(f"context is {context}, but must be between 1 and {own}, that of the model.")
-    data = DataConfig(tokenizer=str(run / files.TOKENIZER))
+    data = DataConfig(tokenizer=str(run / run_folder.TOKENIZER))
     with becoming(run, "run folder", "importing", keep_lock=True) as aside:
         require_space(aside, 4 * parameters(published.config).stored, "the run")
         model = published.read(progress)
@@ -78,8 +78,8 @@ def import_huggingface(
             origin = {"folder": str(published.folder), "model_type": published.model_type}
             origin |= {} if adapter is None else {"adapter": str(adapter)}
             origin |= {"hub": repository.name} if repository else {}
-            more = {files.IMPORTED: json.dumps(origin, indent=1) + "\n"}
-            files.write_model(
+            more = {run_folder.IMPORTED: json.dumps(origin, indent=1) + "\n"}
+            run_folder.write_model(
                 aside, config, tokenizer, model, None, more | beside_tokenizer(published.folder, tokenizer)
             )
             stage.advance(1)
@@ -106,10 +106,10 @@ def _tokenizer_of(published: Published, progress: Progress) -> Tokenizer:
     """The tokenizer that lies beside the model, found to fit it, without special tokens that have no embedding,
     such as one for padding that was never trained."""
     folder = published.folder
-    if (folder / SENTENCEPIECE).is_file() and not (folder / files.TOKENIZER).is_file():
+    if (folder / SENTENCEPIECE).is_file() and not (folder / run_folder.TOKENIZER).is_file():
         raise BadInput(
-            f"folder {str(folder)!r} has its tokenizer in {SENTENCEPIECE} only, which is not read; "
-            f"AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of Transformers writes {files.TOKENIZER}."
+            f"folder {str(folder)!r} has its tokenizer in {SENTENCEPIECE} only, which is not read; AutoTokenizer"
+            f".from_pretrained(FOLDER).save_pretrained(FOLDER) of Transformers writes {run_folder.TOKENIZER}."
         )
     tokenizer = load_tokenizer(folder)
     end_of_text(tokenizer)

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -24,7 +25,7 @@ from diffeqformer.interop.huggingface import TABLE, Place, places
 from diffeqformer.interop.tensors import Stored, no_tensors, read_json, require_folder, save, tensors_in
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import AdaptedLinear
-from diffeqformer.ode.lora import linear_maps
+from diffeqformer.ode.lora import attach, linear_maps
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.store.files import write_whole
 from diffeqformer.store.folders import require_sums, write_sums
@@ -154,7 +155,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     # alpha / rank stays PEFT's scale, whatever rank modules side by side have together.
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
-    weights = model.weights.adapted(lora, jax.random.key(0))
+    weights = model.weights.changed(partial(attach, lora=lora, key=jax.random.key(0)))
     for name, halves in found.items():
         adapter = linear_maps(weights.layers)[name].adapter
         a, b = _side_by_side(halves, np.zeros(adapter.a.shape, np.float32), np.zeros(adapter.b.shape, np.float32))

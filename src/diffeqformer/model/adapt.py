@@ -1,6 +1,7 @@
 """A trained model as the start of another: populated at any depth, with adapters or without."""
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights import AdaptableWeights, DyadicWeights
 from diffeqformer.ode.weights.dyadic import freed
 from diffeqformer.sharding import by_path
@@ -100,7 +102,7 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         model = model.replace(weights=own)
     if config.lora:
         assert isinstance(model.weights, AdaptableWeights)
-        model = model.replace(weights=model.weights.adapted(config.lora, key))
+        model = model.replace(weights=model.weights.changed(partial(attach, lora=config.lora, key=key)))
     shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
     made = abstract(config)
     wanted, found = shapes(made), shapes(model)

@@ -60,18 +60,18 @@ def loss_sum(
 
     **Returns:** a `LossSum`, float32.
     """
-    ids, counts = _counts(model, ids, mask)
+    ids, counted = _counted(model, ids, mask)
     solution = model.integrate(ids[:, :-1], steps=steps, key=key)
     states = model.normalise(solution.state, steps)
-    nats, number = _nats(model, states, ids[:, 1:], counts, block), counts.sum().astype(wide(states.dtype))
+    nats, number = _nats(model, states, ids[:, 1:], counted, block), counted.sum().astype(wide(states.dtype))
     evaluations = solution.evaluations
     if isinstance(steps, EarlyExit):
-        taken = jnp.where(counts, solution.carry.taken[..., 0], 0).sum().astype(number.dtype) / jnp.maximum(number, 1)
+        taken = jnp.where(counted, solution.carry.taken[..., 0], 0).sum().astype(number.dtype) / jnp.maximum(number, 1)
         evaluations = model.scheme.evaluations.times(taken)
     return LossSum(nats, number, evaluations)
 
 
-def _counts(model: Transformer, ids: Array, mask: Array | None) -> tuple[Array, Array]:
+def _counted(model: Transformer, ids: Array, mask: Array | None) -> tuple[Array, Array]:
     """The ids, and which targets count; all ids are checked here, since the last of a row is a target alone.
 
     **Raises:** `BadInput` for ids that are no batch of at least two, or a mask that is not of their targets.
@@ -95,7 +95,7 @@ def _nats(
     model: Transformer,
     states: Float[Array, "batch position width"],
     targets: Int[Array, "batch position"],
-    counts: Bool[Array, "batch position"],
+    counted: Bool[Array, "batch position"],
     block: int,
     teacher: Teacher | None = None,
     share: float = 0.0,
@@ -106,9 +106,9 @@ def _nats(
     """
     block = whole("block", block, 1)
     taught = (teacher.states,) if teacher is not None and share else ()
-    flat = [x.reshape(-1, *x.shape[2:]) for x in (states, targets, counts, *taught)]
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (states, targets, counted, *taught)]
 
-    def of_block(states: Array, targets: Array, counts: Array, *taught: Array) -> Array:
+    def of_block(states: Array, targets: Array, counted: Array, *taught: Array) -> Array:
         logits = constrain(model.unembed(states), BATCH, "tensor")
         at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
         if taught and teacher is not None:
@@ -116,7 +116,7 @@ def _nats(
             expected = (jax.lax.stop_gradient(told) * logits).sum(axis=-1)
             # Cross-entropy is linear in the target's distribution, which sums to 1: one logsumexp serves both parts.
             at_target = (1 - share) * at_target + share * expected
-        return jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
+        return jnp.where(counted, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
     positions, parts = len(flat[1]), batch_parts()  # of the devices; each divides its own positions into blocks
     if positions % parts:  # rows that one depth was drawn for need not divide
@@ -177,14 +177,14 @@ def loss_of_depths(
     to divide by, those counted if not given: of the whole batch, where `ids` are a part of one; the others as for
     `loss_sum`.
     """
-    (ids, counts), taught = _counts(model, ids, mask), None
+    (ids, counted), taught = _counted(model, ids, mask), None
     if teacher is not None and distill:
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))
     nats: list[Array] = []
     for states in _readings(model, ids[:, :-1], depths, key):
-        nats.append(_nats(model, states, ids[:, 1:], counts, block, taught, distill))
+        nats.append(_nats(model, states, ids[:, 1:], counted, block, taught, distill))
         taught = Teacher(model, jax.lax.stop_gradient(states)) if taught is None else taught
-    total, number = sum(nats[1:], nats[0]), jnp.maximum(counts.sum(), 1) if count is None else count
+    total, number = sum(nats[1:], nats[0]), jnp.maximum(counted.sum(), 1) if count is None else count
     return total / (len(depths) * number.astype(total.dtype))
 
 
@@ -217,12 +217,13 @@ def loss_of_rows(
     **Arguments:** `rows`, how many each of `depths` has, from the first on; the others, `settings` too, as for
     `loss_of_depths`.
     """
-    ends, (ids, counts) = np.cumsum(rows)[:-1], _counts(model, ids, mask)
+    ends, (ids, counted) = np.cumsum(rows)[:-1], _counted(model, ids, mask)
     # Of the whole batch, not of each part: the parts' losses then add up to its mean.
-    count = jnp.maximum(counts.sum(), 1) if count is None else count
-    parts = zip(jnp.split(ids, ends), jnp.split(counts, ends), strict=True)
+    count = jnp.maximum(counted.sum(), 1) if count is None else count
+    parts = zip(jnp.split(ids, ends), jnp.split(counted, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
+        # Its probe is a number then, which `_readings` leaves as it is.
         loss_of_depths(_probed(model, number), *part, depths=(steps,), key=key, count=count, **settings)
         for number, (part, steps, key) in enumerate(zip(parts, depths, keys, strict=True))
     ]).sum()  # fmt: skip

@@ -200,7 +200,10 @@ class Transformer(eqx.Module):
         return Grid.of(steps, self.config.first_step, self.config.spacing)
 
     def table(self, grid: Grid) -> BlockWeights:
-        """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation."""
+        """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation.
+
+        For what takes steps one by one; a forward pass has its weights cast by `solve`.
+        """
         table = self.weights.table(grid, self.scheme.nodes)
         return jax.tree.map(partial(jnp.asarray, dtype=self._compute_dtype), table)
 

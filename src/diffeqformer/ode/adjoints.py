@@ -32,7 +32,7 @@ class Flow(NamedTuple):
     field_at: Callable[[BlockWeights, PyTree], SplitField]
     """From a step's weights and keys to the field's halves."""
     scheme: Scheme
-    length: Callable[[Array | None], Length]
+    dt: Callable[[Array | None], Length]
     """A step's length, from its own entry of the lengths (`None` if all are equal)."""
     table: BlockWeights
     given: PyTree
@@ -42,17 +42,17 @@ class Flow(NamedTuple):
     def step(self, row: BlockWeights, given: PyTree, carry: PyTree) -> PyTree:
         """What is carried out of a step of these weights, keys and length."""
         keys, own = given
-        return self.scheme.step(self.field_at(row, keys), carry, self.length(own))
+        return self.scheme.step(self.field_at(row, keys), carry, self.dt(own))
 
     def step_of(self, index: int | Array, carry: PyTree) -> PyTree:
         """What is carried out of step `index`."""
         return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
 
-    def through(self, carry: PyTree, first: int | Array, length: int) -> PyTree:
-        """What is carried out of `length` steps, from step `first` on."""
+    def through(self, carry: PyTree, first: int | Array, count: int) -> PyTree:
+        """What is carried out of `count` steps, from step `first` on."""
         # Over indices into the whole table: a scan over a part of its rows would first copy that part.
         one = lambda carry, now: (self.step_of(now, carry), None)
-        return jax.lax.scan(one, carry, first + jnp.arange(length, dtype=jnp.int32))[0]
+        return jax.lax.scan(one, carry, first + jnp.arange(count, dtype=jnp.int32))[0]
 
 
 @runtime_checkable
@@ -107,32 +107,32 @@ class Recursive(Checkpointed):
         """What is carried out of the last step."""
         step, steps = flow.step, flow.steps
 
-        def divided(first: int | Array, length: int) -> tuple[Array, int, int | Array, int]:
-            """Where the parts of equal length start, their length, and where the rest starts, and its length."""
+        def divided(first: int | Array, count: int) -> tuple[Array, int, int | Array, int]:
+            """Where parts of equally many steps start, how many these are, and the same of the rest."""
             # Rounded up: at most `checkpoints` parts, and a rest that is shorter than a part.
-            part = -(-length // self.checkpoints)
-            whole = length // part
-            return first + part * jnp.arange(whole, dtype=jnp.int32), part, first + part * whole, length - part * whole
+            part = -(-count // self.checkpoints)
+            whole = count // part
+            return first + part * jnp.arange(whole, dtype=jnp.int32), part, first + part * whole, count - part * whole
 
-        def advance(weights: tuple, carry: PyTree, first: int | Array, length: int) -> PyTree:
+        def advance(weights: tuple, carry: PyTree, first: int | Array, count: int) -> PyTree:
             table, given = weights
-            return flow._replace(table=table, given=given).through(carry, first, length)
+            return flow._replace(table=table, given=given).through(carry, first, count)
 
-        def forward(weights: tuple, carry: PyTree, first: int | Array, length: int) -> tuple[PyTree, tuple]:
-            """What is carried out of `length` steps, and into each part of them and into the rest."""
-            starts, part, rest, left = divided(first, length)
+        def forward(weights: tuple, carry: PyTree, first: int | Array, count: int) -> tuple[PyTree, tuple]:
+            """What is carried out of `count` steps, and into each part of them and into the rest."""
+            starts, part, rest, left = divided(first, count)
             end, into = jax.lax.scan(lambda carry, at: (advance(weights, carry, at, part), carry), carry, starts)
             return advance(weights, end, rest, left), (into, end)
 
-        def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: int | Array, length: int) -> tuple:
-            """Cotangents of what is carried, and of the table, from after `length` steps to before them."""
-            starts, part, rest, left = divided(first, length)
+        def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: int | Array, count: int) -> tuple:
+            """Cotangents of what is carried, and of the table, from after `count` steps to before them."""
+            starts, part, rest, left = divided(first, count)
             into, end = kept
 
-            def through(cotangents: tuple, carry: PyTree, first: int | Array, length: int) -> tuple:
+            def through(cotangents: tuple, carry: PyTree, first: int | Array, count: int) -> tuple:
                 # Known in tracing: each level of the recursion becomes a loop inside that of the level above.
-                if length > 1:
-                    return pull_back(weights, forward(weights, carry, first, length)[1], cotangents, first, length)
+                if count > 1:
+                    return pull_back(weights, forward(weights, carry, first, count)[1], cotangents, first, count)
                 cotangent, total = cotangents
                 row, own = (row_of_step(tree, first) for tree in weights)
                 change, cotangent = jax.vjp(lambda row, carry: step(row, own, carry), row, carry)[1](cotangent)
@@ -194,7 +194,7 @@ class Reconstructing(Checkpointed):
                 keys, own = row_of_step(given, now)
                 field_of = lambda row: flow.field_at(row, keys)
                 carry, cotangent, change = scheme.pull_back(
-                    field_of, row_of_step(table, now), carry, cotangent, flow.length(own)
+                    field_of, row_of_step(table, now), carry, cotangent, flow.dt(own)
                 )
                 return (carry, cotangent, _add_to_row(total, now, change)), None
 

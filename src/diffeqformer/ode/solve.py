@@ -32,7 +32,7 @@ class Solution(NamedTuple):
     """Evaluations of the vector field that it took."""
     kept: PyTree = None
     """What an observer kept of each step, stacked."""
-    carried: PyTree = None
+    observed: PyTree = None
     """What an observer carried to the end."""
     cache: KeyValueCache | None = None
     """Keys and values, stacked over steps and the attention evaluations of each, if a cache was given."""
@@ -126,18 +126,16 @@ def solve(
     constant = serves_all(table)
     # Cast before the loop, the gradients of shared weights would be summed over steps in bfloat16.
     in_each_step = constant and cache is None and until is None
-    if precision is not None and not in_each_step:
-        table = jax.tree.map(lambda leaf: leaf.astype(precision), table)
+    cast = lambda tree: tree if precision is None else jax.tree.map(lambda leaf: leaf.astype(precision), tree)
+    table = table if in_each_step else cast(table)
     table, with_nodes = _without_single_nodes(table if constant else repeated(table, steps))
     if cache is not None:
         table, with_nodes = _in_bits(table, with_nodes)
     # A row that serves all steps is closed over; to be scanned it would have to be repeated for each.
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
-    if precision is not None and in_each_step:
-        whole = with_nodes
-        with_nodes = lambda row: jax.tree.map(lambda leaf: leaf.astype(precision), whole(row))
+    row_of = (lambda row: cast(with_nodes(row))) if in_each_step else with_nodes
     given = keys, lengths
-    flow = Flow(lambda row, keys: split(field, scheme, with_nodes(row), keys), scheme, dt, table, given, steps)
+    flow = Flow(lambda row, keys: split(field, scheme, row_of(row), keys), scheme, dt, table, given, steps)
     way: Adjoint = adjoint or Plain()
     solution = lambda carry, *others: Solution(scheme.state(carry).astype(x.dtype), evaluations, *others, carry=carry)
 
@@ -154,7 +152,7 @@ def solve(
     def body(now: PyTree, each: tuple) -> tuple[PyTree, PyTree]:
         (carry, carried, cache), (row, (step_keys, own), index) = now, each
         record = Record(cache, index)
-        row = with_nodes(first if constant else row)
+        row = row_of(first if constant else row)
         carry, seen = take_step(field, scheme, row, carry, dt(own), step_keys, record, window)
         if observer is None:
             return (carry, None, record.cache), None

@@ -28,7 +28,7 @@ from diffeqformer.plain import Document, clean
 from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
 from diffeqformer.report.table import Table, named
 from diffeqformer.report.terms import terms_of
-from diffeqformer.report.text import together
+from diffeqformer.report.text import unbroken
 from diffeqformer.store.files import write_output
 
 ENVIRONMENT = Environment(
@@ -49,12 +49,12 @@ def code(text: str) -> Markup:
     A “token” in quotation marks stays as it is: its backticks are the user's own.
     """
     marked = re.sub(
-        "(“[^”]*”)|`([^`]+)`", lambda found: found[1] or f"<code>{found[2]}</code>", str(escape(together(clean(text))))
+        "(“[^”]*”)|`([^`]+)`", lambda found: found[1] or f"<code>{found[2]}</code>", str(escape(unbroken(clean(text))))
     )
     return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', marked))
 
 
-ENVIRONMENT.filters |= {"code": code, "together": together, "named": lambda text: Markup(named(text))}
+ENVIRONMENT.filters |= {"code": code, "unbroken": unbroken, "named": lambda text: Markup(named(text))}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _GLOSSARY = Markup("<!-- glossary -->")
 """Where the words of a page are explained, which are known once the rest of it is; no text can hold it unescaped."""
@@ -286,7 +286,7 @@ def _map(one: TokenMap) -> Document:
         }
         for name, scores in one.methods.items()
     ]
-    said = {"headlines": [together(clean(line)) for line in one.headlines], "captions": list(map(clean, one.captions))}
+    said = {"headlines": [unbroken(clean(line)) for line in one.headlines], "captions": list(map(clean, one.captions))}
     return {"tokens": list(map(clean, one.tokens)), "outputs": list(one.outputs), "methods": methods} | said
 
 

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from diffeqformer.plain import clean
-from diffeqformer.report.text import together
+from diffeqformer.report.text import unbroken
 
 _NUMBER = re.compile(r"[+−-]?[\d.,∞]|[+−-]?inf|nan|–$|$|not finite")
 
@@ -90,4 +90,4 @@ def named(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(together(clean(text)))
+    return escape(unbroken(clean(text)))

@@ -77,7 +77,7 @@ def probability(value: float) -> str:
     return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
 
 
-def together(text: str) -> str:
+def unbroken(text: str) -> str:
     """Text for a page, where no end of a line tears a number from its percent sign."""
     return re.sub(r"(?<=\d) %", "\u00a0%", text)
 

@@ -19,7 +19,7 @@ from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
-from diffeqformer.runs import folder as files
+from diffeqformer.runs import folder as run_folder
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
@@ -146,12 +146,12 @@ def compare(
     """
     same = {(c.data, c.trainer.batch_size, c.trainer.seed, c.model.context) for c in configs}
     assert len(same) == 1, "models that are compared see the same batches"
-    if (folder / files.CONFIG).exists():
+    if (folder / run_folder.CONFIG).exists():
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
     names = [Path(config.run).name for config in configs]
     updates = _kept_plan(folder)
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
-        files.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
+        run_folder.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
         # Again, under the lock: another process may have planned meanwhile.
         updates, pace = _kept_plan(folder), None
@@ -167,17 +167,17 @@ def compare(
                 write_sealed(folder / PLAN, {"updates": updates})
             if name not in updates:
                 break
-            planned, own = _trained_for(config, updates[name]), files.RunFolder(config).path
+            planned, own = _trained_for(config, updates[name]), run_folder.RunFolder(config).path
             progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
             found = _finished(planned) or _train(planned, title, readings, progress)
             _keep_weights_only(own)
             corpus = found["corpus"]
             entries += found["models"]
-            records = read_metrics(own / files.METRICS)
+            records = read_metrics(own / run_folder.METRICS)
             metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
         results = {**document(title, corpus, entries), "depth_part": readings.part}
-        write_whole(folder / files.METRICS, "\n".join(metrics) + "\n")
-        write_sealed(folder / files.RESULTS, results)
+        write_whole(folder / run_folder.METRICS, "\n".join(metrics) + "\n")
+        write_sealed(folder / run_folder.RESULTS, results)
         return results
 
 
@@ -287,24 +287,24 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
     if config.model.continuous and not config.model.tolerance:
         entry["participation"] = participation_of(result, progress)
     found = document(title, result.tokens.statistics, [entry])
-    write_sealed(result.folder / files.RESULTS, found)
+    write_sealed(result.folder / run_folder.RESULTS, found)
     return found
 
 
 def _finished(config: Config) -> Document | None:
     """What `_train` found, if it came to its end."""
-    folder = files.RunFolder(config).path
+    folder = run_folder.RunFolder(config).path
     with suppress(Damaged):
-        found = read_results(folder / files.RESULTS)
+        found = read_results(folder / run_folder.RESULTS)
         # `train` leaves results without a sample; `_train` ends by writing them again, with one.
-        if found and found["models"][0]["sample"] and Checkpoints(folder / files.CHECKPOINTS).steps():
+        if found and found["models"][0]["sample"] and Checkpoints(folder / run_folder.CHECKPOINTS).steps():
             return found
     return None
 
 
 def _keep_weights_only(folder: Path) -> None:
     """Write the last checkpoint again without the optimiser's state, which is two thirds of it."""
-    checkpoints = Checkpoints(folder / files.CHECKPOINTS, keep_last=1, keep_best=0)
+    checkpoints = Checkpoints(folder / run_folder.CHECKPOINTS, keep_last=1, keep_best=0)
     with folder_lock(folder):
         checkpoints.clean()
         step, metadata = checkpoints.metadata()

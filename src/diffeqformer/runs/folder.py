@@ -216,7 +216,7 @@ def remember(config: Config, folder: Path) -> Document:
 
     **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
     """
-    files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_of(folder)}
+    files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_digest_of(folder)}
     origin = "imported" if files["text"] is None else "fine-tuned" if config.base.run else "trained"
     return {"origin": origin, "config": _numeric(config), **files}
 
@@ -226,8 +226,8 @@ def write_model(
 ) -> None:
     """Everything of a run whose model was not trained in it, at update 0; last its config, which makes it a run.
 
-    **Arguments:** `folder`, in which it becomes whole; `text`, the `text_of` it, `None` if it has none of its own, as
-    an imported model; `more`, other files by name, with what is in them.
+    **Arguments:** `folder`, in which it becomes whole; `text`, the `text_digest_of` it, `None` if it has none of its
+    own, as an imported model; `more`, other files by name, with what is in them.
     """
     for name, content in {TOKENIZER: tokenizer.to_str(pretty=True), **more}.items():
         write_whole(folder / name, content)
@@ -236,9 +236,14 @@ def write_model(
     write_whole(folder / CONFIG, dump_yaml(config))
 
 
+def metadata_of(folder: Path) -> Document:
+    """What the newest sound manifest of a run says of it; empty if it has none."""
+    return Checkpoints(folder / CHECKPOINTS).metadata()[1]
+
+
 def origin_of(folder: Path) -> Origin | None:
     """What the run in a folder is, as its newest sound manifest says; `None` if it has none."""
-    return Checkpoints(folder / CHECKPOINTS).metadata()[1].get("origin")
+    return metadata_of(folder).get("origin")
 
 
 def require_own_parts(folder: Path, model: Transformer) -> None:
@@ -246,7 +251,7 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
 
     **Raises:** `BadInput` naming those that are missing, or that the run does not have.
     """
-    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    remembered = metadata_of(folder)
     theirs, here = remembered.get("own", {}), own_parts(model)
     if not remembered or theirs.keys() == here.keys():
         return
@@ -265,7 +270,7 @@ def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
 
     **Raises:** `BadInput` naming those that differ.
     """
-    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    remembered = metadata_of(folder)
     theirs = remembered.get("recipe", {})
     if remembered and theirs != own:
         words = lambda parts: ", ".join(f"{part} {name}" for part, name in parts.items()) or "none"
@@ -275,12 +280,12 @@ def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
         )
 
 
-def text_of(folder: Path) -> str | None:
+def text_digest_of(folder: Path) -> str | None:
     """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
 
     **Raises:** `Damaged` if no checkpoint remembers it, and its file is not what was written.
     """
-    _, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
+    remembered = metadata_of(folder)
     if "text" in remembered:
         return remembered["text"]
     try:
@@ -294,7 +299,7 @@ def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
 
     **Raises:** `BadInput` that ends with `advice`.
     """
-    if text_of(folder) not in (None, tokens.content):
+    if text_digest_of(folder) not in (None, tokens.content):
         raise BadInput(
             f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; {advice}."
         )

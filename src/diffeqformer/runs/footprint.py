@@ -25,7 +25,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.runs.collectives import Collective, collectives
 from diffeqformer.sharding import AXES, BATCH, bytes_on_each, laid_out, mesh_of, require_divisible, with_shardings
 from diffeqformer.training import factored
-from diffeqformer.training.depths import largest_drawn, together
+from diffeqformer.training.depths import largest_drawn, trained_depths
 from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
 
@@ -134,7 +134,7 @@ def _generated(config: Config) -> PyTree:
     """Shapes of the weights of the whole grid as they meet activations; `None` if nothing generates them."""
     if config.model.time is None or config.model.tolerance:
         return None
-    steps, _ = together(config, largest_drawn(config))[0]
+    steps, _ = trained_depths(config, largest_drawn(config))[0]
     narrow = lambda x: jnp.zeros(x.shape, config.model.compute_dtype)
     layers = lambda model: jax.tree.map(narrow, model.populate(steps).weights)
     return eqx.filter_eval_shape(layers, abstract(config.model))

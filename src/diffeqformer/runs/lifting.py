@@ -20,7 +20,7 @@ from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift, table_of, table_of_whole_steps
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.runs import folder as files
+from diffeqformer.runs import folder as run_folder
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.folders import becoming, require_free, require_space
@@ -61,7 +61,7 @@ def lift_run(
     progress, to = progress or Silent(), path_of(to)
     require_free(to)
     moments, model = None, aligned(run.model) if align else run.model
-    read = lambda: tokens_of(data, run.config.data, load_tokenizer(run.folder / files.TOKENIZER), progress)[0]
+    read = lambda: tokens_of(data, run.config.data, load_tokenizer(run.folder / run_folder.TOKENIZER), progress)[0]
     if kind == "layerdrop":
         if not data or align or knots is not None or d_emb is not None:
             raise BadInput("layers are left out by their loss on a text, data, and nothing else is to be set.")
@@ -105,11 +105,11 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
             ),
             model=model.config,
             depth=DepthConfig(),
-            data=replace(run.config.data, tokenizer=str(to / files.TOKENIZER)),
+            data=replace(run.config.data, tokenizer=str(to / run_folder.TOKENIZER)),
         )
     )
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
         require_space(aside, 4 * count(model), "the run")
-        text = files.text_of(run.folder)
-        files.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder, run.tokenizer))
+        text = run_folder.text_digest_of(run.folder)
+        run_folder.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder, run.tokenizer))
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

@@ -14,7 +14,7 @@ from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, shown
 from diffeqformer.progress import Progress, Silent
-from diffeqformer.runs import folder as files
+from diffeqformer.runs import folder as run_folder
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.store.paths import path_of
 
@@ -29,7 +29,7 @@ class Run:
     model: Transformer
     step: int
     """Updates that the model had."""
-    origin: files.Origin = "trained"
+    origin: run_folder.Origin = "trained"
     """What the run is, as its checkpoint says."""
     passed_over: str = ""
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
@@ -75,15 +75,15 @@ def load_run(
     if which not in get_args(Which):
         raise BadInput(f"checkpoint is {shown(which)}, but must be one of {', '.join(get_args(Which))}.")
     folder = path_of(folder)
-    config = files.open_config(folder)
-    checkpoints = Checkpoints(folder / files.CHECKPOINTS)
+    config = run_folder.open_config(folder)
+    checkpoints = Checkpoints(folder / run_folder.CHECKPOINTS)
     like = {"model": abstract(config.model, build or usual_build)}
-    files.require_own_parts(folder, like["model"])
+    run_folder.require_own_parts(folder, like["model"])
     say = (progress or Silent()).say if which == "sound" else None
     restored = checkpoints.best(like) if which == "best" else checkpoints.latest(like, say)
     if restored is None:
         kind = "evaluated checkpoint" if which == "best" else "checkpoint"
         raise BadInput(f"run folder {str(folder)!r} has no {kind} yet; train it first, or longer.")
-    tokenizer, model = load_tokenizer(folder / files.TOKENIZER), restored.items["model"]
+    tokenizer, model = load_tokenizer(folder / run_folder.TOKENIZER), restored.items["model"]
     origin = restored.metadata.get("origin", "trained")
     return Run(folder, config, tokenizer, model, restored.step, origin, restored.passed_over)

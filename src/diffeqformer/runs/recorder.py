@@ -23,7 +23,7 @@ from diffeqformer.runs.resume import ResumeState, items_of
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
-from diffeqformer.training.depths import together
+from diffeqformer.training.depths import trained_depths
 from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
@@ -164,7 +164,7 @@ class Recorder:
         """At which depths the loss of an update is: the one drawn, and those that every update trains at too."""
         if "steps" not in record:
             return ""
-        *others, deepest = (str(depth) for depth, _ in reversed(together(self.config, record["steps"])))
+        *others, deepest = (str(depth) for depth, _ in reversed(trained_depths(self.config, record["steps"])))
         return f" at {join([*others, run_text.steps(int(deepest))])}"
 
     def _require_reconstructed(self, record: Record, before: list[Record]) -> None:

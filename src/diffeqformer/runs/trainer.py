@@ -103,6 +103,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     teaches = config.depth.teacher == "base"
     if config.base.run and base is None and (teaches or not folder.checkpoints.steps()):
         base = open_base(config.base, progress, build)
+    # Asked twice: for what it refuses before tokens are kept, then for what it makes.
     accept = lambda tokens: fitting(config, tokens, base, recipe, build)
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)

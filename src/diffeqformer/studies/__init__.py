@@ -7,8 +7,8 @@ documentation. Its module has
 - `study(arguments, progress) -> Result`, which does everything but printing and writing.
 
 Modules are imported when they are used. At their top they import nothing heavy (no JAX, no Matplotlib), so that help,
-completion and a wrong option cost nothing: what is heavy is imported by `study`, and figures stand in a neighbour
-`NAME_figures`.
+completion and a wrong option cost nothing: what is heavy is imported by `study`, and figures of more than some lines
+stand in a neighbour `NAME_figures`.
 """
 
 ANALYSES = {

@@ -215,7 +215,7 @@ def evaluation_text(
     """
     from diffeqformer.data.cache import cached_by_content, masked_tokens_of, prepare
     from diffeqformer.data.tokenizer import load_tokenizer
-    from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_of
+    from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_digest_of
 
     if data:
         own = replace(run.config.data, text_field=text_field or run.config.data.text_field)
@@ -227,7 +227,7 @@ def evaluation_text(
     try:
         cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
     except Missing as error:
-        if (cached := cached_by_content(run.config.data, text_of(run.folder), progress)) is None:
+        if (cached := cached_by_content(run.config.data, text_digest_of(run.folder), progress)) is None:
             raise
         progress.say(f"{error} The run's own tokens are read from the cache, {cached.folder}.")
     return cached.validation, cached.validation_bytes, cached.validation_mask
@@ -252,11 +252,11 @@ def owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
 
     **Raises:** `BadInput` if the others were validated on different texts.
     """
-    from diffeqformer.runs.folder import text_of
+    from diffeqformer.runs.folder import text_digest_of
 
     owners: dict[str, Run] = {}
     for other in others:
-        if (content := text_of(other.folder)) is not None:  # an imported model has no text
+        if (content := text_digest_of(other.folder)) is not None:  # an imported model has no text
             owners.setdefault(content, other)
     if len(owners) > 1:
         first, second, *_ = (str(owner.folder) for owner in owners.values())

@@ -44,7 +44,7 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     return lambda update: int(depths.min()) if update < shallow else drawn(update)
 
 
-def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
+def trained_depths(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
     """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
 
     All of it at each, but with `depth.together: rows`, where the depths share the batch by largest remainders, at least
@@ -68,9 +68,9 @@ def together(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
 
 
 def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
-    """The passes of an update: one for each depth of `together`; of early exits the deepest, read at all depths, or, if
+    """The passes of an update: one for each of `trained_depths`; of early exits the deepest, read at all depths, or, if
     each of these has a last layer of its own, the deepest and so many layers more."""
-    depths, weights = together(config, drawn), config.model.weights
+    depths, weights = trained_depths(config, drawn), config.model.weights
     if not config.model.early_exits or config.depth.together == "rows" or config.depth.jitter:
         return tuple(Pass(*depth) for depth in depths)
     if isinstance(weights, LayerDropConfig) and weights.landings:

@@ -11,7 +11,7 @@ neither written nor read, which saves a copy of P and a third of an update's tra
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 
 import equinox as eqx
 import jax
@@ -41,7 +41,8 @@ class Factored(eqx.Module):
 
         With the second Gram matrix as a map of the first factors, so that axes that are sharded are never merged.
         """
-        mixed = jnp.tensordot(self.right @ self.right.T, self.left, 1)
+        product = partial(jnp.tensordot, precision="highest")  # not in TensorFloat-32
+        mixed = product(product(self.right, self.right.T, 1), self.left, 1)
         return jnp.maximum(jnp.sum(mixed * self.left), 0)
 
     @property

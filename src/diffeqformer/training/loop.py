@@ -16,7 +16,7 @@ from diffeqformer.training.update import Batch, Measured, State, make_update
 
 
 @runtime_checkable
-class Observer(Protocol):
+class UpdateObserver(Protocol):
     """Is called around every update."""
 
     def before_update(self, steps: int | None) -> None:
@@ -32,7 +32,7 @@ def train_loop(
     config: Config,
     state: State,
     batch: Callable[[int], Batch],
-    observer: Observer,
+    observer: UpdateObserver,
     rule: Rule | None = None,
     schedule: Schedule | None = None,
     teacher: Transformer | None = None,

@@ -22,7 +22,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adjoints import Reconstructing
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training import factored
-from diffeqformer.training.depths import together
+from diffeqformer.training.depths import trained_depths
 from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate, optimizer, split_trained
 
 Rows = Array | np.ndarray
@@ -119,20 +119,20 @@ def make_update(
     rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
     share = average.build(t.updates) if average else lambda step: None
     # Outside the program, whose cache then knows nothing of lengths and schedules.
-    both = jax.jit(lambda step: (rate(step), share(step)))
+    rate_and_share = jax.jit(lambda step: (rate(step), share(step)))
 
     def update(state: State, batch: Batch, steps: int | None = None) -> tuple[State, Measured]:
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
-            now = both(state.step)
-        return program(state, batch, now, steps, teacher)
+            scheduled = rate_and_share(state.step)
+        return program(state, batch, *scheduled, steps, teacher)
 
     return update
 
 
 @lru_cache(maxsize=8)
 def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Measured]]:
-    """The update `(state, batch, now, steps, teacher) -> (state, measured)`, to be compiled once for each depth; `now`
-    is the learning rate and what it adds to the average, if there is one."""
+    """The update `(state, batch, rate, share, steps, teacher) -> (state, measured)`, compiled once for each depth;
+    `share` is what it adds to the average of parameters, `None` without one."""
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
@@ -143,9 +143,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     # networks, comes once per update (unless they are a table anyway).
     once = factored.on_one_grid(config) and parts > 1 and not isinstance(config.model.weights, LayerConfig)
 
-    @partial(jax.jit, donate_argnums=0, static_argnums=3)
+    @partial(jax.jit, donate_argnums=0, static_argnums=4)
     def update(
-        state: State, batch: Batch, now: tuple[Array, Array | None], steps: int | None, teacher: Transformer | None
+        state: State, batch: Batch, rate: Array, share: Array | None, steps: int | None, teacher: Transformer | None
     ) -> tuple[State, Measured]:
         ids, mask = batch if isinstance(batch, tuple) else (batch, None)
         divided = jax.tree.map(lambda rows: rows.reshape(parts, -1, rows.shape[-1]), (ids, mask))
@@ -153,49 +153,52 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
         keys = jax.random.split(of_step(1), parts) if drops else None
-        depths, rows = zip(*together(config, steps), strict=True)
-        depths = (steps,) if alone else depths  # None, not the model's own number: a tolerance may choose the steps
-        rows = tuple(own // parts for own in rows) if config.depth.together == "rows" else None
+        numbers, sequences = zip(*trained_depths(config, steps), strict=True)
+        rows = tuple(own // parts for own in sequences) if config.depth.together == "rows" else None
+        # None, not the model's own number: a tolerance may choose the steps.
+        depths = (steps,) if alone else numbers
         if jitter:
             grids = map(state.model.grid, depths)
             depths = tuple(grid.jittered(jitter, of_step(3), first_stays=first_stays) for grid in grids)
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
         populate = lambda trained: whole(trained).populate(steps)
-        kept = rule is None and factored.stays_factored(config, state.model, steps)  # rules of one's own take arrays
-        before, after = (populate, _same) if kept or once else (_same, whole)
-        start, to_trained = factored.vjp(before, trained, steps) if kept else jax.vjp(before, trained)
+        # The loss is a function of `start`: the populated model, whose gradient `to_trained` takes back to what is
+        # trained, or this itself.
+        model_of = lambda start: start
+        if rule is None and factored.stays_factored(config, state.model, steps):  # rules of one's own take arrays
+            start, to_trained = factored.vjp(populate, trained, steps)
+        elif once:
+            start, to_trained = jax.vjp(populate, trained)
+        else:
+            start, to_trained, model_of = trained, lambda gradients: (gradients,), whole
         # A backward pass reports by derivatives alone: the probe's is the error of the reconstructed state.
         probe = jnp.zeros(len(depths), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
         of_part = jax.value_and_grad(
-            lambda both, batch, key: loss_of(
-                after(both[0]).replace(probe=both[1]), *batch, depths=depths, distill=config.depth.distill,
-                teacher=teacher, key=key, count=count, block=config.trainer.loss_block,
+            lambda start_and_probe, batch, key: loss_of(
+                model_of(start_and_probe[0]).replace(probe=start_and_probe[1]), *batch, depths=depths,
+                distill=config.depth.distill, teacher=teacher, key=key, count=count, block=config.trainer.loss_block,
             )
         )  # fmt: skip
         loss, (gradients, errors) = _mean_over_parts(of_part, (start, probe), divided, keys)
         error = None if errors is None else errors.max()
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
-            rate = jnp.asarray(now[0], jnp.float32)
+            rate = jnp.asarray(rate, jnp.float32)
             # By the run's own step: Optax's count stands still where the guard skips an update.
             changes, moments = optimizer(config.optimizer, lambda count: rate, rule).update(
                 gradients, state.optimizer, trained
             )
         trained, average = optax.apply_updates(trained, changes), state.average
-        if now[1] is not None:
-            average = optax.incremental_update(trained, average, jnp.asarray(now[1], jnp.float32))
+        if share is not None:
+            average = optax.incremental_update(trained, average, jnp.asarray(share, jnp.float32))
         skipped = moments.skipped if isinstance(moments, Guard) else None
         new = State(whole(trained), moments, state.step + 1, average)
         measured = Measured(loss, factored.norm(gradients), rate, error, skipped)
         return constrain_weights(new), measured
 
     return update
-
-
-def _same(tree: PyTree) -> PyTree:
-    return tree
 
 
 def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Array | None) -> tuple[Array, PyTree]:

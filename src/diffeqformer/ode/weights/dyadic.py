@@ -13,13 +13,14 @@ each step a block of its own by `freed` when it has learned what they have in co
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from diffeqformer.config import DyadicConfig, LoRAConfig
+from diffeqformer.config import DyadicConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
@@ -39,12 +40,8 @@ class DyadicWeights(eqx.Module):
         """H"""
         return self.blocks.attention.norm.scale.shape[0].bit_length() - 1
 
-    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "DyadicWeights":
-        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
-        return dataclasses.replace(self, blocks=attach(self.blocks, lora, key))
-
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "DyadicWeights":
-        """The same with other rows: without its adapters, or with them merged."""
+        """The same with other rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, blocks=change(self.blocks))
 
     def at(self, times: Times) -> BlockWeights:
@@ -103,4 +100,6 @@ def init_dyadic(
     """New weights of kind `dyadic`, each block as a layer of a table begins; with adapters if the section has them."""
     blocks = (2 << section.halved(grid.steps)) - 1
     weights = DyadicWeights(initial_rows(shapes, END_OF_STEP, blocks, key))
-    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
+    if section.lora is None:
+        return weights
+    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))

@@ -21,6 +21,7 @@ length of the step (lengths.py).
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import equinox as eqx
@@ -31,7 +32,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key, PyTree
 
-from diffeqformer.config import KnotsConfig, LoRAConfig
+from diffeqformer.config import KnotsConfig
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
 from diffeqformer.ode.lora import attach, merge
@@ -79,7 +80,8 @@ def mean_basis(
     pieces = half[:, None] * (first + second)
     within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
     length = (t[1:] - t[:-1])[:, None]
-    mean = within.astype(t.dtype) @ pieces / xp.where(length > 0, length, 1)
+    # No matrix product, which would be in TensorFloat-32 on cards.
+    mean = xp.where(within[..., None], pieces, 0).sum(1) / xp.where(length > 0, length, 1)
     return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
 
 
@@ -130,30 +132,26 @@ class KnotWeights(eqx.Module):
         """K"""
         return self.rows.attention.norm.scale.shape[0]
 
-    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "KnotWeights":
-        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
-        return dataclasses.replace(self, rows=attach(self.rows, lora, key))
-
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "KnotWeights":
-        """The same with other rows: without its adapters, or with them merged."""
+        """The same with other rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, rows=change(self.rows))
 
     def at(self, times: Times) -> BlockWeights:
         """Weights at `times` in the limit of short steps; one product of a (time, K) matrix with each array."""
-        return self._mixed(corrected(merge(self.rows), self.corrections, 0), cardinal_basis(times, *self._basis))
+        return self._mixed(corrected(merge(self.rows), self.corrections, 0), cardinal_basis(times, *self._how))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, or means over its steps."""
-        merged, means = merge(self.rows), mean_basis(grid.edges, *self._basis) if self.average else None
+        merged, own = merge(self.rows), self.corrections
+        means = mean_basis(grid.edges, *self._how) if self.average else None
 
-        def half(name: str, own: tuple[float, ...]) -> PyTree:
-            rows, corrections = (getattr(tree, name, None) for tree in (merged, self.corrections))
-            basis = means if means is not None else cardinal_basis(grid.times(own), *self._basis)
+        def half(nodes: tuple[float, ...], rows: PyTree, corrections: PyTree) -> PyTree:
+            shares = means if means is not None else cardinal_basis(grid.times(nodes), *self._how)
             if grid.equal or corrections is None:
-                mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), basis)
+                mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), shares)
                 # Of means there is one per step, for all its nodes.
-                return unstack(mixed, grid.steps, len(basis) // grid.steps)
-            by_step = basis.reshape(grid.steps, -1, self.knots)
+                return unstack(mixed, grid.steps, len(shares) // grid.steps)
+            by_step = shares.reshape(grid.steps, -1, self.knots)
             lengths = grid.lengths
             if isinstance(lengths, np.ndarray) and len(np.unique(lengths.round(12))) <= FEW:
                 return self._by_length(rows, corrections, lengths, by_step)
@@ -161,28 +159,31 @@ class KnotWeights(eqx.Module):
             # One step at a time: corrected for all steps at once, the knots would be as many tables as there are steps.
             return jax.lax.map(step, (jnp.asarray(lengths), by_step))
 
-        return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
+        return Block(
+            half(nodes.attention, merged.attention, None if own is None else own.attention),
+            half(nodes.feed_forward, merged.feed_forward, None if own is None else own.feed_forward),
+        )
 
-    def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, basis: Array) -> PyTree:
+    def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, by_step: Array) -> PyTree:
         """The table of steps of known lengths: rows are corrected once for each length that occurs."""
         # Rounded: differences of edges that are the same length may differ in the last bits.
         _, first, which = np.unique(lengths.round(12), return_index=True, return_inverse=True)
         steps = [np.flatnonzero(which == number) for number in range(len(first))]
 
         def part(length: float, own: np.ndarray) -> PyTree:
-            mixed = self._mixed(corrected(rows, corrections, length), basis[own].reshape(-1, self.knots))
-            return unstack(mixed, len(own), basis.shape[1])
+            mixed = self._mixed(corrected(rows, corrections, length), by_step[own].reshape(-1, self.knots))
+            return unstack(mixed, len(own), by_step.shape[1])
 
         # The argsort of a permutation is its inverse: it puts the rows back into the order of steps.
         parts, order = map(part, lengths[first].tolist(), steps), np.argsort(np.concatenate(steps))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts)
 
     @property
-    def _basis(self) -> tuple[int, str, str, jnp.dtype]:
+    def _how(self) -> tuple[int, str, str, jnp.dtype]:
         return self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype
 
-    def _mixed(self, rows: PyTree, weights: Float[Array, "time knot"]) -> PyTree:
-        mixed = lambda leaf: jnp.tensordot(weights, leaf, 1, precision="highest")  # not in TensorFloat-32
+    def _mixed(self, rows: PyTree, shares: Float[Array, "time knot"]) -> PyTree:
+        mixed = lambda leaf: jnp.tensordot(shares, leaf, 1, precision="highest")  # not in TensorFloat-32
         return constrain_weights(jax.tree.map(mixed, rows))
 
 
@@ -199,4 +200,6 @@ def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nod
         halvings = section.halved(grid.steps)
         corrections = init_corrections(section.rank, knots, halvings, shapes, jax.random.fold_in(key, 1))
     weights = KnotWeights(rows, section.basis, section.place, section.average, corrections)
-    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
+    if section.lora is None:
+        return weights
+    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))

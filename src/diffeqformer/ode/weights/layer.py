@@ -9,7 +9,7 @@ import jax
 from jax import Array
 from jaxtyping import Key, PyTree
 
-from diffeqformer.config import LayerConfig, LoRAConfig
+from diffeqformer.config import LayerConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
@@ -27,12 +27,8 @@ class LayerWeights(eqx.Module):
     grid: Grid | None = eqx.field(static=True, default=None)
     """The steps that the layers stand for; as many equal ones as there are layers if `None`."""
 
-    def adapted(self, lora: LoRAConfig, key: Key[Array, ""]) -> "LayerWeights":
-        """The same with low-rank adapters beside the linear maps that `lora` names; they change nothing yet."""
-        return dataclasses.replace(self, layers=attach(self.layers, lora, key))
-
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "LayerWeights":
-        """The same with other rows: without its adapters, or with them merged."""
+        """The same with other rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, layers=change(self.layers))
 
     @property
@@ -84,7 +80,9 @@ def init_layer(
     own = nodes if section.rows == "node" else None
     rows = initial_rows(shapes, own or END_OF_STEP, grid.steps, key)
     weights = LayerWeights(rows, own, None if grid.equal else grid)
-    return weights.adapted(section.lora, jax.random.fold_in(key, 0)) if section.lora else weights
+    if section.lora is None:
+        return weights
+    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))
 
 
 # The grid is static, so that its times are known: float64, which traced ones are not.

@@ -58,7 +58,8 @@ def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(
             return unit
         (shares,) = length_basis(jnp.asarray(length)[None], len(correction.a), correction.a.dtype)
         a, b = correction.a[:, kept], correction.b[:, kept]
-        return Linear(unit.weight + jnp.einsum("j,jlir,jlro->lio", shares, a, b), unit.bias)  # pyright: ignore
+        change = jnp.einsum("j,jlir,jlro->lio", shares, a, b, precision="highest")  # not in TensorFloat-32
+        return Linear(unit.weight + change, unit.bias)  # pyright: ignore
 
     return jax.tree.map(add, rows, corrections, is_leaf=lambda node: isinstance(node, Linear | Norm))
 

@@ -75,7 +75,8 @@ def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Time
     knots, shortest = scale.shape[:2]
     over_depth = cardinal_basis(times, knots, dtype=scale.dtype)
     over_length = length_basis(lengths, shortest, scale.dtype)
-    mixed = lambda part: jnp.einsum("tm,tj,mjw->tw", over_depth, over_length, part)
+    # Not in TensorFloat-32, here and below.
+    mixed = lambda part: jnp.einsum("tm,tj,mjw->tw", over_depth, over_length, part, precision="highest")
     g, last = mixed(change.gain.scale), getattr(rows, out)
     norm = _changed_norm(rows.norm, jax.tree.map(mixed, change.norm))
     last = Linear(last.weight * (1 + g)[:, None, :], None if last.bias is None else last.bias * (1 + g))
@@ -95,7 +96,8 @@ def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
     **Arguments:** `changes`, arrays of shape (length, width); `length`, a fraction of depth.
     """
     (basis,) = length_basis(np.array([length]), changes.scale.shape[0], changes.scale.dtype)
-    return _changed_norm(norm, jax.tree.map(lambda part: basis @ part, changes))
+    mixed = lambda part: jnp.tensordot(basis, part, 1, precision="highest")
+    return _changed_norm(norm, jax.tree.map(mixed, changes))
 
 
 def init_norm_changes(norm: NormShape, halvings: int) -> Norm:

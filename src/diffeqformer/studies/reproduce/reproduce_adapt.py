@@ -115,7 +115,7 @@ def _runs(
     rates: Mapping[str, float],
 ) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
-    from diffeqformer.runs import folder as files
+    from diffeqformer.runs import folder as run_folder
     from diffeqformer.runs.opening import load_run
 
     # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
@@ -131,7 +131,7 @@ def _runs(
                 replace(config, run=str(run), data=replace(data, tokenizer=tokenizer)),
                 {"text": text, "system": system, "source": None},
             )
-            tokenizer = str(run / files.TOKENIZER) if tokenizer == "train" else tokenizer
+            tokenizer = str(run / run_folder.TOKENIZER) if tokenizer == "train" else tokenizer
     for source, text in permutations(texts):
         for system in systems:
             base = load_run(folder / source / system, progress=progress)

@@ -235,10 +235,10 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Doc
 
 def energy(model: "Transformer") -> float:
     """The share of the matrices' squared length over the deepest grid that is not that of their mean over depth."""
-    from diffeqformer.analysis.participation import over_depth
+    from diffeqformer.analysis.participation import variation_over_depth
 
     grid = model.grid()
-    found, _ = over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
+    found, _ = variation_over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
     return sum(found.values()) / len(found)
 
 
