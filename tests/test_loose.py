@@ -76,6 +76,15 @@ REFUSED = {
     "NaN": "the model's logits are not finite",
     "trajectory": "it keeps neither states nor a cache.",
     "populate": "what is asked for here takes all steps of a grid.",
+    "whole config": "config is a Config, but must be a ModelConfig, such as the `model` of a Config.",
+    "no exits": "several numbers of steps from one pass, but its first steps are not the model of fewer (early_exits).",
+    "exit after none": "steps is 0, but must be a whole number of at least 1.",
+    "float candidates": "token ids are float64, but must be whole numbers.",
+    "candidates": "candidates name a token more than once, but those of a sequence are different.",
+    "float tokens": "tokens are float64, but must be whole numbers.",
+    "wide tokens": "tokens go from 4294967296 to 4294967335, but must be from 0 to 2147483647.",
+    "no batch": "batch_size is 0, but must be at least 1.",
+    "way back": "model.gradient is 'reversible', but the scheme Forward cannot run back",
 }
 """What its message holds, by the thing that is wrong."""
 
@@ -142,7 +151,9 @@ def _say() -> dict[str, str]:
     from diffeqformer.analysis.gathering import watch_states
     from diffeqformer.config import dump_yaml
     from diffeqformer.config.files import read_yaml
+    from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.data.tokenizer import train_tokenizer
+    from diffeqformer.ode.schemes.splitting import LieTrotter
     from tests.models import KINDS, TINY, model_of, tokens
 
     found, key, model, ids = {}, jax.random.key(0), model_of(TINY), tokens(positions=4)
@@ -233,6 +244,18 @@ def _say() -> dict[str, str]:
     refused("NaN", lambda: lift(broken, key=key))
     refused("trajectory", lambda: model.trajectory(ids, steps=EarlyExit(4, 0.1)))
     refused("populate", lambda: model.populate(EarlyExit(4, 0.1)))
+    refused("whole config", lambda: build(Config(), key))
+    refused("no exits", lambda: model.hidden_at_each(ids, [1, 2]))
+    exits = model_of(dataclasses.replace(TINY, weights="shared", scheme="residual"))
+    refused("exit after none", lambda: exits.hidden_at_each(ids, [2, 0]))
+    few = {"length": 3, "repeats": 2, "samples": 9}
+    refused("float candidates", lambda: measure_induction(model, candidates=[1.5, 2.5, 3.5], **few))
+    refused("candidates", lambda: measure_induction(model, candidates=[1, 1, 1], **few))
+    refused("float tokens", lambda: EvaluationBatches(np.arange(40) * 1.5, 8, 2))
+    refused("wide tokens", lambda: EvaluationBatches(np.arange(40) + 2**32, 8, 2))
+    refused("no batch", lambda: EvaluationBatches(np.arange(40), 8, 0))
+    back = dataclasses.replace(TINY, weights="shared", scheme="reversible", gradient="reversible")
+    refused("way back", lambda: build(back, key, scheme=type("Forward", (LieTrotter,), {})()))
 
     own = dataclasses.replace(TINY, width=np.int64(16), edges=np.array([0, 0.25, 0.5, 1.0]))
     settings = {"learning_rate": np.geomspace(1e-4, 1e-2, 3)[1], "b2": jnp.float32(0.5)}

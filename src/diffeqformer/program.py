@@ -1,8 +1,10 @@
 """The command line as a program of its own: how a request to end is answered, and how the process ends."""
 
+import math
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
@@ -11,16 +13,23 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C or SIGTERM."""
 SOON = 0.01
 """Seconds until an interruption that was dropped comes again."""
+BURST = 1.0
+"""Seconds in which further signals are the same request, as of a supervisor that sends two: raised anew while the first
+one is answered, it would end that answer."""
 
 
 class Interruption:
     """The handler of signals that ask to end."""
 
     came = False
+    at = -math.inf
 
-    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise `KeyboardInterrupt`, of which an extension that is just being imported may make an `ImportError`."""
-        self.came = True
+        now = time.monotonic()
+        if now - self.at < BURST and number != signal.SIGALRM:
+            return
+        self.came, self.at = True, now
         raise KeyboardInterrupt
 
 

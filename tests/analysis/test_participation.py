@@ -47,6 +47,10 @@ def test_what_has_no_numbers_is_told():
     model = model_of(KINDS["vanilla"])
     with pytest.raises(BadInput, match="none of 3 texts has a token that counts as a target"):
         participation(model, TEXTS, np.zeros((3, 10), bool))
+    beyond = TEXTS.copy()
+    beyond[-1, -1] = -1  # a target only
+    with pytest.raises(BadInput, match="token id -1 does not exist"):
+        participation(model, beyond)
     with pytest.raises(RunFailed, match="hidden states or losses of the model are not finite"):
         participation(eqx.tree_at(lambda m: m.embedding.tokens, model, model.embedding.tokens * np.nan), TEXTS)
 

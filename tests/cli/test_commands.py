@@ -14,6 +14,7 @@ from diffeqformer.config import LoRAConfig, ToleranceConfig, dump_yaml, read_yam
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
+from diffeqformer.store import paths
 from diffeqformer.store.files import SEAL
 from diffeqformer.training import loop
 from tests.cli.conftest import write_config, write_text
@@ -322,6 +323,26 @@ def test_info_of_a_run_counts_its_parameters(call, place, kind):
 
 
 @pytest.mark.slow
+def test_info_of_a_damaged_run_has_no_numbers(call, place, tmp_path):
+    folder = shutil.copytree(place.run("time"), tmp_path / "run")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("  width: 16\n", "  width: 32\n"))
+    called = call("info", folder)
+    assert called.status == 1 and "model.width is 32, but the checkpoint" in called.err and not called.out
+    (folder / "config.yaml").write_text(text)
+    (folder / "results.json").write_text((folder / "results.json").read_text().replace("1", "2", 1))
+    compared = call("report", "compare", folder, place.run("layer"))
+    assert compared.status == 1 and "does not match its digest; the run's own command writes it again." in compared.err
+
+
+def test_an_analysis_is_refused_where_its_page_could_not_be_linked(call, place, monkeypatch):
+    access = paths.os.access
+    monkeypatch.setattr(paths.os, "access", lambda path, mode: Path(path).name != "analysis" and access(path, mode))
+    (place.run("time") / "analysis").mkdir(exist_ok=True)
+    called = call("analyze", "spectra", place.run("time"))
+    assert called.status == 2 and "analysis' cannot be written: Permission denied." in called.err
+
+
 def test_info_of_a_config(call, place):
     table = call("info", place.time, "--model.vocabulary", 280)
     assert table.status == 0, table.err

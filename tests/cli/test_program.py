@@ -27,6 +27,14 @@ BUSY = """
     finally:
         Path({kept!r}).write_text("saved")
 """
+TWICE = """
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(36_000)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        Path({kept!r}).write_text("saved")
+"""
 DROPPED = """
     def collected(phase, _):
         gc.callbacks.clear()
@@ -52,6 +60,12 @@ def test_an_interrupted_process_has_saved_and_written_all_and_waits_for_no_threa
     done = ended(BUSY.format(number=number, kept=str(kept)))
     assert (done.returncode, done.stdout, done.stderr) == (130, "so far", "diffeqformer: interrupted.\n")
     assert kept.read_text() == "saved"
+
+
+def test_a_second_signal_at_once_does_not_end_the_answer_to_the_first(tmp_path):
+    done = ended(TWICE.format(kept=str(tmp_path / "kept")))
+    assert (done.returncode, done.stderr) == (130, "diffeqformer: interrupted.\n")
+    assert (tmp_path / "kept").read_text() == "saved"
 
 
 @pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM"])

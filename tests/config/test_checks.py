@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),
     (
         {"weights": {"kind": "knots", "average": True}, "scheme": "diffrax:Tsit5", "tolerance": {"rtol": 1e-3}},
-        "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times",
+        "model.weights.average is True, but model.tolerance is given: means over steps need a fixed grid.",
     ),
 ]
 ACCEPTED: list[dict[str, Any]] = [

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from orbax.checkpoint import Checkpointer
 
-from diffeqformer.errors import BadInput, RunFailed
+from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.runs import checkpoint
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.store import files
 
 
 class Moments(NamedTuple):
@@ -141,6 +142,28 @@ def test_damage_to_any_file_is_named_and_the_checkpoint_before_is_used(tmp_path,
         shutil.copytree(sound, newest)
     restored = store.latest(items(), refuse_to_say)
     assert restored is not None and restored.step == 300
+
+
+@pytest.mark.parametrize("reader", ["file_digest", "read_sealed"])
+def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch, reader):
+    """It may be sound: an older one in its place would lose updates, and then the checkpoint."""
+    store = Checkpoints(tmp_path)
+    for step in (1, 2):
+        store.save(step, items(), {})
+    usual = getattr(checkpoint, reader)
+
+    def refused(path):
+        if "2" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return usual(path)
+
+    if reader == "file_digest":
+        monkeypatch.setattr(checkpoint, reader, refused)
+    else:
+        monkeypatch.setattr(files, "read_small", lambda path, most: refused(path))
+    with pytest.raises(RunFailed, match=r"file '.*/2/.*' cannot be read: Permission denied\.") as refusal:
+        store.latest(items(), refuse_to_say)
+    assert not isinstance(refusal.value, Damaged) and store.steps() == [1, 2]
 
 
 def test_an_altered_metric_is_damage(tmp_path):

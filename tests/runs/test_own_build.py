@@ -5,12 +5,15 @@ import dataclasses
 import jax
 import pytest
 
+from diffeqformer.config import KnotsConfig, LoRAConfig
 from diffeqformer.errors import BadInput, Interrupted
-from diffeqformer.model.build import build
+from diffeqformer.model.build import build, own_parts
 from diffeqformer.model.count import count
+from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.schemes import SCHEMES, LieTrotter
 from diffeqformer.progress import Silent
 from diffeqformer.runs.finetune import finetune_config
+from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from tests.models import TINY, Wrapped, model_of
@@ -53,6 +56,8 @@ def test_an_own_part_whose_build_is_not_given_is_refused(config, tmp_path):
         load_run(own.run)
     with pytest.raises(BadInput, match=refusal):
         train(own, Silent())
+    with pytest.raises(BadInput, match=r"trained with the scheme .*\.LieTrotter, but `build` makes .*\.Other\.$"):
+        load_run(own.run, build=lambda config, key: build(config, key, scheme=type("Other", (LieTrotter,), {})()))
     plain = changed(own, run=str(tmp_path / "plain"))
     train(plain, Silent())
     with pytest.raises(BadInput, match="was trained without the parts that `build` makes: scheme .*LieTrotter"):
@@ -67,6 +72,26 @@ def test_weights_of_ones_own_cannot_be_fine_tuned(config):
     train(own, Silent(), build=mine)
     with pytest.raises(BadInput, match=r"makes weights of a config, but those of this model are .*Wrapped\.$"):
         finetune_config(load_run(own.run, build=mine), f"{own.run}-tuned", method="full")
+
+
+def test_a_lifted_run_has_the_parts_of_ones_own(config, tmp_path):
+    own = changed(config, trainer__updates=1, model__weights="layer", model__horizon="steps")
+    field = own.model.field.build(own.model)
+
+    def mine(config, key):
+        return build(config, key, field=dataclasses.replace(field), scheme=LieTrotter())
+
+    train(own, Silent(), build=mine)
+    opened = load_run(own.run, build=mine)
+    lifted, found = lift_run(opened, tmp_path / "lifted", knots=own.model.steps)
+    assert found.difference == 0 and own_parts(lifted.model).keys() == {"field", "scheme"}
+    again = load_run(tmp_path / "lifted", build=mine)
+    assert same_model(again.model, lifted.model) and again.config == lifted.config
+    with pytest.raises(BadInput, match="parts that only Python can make"):
+        load_run(tmp_path / "lifted")
+    adapted = changed(own, model__weights=KnotsConfig(lora=LoRAConfig(2))).model
+    model = build(dataclasses.replace(adapted, vocabulary=9), jax.random.key(0), field=field)
+    assert with_scheme(model, "heun").config.scheme.kind == "heun"
 
 
 def test_the_librarys_own_scheme_is_no_part_of_ones_own():

@@ -64,7 +64,11 @@ def test_words_that_are_no_search_are_refused(over, trials, sentence):
 
 def test_a_wrong_setting_or_value_is_refused_before_anything_is_trained(file, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "train", None)
+    with pytest.raises(BadInput, match=r"--updates is 5, but --over has trainer.updates; give one of them"):
+        study(Arguments(file, ("trainer.updates=2,3",), updates=5, to=str(tmp_path / "sweep")), Silent())
     for over, sentence in [
+        ("model.context=8,100000", "a context of 100000 needs at least 100001"),
+        ("mesh.data=1,64", "mesh is data 64, which needs 64 devices"),
         ("optimizer.lerning_rate=1", "unknown key 'optimizer.lerning_rate': did you mean 'learning_rate'"),
         ("optimizer.learning_rate=1e-3,-1", "optimizer.learning_rate is -1.*must be a positive number"),
         ("optimizer.rule=adamw,sgd", "optimizer.rule is 'sgd', but must be one of"),

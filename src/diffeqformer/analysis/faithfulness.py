@@ -20,6 +20,7 @@ from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.lyapunov import pairwise, populated
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import known_ids
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
@@ -206,6 +207,7 @@ def faithfulness(
             raise BadInput(f"{name} is {value}, but must be at least {least}.")
     if length > model.config.context:
         raise BadInput(f"length is {length}, but must be at most the model's context, {model.config.context}.")
+    tokens = np.asarray(known_ids(tokens, model.embedding.tokens.shape[0], 1))
     if len(tokens) < length:
         raise BadInput(f"the split has {len(tokens)} tokens, but a context of {length} needs as many.")
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, contexts)
@@ -216,10 +218,10 @@ def faithfulness(
     with (progress or Silent()).stage("Testing explanations", contexts) as stage:
         for number, start in enumerate(starts):
             draw = np.random.default_rng([seed, number])
-            ids = np.asarray(tokens[start : start + length], np.int32)
+            ids = tokens[start : start + length]
             scores = scored(model, jnp.asarray(ids), (length - 1,), seed=int(draw.integers(1 << 31))).scores
             by_method = np.stack([scores[method][0] for method in METHODS])
-            drawn = np.asarray(tokens[draw.integers(0, len(tokens), (draws, length))], np.int32)
+            drawn = tokens[draw.integers(0, len(tokens), (draws, length))]
             found.append(_of_context(partial(_log_p, model), ids, by_method, drawn, counts))
             stage.advance(1)
     strength, direction, deletion, insertion = (np.stack(part) for part in zip(*found, strict=True))

@@ -24,7 +24,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.embedding import require_tokens
+from diffeqformer.nn.embedding import known_ids
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.progress import Progress, Silent
@@ -37,13 +37,15 @@ def repeated_sequences(
 ) -> np.ndarray:
     """Sequences of `length` different random tokens, each `repeats` times in a row: (sequences, length * repeats).
 
-    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, or a number makes no sense.
+    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, one twice, or a number makes no sense.
     """
     for name, value, least in (("sequences", sequences, 1), ("length", length, 3), ("repeats", repeats, 2)):
         if value < least:
             raise BadInput(f"{name} is {value}, but must be at least {least}.")
     if length > len(candidates):
         raise BadInput(f"length is {length}, but there are only {len(candidates)} tokens to draw from.")
+    if len(np.unique(candidates)) < len(candidates):
+        raise BadInput("candidates name a token more than once, but those of a sequence are different.")
     draw = np.random.default_rng(seed)
     once = np.stack([draw.choice(candidates, length, replace=False) for _ in range(sequences)])
     return np.tile(once, (1, repeats)).astype(np.int32)
@@ -99,10 +101,10 @@ def measure_induction(
             f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "
             f"{config.context}; ask for shorter sequences (length) or fewer repeats."
         )
-    candidates = np.arange(config.vocabulary or 0) if candidates is None else np.asarray(candidates)
+    vocabulary = model.embedding.tokens.shape[0]
+    candidates = np.asarray(known_ids(np.arange(vocabulary) if candidates is None else candidates, vocabulary, 1))
     asked = {"sequences": sequences, "length": length, "repeats": repeats}
     ids = repeated_sequences(candidates, **asked, seed=seed)
-    require_tokens(ids, model.embedding.tokens.shape[0])
     positions = length * repeats
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))

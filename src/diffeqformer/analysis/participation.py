@@ -102,9 +102,10 @@ def participation(
 
     **Returns:** a `Participation`; all means are over texts and positions, those of predictions over `counted` ones.
 
-    **Raises:** `RunFailed` if a state or a loss is not finite; `BadInput` if no target counts.
+    **Raises:** `RunFailed` if a state or a loss is not finite; `BadInput` for tokens that do not exist, or if no target
+    counts.
     """
-    grid = model.grid(steps)
+    texts, grid = np.asarray(texts), model.grid(steps)
     sums: PyTree = None
     with (progress or Silent()).stage("Reading every step", len(texts)) as stage:
         for text, share in zip(texts, shares(texts, counted), strict=True):

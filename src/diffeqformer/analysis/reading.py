@@ -22,6 +22,7 @@ from diffeqformer.analysis.spectra import pairs_of
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.adjoints import row_of_step
 from diffeqformer.ode.early_exit import EarlyExit
@@ -127,11 +128,15 @@ def shares(
 
 
 def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[Array] = ()) -> Lens:
-    """The prediction after every step; `following` are the tokens that are next, `states` others to read instead."""
+    """The prediction after every step; `following` are the tokens that are next, `states` others to read instead.
+
+    **Raises:** `BadInput` for tokens that do not exist.
+    """
+    known = known_ids(following, taken.model.embedding.tokens.shape[0], 1)
     end, read = log_probabilities(taken.model, taken.states[-1]), list(states or taken.states)
     groups = [read[first : first + TOGETHER] for first in range(0, len(read), TOGETHER)]
     several = lambda group: jnp.concatenate(group + group[-1:] * (TOGETHER - len(group)))
-    each = [_compare(taken.model, several(group), end, jnp.asarray(following)) for group in groups]
+    each = [_compare(taken.model, several(group), end, known) for group in groups]
     return Lens(*(np.concatenate(part)[: len(read)] for part in zip(*each, strict=True)))
 
 

@@ -41,6 +41,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
         words[0] = str(run / "config.yaml")
     elif words and not words[0].startswith("-"):
         find_config(words[0], "a file, a run folder")
+    if run:
+        from diffeqformer.runs.folder import open_config
+
+        open_config(run)  # for damage: a number of an edited config is none of this run
     given = arguments_from(words, "info", InfoArguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")

@@ -18,6 +18,7 @@ from diffeqformer.config.sections import (
     LayerConfig,
     LayerDropConfig,
     LlamaConfig,
+    OwnConfig,
     ReversibleConfig,
     TimeConfig,
     choices_of,
@@ -224,11 +225,6 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     _require_countable("weights", "steps, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
-    if m.tolerance and isinstance(m.weights, KnotsConfig) and m.weights.average:
-        raise BadInput(
-            "model.weights.average is True, but model.tolerance.rtol is given: adaptive steps take weights at times, "
-            "not means over steps."
-        )
     if isinstance(m.weights, LayerDropConfig):
         w, layers = m.weights, m.weights.layers or m.steps
         if w.rank and not w.nested:
@@ -251,7 +247,8 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind "
                 f"{m.weights.kind!r}: adapters are added into them before steps take theirs."
             )
-        m.lora.build(m.field.build(m).shapes())  # made only for what it refuses
+        if not isinstance(m.field, OwnConfig):  # which is not made here
+            m.lora.build(m.field.build(m).shapes())  # made only for what it refuses
     return m
 
 
@@ -309,11 +306,12 @@ def _validate_step_length(m: ModelConfig) -> None:
             "model.weights is 'dyadic', but model.tolerance is given: a block for each length of a step needs a fixed "
             "grid."
         )
-    if isinstance(m.weights, KnotsConfig) and m.weights.rank and m.tolerance:
-        raise BadInput(
-            f"model.weights.rank is {m.weights.rank}, but model.tolerance is given: corrections by the length of a "
-            "step need a fixed grid."
-        )
+    if isinstance(m.weights, KnotsConfig) and m.tolerance:
+        for name, what in (("average", "means over steps"), ("rank", "corrections by the length of a step")):
+            if value := getattr(m.weights, name):
+                raise BadInput(
+                    f"model.weights.{name} is {value}, but model.tolerance is given: {what} need a fixed grid."
+                )
     if isinstance(m.weights, KnotsConfig) and m.weights.halvings is not None and not m.weights.rank:
         raise BadInput(
             f"model.weights.halvings is {m.weights.halvings}, but without model.weights.rank nothing depends on the "
@@ -322,19 +320,21 @@ def _validate_step_length(m: ModelConfig) -> None:
 
 
 def _validate_scheme(m: ModelConfig) -> None:
-    reversible = isinstance(m.scheme, ReversibleConfig)
+    reversible = isinstance(m.scheme, ReversibleConfig | OwnConfig)  # one's own is looked at by `build`
     if isinstance(m.gradient, GradientConfig) and m.gradient.kind == "reversible" and not reversible:
         raise BadInput(
             f"model.gradient is 'reversible', but model.scheme {m.scheme.kind!r} cannot run back; 'reversible' can."
         )
+    if m.tolerance and isinstance(m.weights, LayerConfig | LayerDropConfig):
+        raise BadInput(
+            f"model.tolerance.rtol is given, but model.weights is {m.weights.kind!r}: a table of layers has no "
+            "weights between its steps; 'time', 'time-shared-mlp', 'knots' and 'shared' have."
+        )
+    if isinstance(m.scheme, OwnConfig):
+        return
     # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
     scheme = m.scheme.build()
     if m.tolerance:
-        if isinstance(m.weights, LayerConfig | LayerDropConfig):
-            raise BadInput(
-                f"model.tolerance.rtol is given, but model.weights is {m.weights.kind!r}: a table of layers has no "
-                "weights between its steps; 'time', 'time-shared-mlp', 'knots' and 'shared' have."
-            )
         m.tolerance.build(scheme)  # made only for what it refuses
         if m.first_step is not None and m.scheme.kind != "euler-middle":
             raise BadInput(

@@ -7,10 +7,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
+from diffeqformer.config.bounds import INT32, whole
 from diffeqformer.errors import BadInput
 
 HostBatch = np.ndarray | tuple[np.ndarray, np.ndarray]
 """Ids, or the pair of these and of which targets count, in the memory of this process."""
+
+
+def require_batches(tokens: np.ndarray, context: int, batch_size: int) -> None:
+    """**Raises:** `BadInput` for tokens that are no whole numbers of 32 bits, or sizes that are not positive."""
+    for name, size in (("context", context), ("batch_size", batch_size)):
+        whole(name, size, 1)
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise BadInput(f"tokens are {tokens.dtype}, but must be whole numbers.")
+    if tokens.dtype.itemsize > 4 and len(tokens) and not 0 <= tokens.min() <= tokens.max() <= INT32:
+        raise BadInput(f"tokens go from {tokens.min()} to {tokens.max()}, but must be from 0 to {INT32}.")
 
 
 class Windows:
@@ -73,7 +84,8 @@ class Loader:
     true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are;
     `end`, the token that ends a document, if they are kept apart.
 
-    **Raises:** `BadInput` if there are fewer tokens than one window needs, or for a seed out of range.
+    **Raises:** `BadInput` as `require_batches`, if there are fewer tokens than one window needs, or for a seed out of
+    range.
     """
 
     def __init__(
@@ -88,6 +100,7 @@ class Loader:
     ):
         import grain  # takes a second or two, which no other command should wait for
 
+        require_batches(tokens, context, batch_size)
         self.tokens, self.context, self.batch_size, self.mask, self.end = tokens, context, batch_size, mask, end
         counts = [count for count, _ in mixture] or [len(tokens)]
         self._offsets = np.cumsum([0, *counts])[:-1]
@@ -163,7 +176,7 @@ class EvaluationBatches:
     **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `mask (tokens,)`, true where a token counts
     as a target, if not all do.
 
-    **Raises:** `BadInput` for fewer than two tokens.
+    **Raises:** `BadInput` as `require_batches`, and for fewer than two tokens.
     """
 
     def __init__(
@@ -173,6 +186,7 @@ class EvaluationBatches:
         batch_size: int,
         mask: Bool[np.ndarray, " tokens"] | None = None,
     ):
+        require_batches(tokens, context, batch_size)
         if len(tokens) < 2:
             raise BadInput(f"the text to evaluate has {len(tokens)} tokens, but at least 2 are needed.")
         self.tokens, self.context, self.batch_size, self.mask = tokens, context, batch_size, mask

@@ -9,14 +9,14 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from diffeqformer.config import ModelConfig, OwnConfig, SchemeConfig, validate_model
+from diffeqformer.config import GradientConfig, ModelConfig, OwnConfig, SchemeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import SCHEMES, Scheme
+from diffeqformer.ode.schemes import SCHEMES, Reversible, Scheme
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.modulated import init_norm_changes
 from diffeqformer.plain import shown
@@ -45,8 +45,11 @@ def build(
     for (name, part), kind in zip(own.items(), (WeightSource, Field, Scheme), strict=True):
         if part is not None:
             require_part(name, part, kind)
-    if not any(isinstance(getattr(config, name), OwnConfig) for name in own):
-        config = validate_model(config)
+    if not isinstance(config, ModelConfig):
+        raise BadInput(
+            f"config is a {type(config).__name__}, but must be a ModelConfig, such as the `model` of a Config."
+        )
+    config = validate_model(config)
     if config.vocabulary is None:
         raise BadInput("model.vocabulary is not set; give the number of entries of the tokenizer.")
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)
@@ -55,6 +58,11 @@ def build(
     vectors = lambda key, number: config.init_std * normal(key, (number, width))
     own_field: Field = field or config.field.build(config)
     own_scheme: Scheme = scheme or config.scheme.build()
+    if config.gradient == GradientConfig("reversible") and not isinstance(own_scheme, Reversible):
+        raise BadInput(
+            f"model.gradient is 'reversible', but the scheme {type(own_scheme).__name__} cannot run back: it has not "
+            "the methods of Reversible."
+        )
     grid = Grid.of_config(config)
     source = weights or config.weights.build(own_field.shapes(), grid, own_scheme.nodes, weights_key)
     if config.modulation:

@@ -59,8 +59,7 @@ def with_scheme(
     other = dataclasses.replace(
         config, scheme=section, tolerance=tolerance, gradient=config.gradient if keeps else None
     )
-    if not isinstance(section, OwnConfig):
-        validate_model(other)
+    validate_model(other)
     if isinstance(config.weights, LayerConfig) and scheme != model.scheme:
         raise BadInput(
             f"this model is a table of {config.steps} layers for the scheme {config.scheme.kind!r} and cannot run by "

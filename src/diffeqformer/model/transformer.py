@@ -96,8 +96,14 @@ class Transformer(eqx.Module):
     ) -> list[Float[Array, "batch position width"]]:
         """What `hidden` gives at each of several numbers of steps of a model with `early_exits`, from one pass.
 
-        **Arguments:** `key` for dropout, whose masks are the same for all.
+        **Arguments:** `numbers`, at least one; `key` for dropout, whose masks are the same for all.
+
+        **Raises:** `BadInput` for another model, or no numbers of steps.
         """
+        if not self.early_exits or not numbers:
+            why = "none is named" if self.early_exits else "its first steps are not the model of fewer (early_exits)"
+            raise BadInput(f"this model is asked for several numbers of steps from one pass, but {why}.")
+        numbers = [self.grid(steps).steps for steps in numbers]
         weights, deepest = self.weights, max(numbers)
         if not (isinstance(weights, LayerDropWeights) and weights.landings):
             kept = self.integrate(ids, steps=deepest, key=key, observer=States()).kept

@@ -237,6 +237,8 @@ class Checkpoints:
                 found = file_digest(folder / name)
             except FileNotFoundError:
                 raise Damaged(f"{name} is missing") from None
+            except PermissionError as error:  # it may be sound, so no older one is taken and nothing removed
+                raise RunFailed(f"file {str(folder / name)!r} cannot be read: {_reason(error)}.") from None
             except OSError as error:
                 raise Damaged(f"{name} cannot be read: {_reason(error)}") from None
             if found != digest:

@@ -231,7 +231,7 @@ def write_model(
     """
     for name, content in {TOKENIZER: tokenizer.to_str(pretty=True), **more}.items():
         write_whole(folder / name, content)
-    own = {"origin": "imported" if text is None else "lifted", "text": text}
+    own = {"origin": "imported" if text is None else "lifted", "text": text, "own": own_parts(model)}
     Checkpoints(folder / CHECKPOINTS).save(0, {"model": model}, {**remember(config, folder), **own})
     write_whole(folder / CONFIG, dump_yaml(config))
 
@@ -253,7 +253,16 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
     """
     remembered = metadata_of(folder)
     theirs, here = remembered.get("own", {}), own_parts(model)
-    if not remembered or theirs.keys() == here.keys():
+    if not remembered:
+        return
+    # The module of a class may have another name by now: `__main__`, as long as it is a program's.
+    for part in theirs.keys() & here.keys():
+        if theirs[part].rpartition(".")[2] != here[part].rpartition(".")[2]:
+            raise BadInput(
+                f"run folder {str(folder)!r} was trained with the {part} {theirs[part]}, but `build` makes "
+                f"{here[part]}."
+            )
+    if theirs.keys() == here.keys():
         return
     missing = ", ".join(f"{part} {theirs[part]}" for part in theirs if part not in here)
     if missing:

@@ -16,6 +16,7 @@ from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import own_parts
 from diffeqformer.model.count import count
 from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift, table_of, table_of_whole_steps
 from diffeqformer.model.transformer import Transformer
@@ -96,6 +97,8 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
     **Raises:** `BadInput` for a config that cannot be, or a folder that cannot be written; nothing has been written
     then.
     """
+    # As in a run that was trained, the config has what stands where one's own parts do: only `build` makes these.
+    usual = {part: getattr(run.config.model, part) for part in own_parts(model)}
     config = validate(
         replace(
             run.config,
@@ -103,7 +106,7 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
             base=BaseConfig(
                 str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1], imported=run.from_imported
             ),
-            model=model.config,
+            model=replace(model.config, **usual),
             depth=DepthConfig(),
             data=replace(run.config.data, tokenizer=str(to / run_folder.TOKENIZER)),
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from diffeqformer.config import Config, MeshConfig
-from diffeqformer.data.cache import prepare
+from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.model.build import require_no_own
 from diffeqformer.plain import Document
@@ -15,9 +15,11 @@ from diffeqformer.progress import Progress
 from diffeqformer.runs.finetune import open_base, teacher_of
 from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.footprint import Footprint, update_footprint
+from diffeqformer.runs.opening import Run
 from diffeqformer.runs.trainer import batches_of, fitting
 from diffeqformer.sharding import laid_out, mesh_of, placed, sizes_of
 from diffeqformer.training.depths import compute_of, passes
+from diffeqformer.training.recipe import Batches
 from diffeqformer.training.update import initial_state, make_update
 
 TIMED = 3
@@ -41,10 +43,10 @@ class Rehearsal(NamedTuple):
     """All updates; evaluations and checkpoints come on top."""
 
 
-def rehearse(config: Config, progress: Progress) -> Rehearsal:
-    """Take the first updates of a run and throw them away; only the token cache is written.
+def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, Run | None, Loader | Batches]:
+    """What training would begin with: the config with the vocabulary's size, tokens, base and batches.
 
-    **Arguments:** `config`, as `validate` returns it; `progress`.
+    Only the token cache is written. **Arguments:** `config`, as `validate` returns it; `progress`.
 
     **Raises:** `BadInput` as `train` before its first update.
     """
@@ -52,9 +54,21 @@ def rehearse(config: Config, progress: Progress) -> Rehearsal:
     config = as_moved(config)
     folder = RunFolder(config)
     folder.require_own()
+    mesh_of(config)  # made only for what it refuses
     base = open_base(config.base, progress) if config.base.run else None
     tokens = prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base))
-    config, loader = fitting(config, tokens, base)
+    config, batches = fitting(config, tokens, base)
+    return config, tokens, base, batches
+
+
+def rehearse(config: Config, progress: Progress) -> Rehearsal:
+    """Take the first updates of a run and throw them away; only the token cache is written.
+
+    **Arguments:** `config`, as `validate` returns it; `progress`.
+
+    **Raises:** `BadInput` as `train` before its first update.
+    """
+    config, tokens, base, loader = made_ready(config, progress)
     memory = update_footprint(replace(config, mesh=MeshConfig(*sizes_of(config))))
     with laid_out(mesh_of(config)):
         state = placed(initial_state(config, base and placed(base.model)))

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 
 from diffeqformer.config import Config, ModelConfig, to_dict
+from diffeqformer.errors import Damaged
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
@@ -71,6 +72,8 @@ def read_results(path: Path) -> Document | None:
         return read_sealed(path)
     except FileNotFoundError:
         return None
+    except Damaged as damage:
+        raise Damaged(f"{str(damage).removesuffix('.')}; the run's own command writes it again.") from None
 
 
 def model_entry(

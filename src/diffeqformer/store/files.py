@@ -82,13 +82,16 @@ def read_sealed(path: Path) -> Document:
 
     A document without a seal is accepted: a seal cannot be lost without the JSON or another entry being damaged.
 
-    **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it is not there.
+    **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it is not there;
+    `RunFailed` if it may not be read.
     """
     try:
         content = read_small(path, JSON_BYTES)
-    # An `OSError`, too, but what is not there is not damaged.
+    # `OSError`s, too, but what is not there, or for others alone, is not damaged.
     except FileNotFoundError:
         raise
+    except PermissionError as error:
+        raise RunFailed(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
     except OSError as error:
         raise Damaged(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
     try:

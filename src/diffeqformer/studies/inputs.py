@@ -143,7 +143,8 @@ def folder_for(name: str, to: str | None, run: Path = Path()) -> Path:
     **Raises:** `BadInput` if that is a file, or cannot be written.
     """
     folder = path_of(to) if to else run / ANALYSES_FOLDER / name
-    require_writable(folder, "--to")
+    for place in (folder,) if to else (run / ANALYSES_FOLDER, folder):  # the first has the page that links all
+        require_writable(place, "--to")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--to is {str(folder)!r}, but that is a file; name a folder.")
     return folder

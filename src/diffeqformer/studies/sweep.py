@@ -62,6 +62,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     trials = trials_of(arguments.over, arguments.trials)
     base, folder = read_yaml(find_config(arguments.config)), path_of(arguments.to)
     length = {} if arguments.updates is None else {"trainer.updates": arguments.updates}
+    if twice := length.keys() & trials[0].keys():
+        raise BadInput(f"--updates is {arguments.updates}, but --over has {', '.join(twice)}; give one of them.")
 
     def config_of(trial: Values, seed: int) -> Config:
         run = str(folder / _name(trial) / f"seed-{seed}")
@@ -71,7 +73,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     import numpy as np
 
     from diffeqformer.report.page import both_widths
+    from diffeqformer.runs.folder import origin_of
+    from diffeqformer.runs.rehearsal import made_ready
 
+    for first, *_ in runs:
+        if origin_of(path_of(first.run)) is None:  # one that has begun was found sound
+            made_ready(first, progress)
     rows = []
     for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
         entries = []
