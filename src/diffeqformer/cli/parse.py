@@ -58,7 +58,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     **Raises:** `BadInput` with what is wrong as one sentence.
     """
     options = options_of(cls)
-    if isinstance(default, ConfigArguments):
+    if hasattr(default, "settings"):  # of a whole config, or of the parts of one that `finetune` takes
         for name in ("model", "data", "optimizer"):  # which have choices
             part, words = chosen_sections(getattr(default.settings, name), words, f"{name}.")
             default = dataclasses.replace(default, settings=dataclasses.replace(default.settings, **{name: part}))
