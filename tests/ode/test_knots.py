@@ -217,4 +217,5 @@ def test_corrections_begin_as_none_and_the_limit_has_those_of_short_steps():
     with pytest.raises(BadInput, match="model.weights.halvings is 3, but without model.weights.rank nothing"):
         validate_model(dataclasses.replace(config, weights=KnotsConfig(4, halvings=3)))
     with pytest.raises(BadInput, match="model.weights.rank is 2, but model.tolerance is given"):
-        validate_model(dataclasses.replace(config, scheme="heun", tolerance=ToleranceConfig(1e-2)))
+        adaptive = {"scheme": "heun", "tolerance": ToleranceConfig(1e-2), "weights": KnotsConfig(4, rank=2)}
+        validate_model(dataclasses.replace(config, **adaptive))
