@@ -322,7 +322,6 @@ def test_info_of_a_run_counts_its_parameters(call, place, kind):
     assert memory["weights"] > 0 and memory["total"] is None  # nothing was compiled
 
 
-@pytest.mark.slow
 def test_info_of_a_damaged_run_has_no_numbers(call, place, tmp_path):
     folder = shutil.copytree(place.run("time"), tmp_path / "run")
     text = (folder / "config.yaml").read_text()
@@ -343,6 +342,7 @@ def test_an_analysis_is_refused_where_its_page_could_not_be_linked(call, place, 
     assert called.status == 2 and "analysis' cannot be written: Permission denied." in called.err
 
 
+@pytest.mark.slow
 def test_info_of_a_config(call, place):
     table = call("info", place.time, "--model.vocabulary", 280)
     assert table.status == 0, table.err

@@ -55,7 +55,6 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
 
 
-@pytest.mark.parametrize("kind", ["llama"], indirect=True)
 def test_commands_take_the_run_with_a_text_or_say_that_it_has_none(call, published, tmp_path, text):
     run = tmp_path / "run"
     assert call("import", published, "--to", run).status == 0

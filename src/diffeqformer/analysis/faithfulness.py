@@ -207,21 +207,20 @@ def faithfulness(
             raise BadInput(f"{name} is {value}, but must be at least {least}.")
     if length > model.config.context:
         raise BadInput(f"length is {length}, but must be at most the model's context, {model.config.context}.")
-    tokens = np.asarray(known_ids(tokens, model.embedding.tokens.shape[0], 1))
     if len(tokens) < length:
         raise BadInput(f"the split has {len(tokens)} tokens, but a context of {length} needs as many.")
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, contexts)
     counts = np.asarray(sorted({2**power for power in range(length.bit_length())} | {length}))
-    model = populated(model, steps)
+    model, vocabulary = populated(model, steps), model.embedding.tokens.shape[0]
     scored = partial(explain, tangents=tangents, probes=probes, points=points)
     found: list[tuple[np.ndarray, ...]] = []
     with (progress or Silent()).stage("Testing explanations", contexts) as stage:
         for number, start in enumerate(starts):
             draw = np.random.default_rng([seed, number])
-            ids = tokens[start : start + length]
+            ids = np.asarray(known_ids(tokens[start : start + length], vocabulary, 1))
             scores = scored(model, jnp.asarray(ids), (length - 1,), seed=int(draw.integers(1 << 31))).scores
             by_method = np.stack([scores[method][0] for method in METHODS])
-            drawn = tokens[draw.integers(0, len(tokens), (draws, length))]
+            drawn = np.asarray(known_ids(tokens[draw.integers(0, len(tokens), (draws, length))], vocabulary, 2))
             found.append(_of_context(partial(_log_p, model), ids, by_method, drawn, counts))
             stage.advance(1)
     strength, direction, deletion, insertion = (np.stack(part) for part in zip(*found, strict=True))

@@ -44,9 +44,11 @@ class Rehearsal(NamedTuple):
 
 
 def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, Run | None, Loader | Batches]:
-    """What training would begin with: the config with the vocabulary's size, tokens, base and batches.
+    """What training would begin with, of which only the token cache is written.
 
-    Only the token cache is written. **Arguments:** `config`, as `validate` returns it; `progress`.
+    **Arguments:** `config`, as `validate` returns it; `progress`.
+
+    **Returns:** the config with the vocabulary's size, the tokens, the base if there is one, and the batches.
 
     **Raises:** `BadInput` as `train` before its first update.
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from diffeqformer.config import Config, find_config, parse_value, read_yaml, validate, with_values
+from diffeqformer.config import Config, OptimizerConfig, find_config, parse_value, read_yaml, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, finite_or_none, shown
@@ -76,9 +76,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.runs.folder import origin_of
     from diffeqformer.runs.rehearsal import made_ready
 
-    for first, *_ in runs:
-        if origin_of(path_of(first.run)) is None:  # one that has begun was found sound
-            made_ready(first, progress)
+    # Those that have begun were found sound; of the optimiser only the roles decide whether a run can begin.
+    new = [first for first, *_ in runs if origin_of(path_of(first.run)) is None]
+    roles = lambda config: OptimizerConfig(train_roles=config.optimizer.train_roles)
+    for one in {replace(config, run="", optimizer=roles(config)): config for config in new}.values():
+        made_ready(one, progress)
     rows = []
     for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
         entries = []
