@@ -1,9 +1,10 @@
 """Text and values from elsewhere, so that any terminal, page or message may show them."""
 
+import difflib
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -51,6 +52,12 @@ def _visible(found: re.Match[str]) -> str:
 def brief(text: str, longest: int = 400) -> str:
     """Text whose words are cut where one is longer than `longest`: a message may quote a value of any length."""
     return re.sub(rf"\S{{{longest},}}", lambda word: f"{word[0][: longest // 2]}…{word[0][-longest // 2 :]}", text)
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Advice after a name that is not known: the known one that is most alike, or else `otherwise`."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def is_utf8(text: str) -> bool:

@@ -3,7 +3,6 @@
 One file per verb, and `study.py` for those whose second word names a study.
 """
 
-import difflib
 import importlib
 import logging
 import os
@@ -16,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, reason
-from diffeqformer.plain import brief, clean, is_utf8, shown, version_of
+from diffeqformer.plain import brief, clean, is_utf8, nearest, shown, version_of
 from diffeqformer.program import INTERRUPTED, say_interrupted
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 
@@ -53,10 +52,6 @@ STORY = {
 }
 """The verbs, in the order in which a newcomer meets them."""
 VERBS = {verb: what for part in STORY.values() for verb, what in part.items()}
-MODULES = {"import": "importing"}
-"""Of verbs whose module cannot have their name: `import` is a word of Python."""
-
-
 COLUMNS = 60
 """Of the help: half a screen."""
 
@@ -184,7 +179,9 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     if words[0] == "--version":
         _print_version(as_json)
         return 0
-    _require_verb(words[0])
+    if words[0] not in VERBS:
+        advice = nearest(words[0], VERBS, f"the verbs are {', '.join(VERBS)}.")
+        raise BadInput(f"unknown verb {words[0]!r}: {advice}")
     if own_process:  # a program that calls `main` keeps its own process as it is
         from diffeqformer.cli.accelerators import use_recommended_flags
         from diffeqformer.cli.compiled import keep_compiled_programs
@@ -200,21 +197,14 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
     return 0
 
 
-def _require_verb(verb: str) -> None:
-    """**Raises:** `BadInput` for an unknown verb, with the nearest one."""
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}."
-        raise BadInput(f"unknown verb {verb!r}: {advice}")
-
-
 def module_of(verb: str) -> "ModuleType | Verb":
     """What runs a verb: a module with its `Arguments` and `run`, or a `Verb` with studies."""
     if verb in ("analyze", "bench", "report", "reproduce"):
         from diffeqformer.cli.study import STUDY_VERBS
 
         return STUDY_VERBS[verb]
-    return importlib.import_module(f"diffeqformer.cli.{MODULES.get(verb, verb)}")
+    # `import` is a word of Python, and names no module.
+    return importlib.import_module(f"diffeqformer.cli.{'importing' if verb == 'import' else verb}")
 
 
 def _print_version(as_json: bool) -> None:

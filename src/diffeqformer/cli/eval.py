@@ -87,8 +87,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
     progress = Terminal()
     opened = load_run(arguments.run, arguments.checkpoint, progress)
-    model = opened.model
-    model = solved_by(model, arguments.scheme, arguments.tolerance)
+    model = solved_by(opened.model, arguments.scheme, arguments.tolerance)
     if arguments.scheme is None and model.config.scheme != opened.model.config.scheme:
         progress.say(
             f"the run's scheme, {opened.model.config.scheme}, has no error estimate to choose steps by; "

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 
 import tyro
 
-from diffeqformer.cli.words import joined, require_lists_once, separated, spelled
+from diffeqformer.cli.words import joined, option_of, require_lists_once, separated, spelled
 from diffeqformer.config import (
     Config,
     LoRAConfig,
@@ -168,7 +168,7 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         section = section_of(sections, kind, f"--{prefix}{name}")
         if getattr(getattr(part, name), "kind", None) != kind:
             part = dataclasses.replace(part, **{name: section})
-    options = {word.partition("=")[0][2:].replace("_", "-") for word in left if word.startswith("--")}
+    options = {option_of(word) for word in left if word.startswith("--")}
     for name in (name for name in hints if getattr(part, name) is None):
         sections: Any = [one for one in get_args(hints[name]) if dataclasses.is_dataclass(one)]
         if section := next((one for one in sections if options & options_of(one, f"{prefix}{name}.").keys()), None):
@@ -184,15 +184,10 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
     for name, choices in choices_of(type(part)).items():
         chosen = getattr(part, name)
         own = options_of(type(chosen), f"{prefix}{name}.") if chosen else {}
-        for word in words:
-            option = word.partition("=")[0].removeprefix("--").replace("_", "-")
-            readers = [
-                kind
-                for choice in choices
-                if option in options_of(choice, f"{prefix}{name}.")
-                for kind in kinds_of(choice)
-            ]
-            if word.startswith(f"--{prefix}{name}.") and option not in own and readers:
+        for option in (option_of(word) for word in words if word.startswith(f"--{prefix}{name}.")):
+            reading = [choice for choice in choices if option in options_of(choice, f"{prefix}{name}.")]
+            readers = [kind for choice in reading for kind in kinds_of(choice)]
+            if option not in own and readers:
                 raise BadInput(
                     f"--{option} is given, but {prefix}{name} {getattr(chosen, 'kind', None)!r} has no such setting; "
                     f"{' and '.join(map(repr, readers))} {'has' if len(readers) == 1 else 'have'}."
@@ -208,7 +203,7 @@ ALIKE = 0.75
 def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
     """Refuse the first option that does not exist, and name the one whose last part is most alike, if one is."""
     for word in words:
-        given = word.partition("=")[0][2:].replace("_", "-")
+        given = option_of(word)
         if not word.startswith("--") or given in ("help", *options):
             continue
         last = lambda name: name.rpartition(".")[2]
@@ -281,7 +276,7 @@ def positional_first(words: Sequence[str], options: Hints) -> list[str]:
         if not word.startswith("-") and before is bool:
             return [word, *words[:at], *words[at + 1 :]]
         takes_one = word.startswith("--") and "=" not in word
-        before = options.get(word[2:].replace("_", "-")) if takes_one else bool
+        before = options.get(option_of(word)) if takes_one else bool
     return list(words)
 
 

@@ -1,6 +1,5 @@
 """`diffeqformer analyze | bench | report | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from diffeqformer.cli.output import print_json, print_text
 from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import nearest
 from diffeqformer.progress import Terminal
 from diffeqformer.store.files import sealed, write_output
 from diffeqformer.store.paths import path_of
@@ -46,6 +46,16 @@ def write_document(result: Result, arguments: Any) -> dict[str, str]:
         path = path_of(arguments.figure)
         write_output(path, save(result.figures[0].figure, path.suffix[1:]), "figure")
     return {}
+
+
+def show(result: Result, written: Mapping[str, str], as_json: bool) -> None:
+    """Print what a study found, and which files were written of it."""
+    if as_json:
+        own = result.document
+        return print_json({**own, **written} if isinstance(own, Mapping) else own)
+    result.show()
+    if "page" in written:
+        print_text(f"\n{written['page']}")
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,7 @@ class Verb:
             one, several = self.noun
             if name.startswith("-"):
                 raise BadInput(f"`diffeqformer {self.name}` needs one of {', '.join(self.known)} before {name!r}.")
-            near = difflib.get_close_matches(name, self.known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"the {several} are {', '.join(self.known)}."
+            advice = nearest(name, self.known, f"the {several} are {', '.join(self.known)}.")
             raise BadInput(f"unknown {one} {name!r}: {advice}")
         if self.single_threaded:
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -98,12 +107,7 @@ class Verb:
             _require_ending(getattr(arguments, "figure", None), "figure", (".png", ".svg"))
         result = module.study(arguments, Terminal())
         written = {} if getattr(arguments, "list", False) else write(result, arguments)
-        if as_json:
-            own = result.document
-            return print_json({**own, **written} if isinstance(own, Mapping) else own)
-        result.show()
-        if "page" in written:
-            print_text(f"\n{written['page']}")
+        show(result, written, as_json)
 
     def module(self, name: str) -> ModuleType:
         """The module of a study."""

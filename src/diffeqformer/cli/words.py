@@ -12,8 +12,8 @@ def joined(words: Sequence[str], options: Hints) -> list[str]:
     found: list[str] = []
     for word in words:
         before = found[-1] if found else ""
-        takes_text = before.startswith("--") and options.get(_name_of(before)) in (str, str | None)
-        if takes_text and word.startswith("-") and _name_of(word) not in ("help", *options):
+        takes_text = before.startswith("--") and options.get(option_of(before)) in (str, str | None)
+        if takes_text and word.startswith("-") and option_of(word) not in ("help", *options):
             found[-1] = f"{before}={word}"
         else:
             found.append(word)
@@ -42,13 +42,13 @@ def separated(words: Sequence[str], options: Hints) -> list[str]:
 
 def require_lists_once(words: Sequence[str], options: Hints) -> None:
     """Refuse a list that is given twice, of which only the last would be read."""
-    names = [_name_of(word) for word in words if word.startswith("--")]
+    names = [option_of(word) for word in words if word.startswith("--")]
     for name in (name for name in names if names.count(name) > 1):
         if _lists(options.get(name)):
             raise BadInput(f"--{name} is given {names.count(name)} times; name all that it has after one of them.")
 
 
-def _name_of(word: str) -> str:
+def option_of(word: str) -> str:
     """The option that a word begins with, without its dashes, as `options_of` has it."""
     return word.partition("=")[0][2:].replace("_", "-")
 
@@ -58,7 +58,7 @@ def _parts(words: Sequence[str], options: Hints) -> Iterator[tuple[str, str, str
     hint = None
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        hint = options.get(_name_of(option)) if option else hint
+        hint = options.get(option_of(option)) if option else hint
         yield option, equals, value, hint
 
 

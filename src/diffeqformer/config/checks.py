@@ -138,10 +138,9 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if d.jitter and isinstance(m.weights, LayerDropConfig) and m.weights.nested:
         raise BadInput(f"depth.jitter is {d.jitter}, but model.weights.nested keeps layers by the number of steps.")
     for depth in d.depths:
-        if depth < 1:
-            raise BadInput(f"depth.sample is {depth}, but must be at least 1.")
-        if depth > MOST_STEPS:
-            raise BadInput(f"depth.sample is {depth}, but must be at most {MOST_STEPS}.")
+        if not 1 <= depth <= MOST_STEPS:
+            must = "at least 1" if depth < 1 else f"at most {MOST_STEPS}"
+            raise BadInput(f"depth.sample is {depth}, but must be {must}.")
     if len(set(d.depths)) < len(d.depths):
         raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
@@ -267,14 +266,14 @@ def _validate_grid(m: ModelConfig) -> None:
         )
     if m.edges and not (m.edges[0] == 0 and m.edges[-1] == 1 and all(a < b for a, b in pairwise(m.edges))):
         raise BadInput(f"model.edges is {shown(list(m.edges))}, but must rise from 0 to 1.")
-    if isinstance(m.weights, LayerDropConfig) and m.weights.nested and (m.first_step is not None or m.edges):
-        name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
+    unequal = m.first_step is not None or m.edges
+    name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
+    if isinstance(m.weights, LayerDropConfig) and m.weights.nested and unequal:
         raise BadInput(
             f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
             "equal."
         )
-    if m.spacing == "dyadic" and (m.first_step is not None or m.edges):
-        name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
+    if m.spacing == "dyadic" and unequal:
         raise BadInput(f"model.spacing is 'dyadic', but model.{name} is {value}: depth is divided in one way only.")
     if m.spacing == "dyadic" and isinstance(m.weights, LayerConfig | LayerDropConfig):
         raise BadInput(

@@ -1,7 +1,6 @@
 """Configs as files: the shipped ones, and any YAML file."""
 
 import dataclasses
-import difflib
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import yaml
 from diffeqformer.config.run import Config
 from diffeqformer.config.strict import StrictLoader, from_dict
 from diffeqformer.errors import BadInput, reason
-from diffeqformer.plain import shown
+from diffeqformer.plain import nearest, shown
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
 
@@ -37,8 +36,7 @@ def find_config(name: str, others: str = "a file") -> Path:
         return path
     if name in shipped:
         return shipped[name]
-    near = difflib.get_close_matches(name, shipped, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the shipped ones are {', '.join(shipped)}."
+    advice = nearest(name, shipped, f"the shipped ones are {', '.join(shipped)}.")
     raise BadInput(f"config {shown(name)} is neither {others} nor the name of a shipped config; {advice}")
 
 
@@ -52,17 +50,14 @@ def read_yaml(path: str | Path) -> Config:
         text = read_small(path, MOST_BYTES).decode()
     except FileNotFoundError:
         raise BadInput(f"config file {str(path)!r} does not exist.") from None
-    except OSError as error:
-        raise BadInput(f"config file {str(path)!r} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"config file {str(path)!r} cannot be read: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"config file {str(path)!r} cannot be read: {reason(error)}.") from None
     try:
         values = yaml.load(text, StrictLoader)
     except RecursionError:
         raise BadInput(f"config file {str(path)!r} is nested too deeply to be a config.") from None
     except Exception as error:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
-        what = reason(error)
-        raise BadInput(f"config file {str(path)!r} is not YAML: {what}.") from None
+        raise BadInput(f"config file {str(path)!r} is not YAML: {reason(error)}.") from None
     config = from_dict(Config, {} if values is None else values)
     if "run" not in (values or {}):
         config = dataclasses.replace(config, run=f"runs/{path.stem}")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, setting
 from diffeqformer.config.sections import (
+    Choosing,
     DropoutConfig,
     FieldConfig,
     GPTConfig,
@@ -23,13 +24,11 @@ from diffeqformer.config.sections import (
     TimeConfig,
     ToleranceConfig,
     WeightsConfig,
-    choices_of,
 )
-from diffeqformer.config.strict import section_of
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Choosing):
     """One point of the grid weights x field x scheme, and its sizes."""
 
     weights: WeightsConfig = TimeConfig()
@@ -82,11 +81,6 @@ class ModelConfig:
     tied: bool | None = None
     """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""
     dropout: DropoutConfig = DropoutConfig()
-
-    def __post_init__(self) -> None:
-        for name, choices in choices_of(ModelConfig).items():
-            if isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, section_of(choices, value, name))
 
     @property
     def interval(self) -> float:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffeqformer.config.bounds import INT32, setting
-from diffeqformer.config.sections import Section, choices_of
-from diffeqformer.config.strict import section_of
+from diffeqformer.config.sections import Choosing, Section
 
 Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 
@@ -50,12 +49,12 @@ class LastConfig(Section):
 
 ScheduleSection = ScheduleConfig | TrapezoidalConfig
 AverageSection = EMAConfig | LastConfig
-if not TYPE_CHECKING:  # a bare word is taken too, but is a section as soon as the config is made
+if not TYPE_CHECKING:  # see `Choosing`
     ScheduleSection, AverageSection = ScheduleSection | str, AverageSection | str
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Choosing):
     """Clipping, a rule of Optax for some roles and AdamW for the others, a schedule, a guard and an average."""
 
     learning_rate: float = setting(1e-3, positive=True)
@@ -88,8 +87,3 @@ class OptimizerConfig:
     average: AverageSection | None = None
     """Parameters that are evaluated, kept and used in place of the last ones: their exponential moving average (`ema`)
     or the mean of the `last` updates; if not given, the last ones."""
-
-    def __post_init__(self) -> None:
-        for name, choices in choices_of(OptimizerConfig).items():
-            if isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, section_of(choices, value, name))

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
-from diffeqformer.config.strict import hints_of
+from diffeqformer.config.strict import hints_of, section_of
 
 
 class Section:
@@ -28,6 +28,15 @@ class Section:
 
     def __str__(self) -> str:
         return getattr(self, "kind", repr(self))
+
+
+class Choosing:
+    """Settings of which some are a choice of sections: a bare word there is a section as soon as they are made."""
+
+    def __post_init__(self) -> None:
+        for name, choices in choices_of(type(self)).items():
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, section_of(choices, value, name))
 
 
 @dataclass(frozen=True)
@@ -330,7 +339,7 @@ WeightsConfig = TimeConfig | KnotsConfig | DyadicConfig | LayerConfig | LayerDro
 FieldConfig = GPTConfig | LlamaConfig | OwnConfig
 SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
 GradientSection = GradientConfig | RecursiveConfig
-if not TYPE_CHECKING:  # a bare word is taken too, but is a section as soon as the config is made
+if not TYPE_CHECKING:  # see `Choosing`
     WeightsConfig, FieldConfig, SchemeSection = WeightsConfig | str, FieldConfig | str, SchemeSection | str
     GradientSection = GradientSection | str
 

@@ -1,7 +1,6 @@
 """Dataclasses from nested dictionaries, strictly: nothing is dropped and nothing is guessed."""
 
 import dataclasses
-import difflib
 import functools
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document, Values, is_utf8, shown
+from diffeqformer.plain import Document, Values, is_utf8, nearest, shown
 
 Hints = dict[str, Any]
 """Settings by name, and the type of each: a class, or a form such as `int | None`, for which Python has no type."""
@@ -53,8 +52,7 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
         name = key if isinstance(key, str) else shown(key)
         path = f"{where}.{name}" if where else name
         if key not in hints:
-            near = difflib.get_close_matches(name[:80], hints, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(hints)}."
+            advice = nearest(name[:80], hints, f"known keys: {', '.join(hints)}.")
             raise BadInput(f"unknown key {shown(path)}: {advice}")
         kwargs[key] = _convert(hints[key], value, path)
     return cls(**kwargs)

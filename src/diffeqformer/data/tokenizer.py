@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -249,28 +250,25 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
             _add(tokenizer, one)
 
 
+def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer with the tokens that files beside it add."""
+    if (folder / ADDED).is_file():
+        _add_tokens(tokenizer, folder / ADDED)
+    _add_declared(tokenizer, folder)
+    return tokenizer
+
+
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        tokenizer = _from_file(folder / "tokenizer.json")
-        if (folder / ADDED).is_file():
-            _add_tokens(tokenizer, folder / ADDED)
-        _add_declared(tokenizer, folder)
-        return tokenizer
+        return _with_added(_from_file(folder / "tokenizer.json"), folder)
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
             _require_gpt2(folder)
-            try:
+            with _reading(f"tokenizer folder {str(folder)!r}"):
                 _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
                 read_small(folder / merges, TOKENIZER_BYTES)
                 model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
-            except BadInput as error:
-                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {error}") from None
-            except Exception as error:  # the library raises bare exceptions
-                raise BadInput(f"tokenizer folder {str(folder)!r} cannot be read: {reason(error)}.") from error
-            tokenizer = _byte_level(model)
-            if (folder / ADDED).is_file():
-                _add_tokens(tokenizer, folder / ADDED)
-            _add_declared(tokenizer, folder)
+            tokenizer = _with_added(_byte_level(model), folder)
             # A bare vocabulary does not say which of its entries are special.
             tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
             return tokenizer
@@ -294,16 +292,23 @@ def _require_gpt2(folder: Path) -> None:
 
 
 def _from_file(path: Path) -> Tokenizer:
-    try:
+    with _reading(f"tokenizer file {str(path)!r}"):
         content = read_small(path, TOKENIZER_BYTES)
         if content.startswith(b"version https://git-lfs"):
             raise BadInput("it is a Git LFS pointer; `git lfs pull` fetches the file.")
         _require_small_ids(content)
         return Tokenizer.from_str(content.decode())
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """**Raises:** `BadInput` that names `what` is read, if it cannot be."""
+    try:
+        yield
     except BadInput as error:
-        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {error}") from None
+        raise BadInput(f"{what} cannot be read: {error}") from None
     except Exception as error:  # the library raises bare exceptions
-        raise BadInput(f"tokenizer file {str(path)!r} cannot be read: {reason(error)}.") from error
+        raise BadInput(f"{what} cannot be read: {reason(error)}.") from error
 
 
 def _require_small_ids(content: bytes) -> None:
@@ -314,7 +319,6 @@ def _require_small_ids(content: bytes) -> None:
     # Only a file with so many digits in a row is parsed here, and then again by the library.
     if not _LARGE.search(content):
         return
-
     found: Any = json.loads(content)
     model, added = (found.get(name) for name in ("model", "added_tokens")) if isinstance(found, dict) else (None, None)
     entries = model.get("vocab") if isinstance(model, dict) else found  # a vocab.json is nothing but entries

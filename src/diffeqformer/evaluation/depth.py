@@ -1,7 +1,7 @@
 """One model at several depths without fine-tuning, and other models at theirs: quality against what it costs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import equinox as eqx
@@ -139,24 +139,16 @@ def at_depths(
 
     **Raises:** `BadInput` if the model cannot run at one of them, before any is evaluated; `RunFailed` as `evaluate`.
     """
-    require_depths(model, (steps for steps in depths if steps is not None and not isinstance(steps, EarlyExit)))
-    names = ", ".join(
-        "adaptive" if steps is None else str(steps) for steps in depths if not isinstance(steps, EarlyExit)
-    )
-    name = f"Evaluating at {names} steps"
+    grids = [steps for steps in depths if not isinstance(steps, EarlyExit)]
+    require_depths(model, (steps for steps in grids if steps is not None))
+    name = f"Evaluating at {', '.join('adaptive' if steps is None else str(steps) for steps in grids)} steps"
     own = None if model.config.tolerance else model.config.steps
     turns = [(model, None if steps == own else steps) for steps in depths]  # so its own depth is compiled once
     return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)
 
 
 def _columns(prefix: str, steps: Sequence[int | float], found: list[Evaluation]) -> dict[str, np.ndarray]:
-    numbers = {
-        "loss": [one.loss for one in found],
-        "perplexity": [one.perplexity for one in found],
-        "bits_per_byte": [np.nan if one.bits_per_byte is None else one.bits_per_byte for one in found],
-        "tokens": [one.tokens for one in found],
-        "tokens_per_second": [one.tokens_per_second for one in found],
-        "attention_evaluations": [one.attention_evaluations for one in found],
-        "feed_forward_evaluations": [one.feed_forward_evaluations for one in found],
-    }
+    """The numbers of steps and what was found there, each of the evaluations' fields as an array; NaN where unknown."""
+    number = lambda value: np.nan if value is None else value
+    numbers = {one.name: [number(getattr(each, one.name)) for each in found] for one in fields(Evaluation)}
     return {f"{prefix}{name}": np.asarray(values) for name, values in {"steps": steps, **numbers}.items()}

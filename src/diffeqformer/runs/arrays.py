@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,13 +81,14 @@ _NEW_LOOP = asyncio.new_event_loop
 def _lenient_loop() -> asyncio.AbstractEventLoop:
     """An event loop that takes calls from other threads after its end, and drops them."""
     loop: Any = _NEW_LOOP()
-    loop.call_soon_threadsafe = partial(_call_while_open, loop, loop.call_soon_threadsafe)
+    call = loop.call_soon_threadsafe
+
+    def while_open(*arguments: Any, **named: Any) -> Any:
+        try:
+            return call(*arguments, **named)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+    loop.call_soon_threadsafe = while_open
     return loop
-
-
-def _call_while_open(loop: Any, call: Callable, *arguments: Any, **named: Any) -> Any:
-    try:
-        return call(*arguments, **named)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

@@ -68,10 +68,8 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     try:
         jax.distributed.initialize(None if auto else coordinator, processes, process, heartbeat_timeout_seconds=SILENCE)
     except (ValueError, RuntimeError) as error:
-        what = reason(error, 200)
-        raise BadInput(
-            f"--distributed.coordinator is {coordinator!r}, but the processes did not meet: {what}."
-        ) from error
+        met = f"the processes did not meet: {reason(error, 200)}"
+        raise BadInput(f"--distributed.coordinator is {coordinator!r}, but {met}.") from error
 
 
 def is_loss(error: Exception) -> bool:
@@ -87,10 +85,9 @@ def lost(error: Exception) -> RunFailed:
     """The failure of a process whose work with the others has ended in `error`; it then exits without them."""
     time.sleep(1)  # if it is the main process that is lost, JAX aborts this one just now, which prints its sentence
     atexit.register(_exit)  # JAX's own exit would wait for the lost one
-    what = reason(error, 120)
     return RunFailed(
-        f"process {jax.process_index()} of {jax.process_count()} cannot go on ({what}), most often because another "
-        f"one is lost, which its last lines explain; {START_AGAIN}."
+        f"process {jax.process_index()} of {jax.process_count()} cannot go on ({reason(error, 120)}), most often "
+        f"because another one is lost, which its last lines explain; {START_AGAIN}."
     )
 
 

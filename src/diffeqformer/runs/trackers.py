@@ -233,10 +233,9 @@ class RunLog:
                 return call(*arguments)
         except Exception as error:  # each has its own kinds, those of networks and disks included
             self.trackers.pop(name, None)
-            what = reason(error, 200)
             self.progress.say(
-                f"{KINDS[name].name} failed ({type(error).__name__}: {what}); the run goes on without it, and "
-                f"{METRICS} has every number."
+                f"{KINDS[name].name} failed ({type(error).__name__}: {reason(error, 200)}); the run goes on without "
+                f"it, and {METRICS} has every number."
             )
 
     def __enter__(self) -> "RunLog":

@@ -88,13 +88,13 @@ def require_trained(model: PyTree, config: OptimizerConfig) -> None:
 
     **Raises:** `BadInput` if none has a role of `config.train_roles`, or none of these follows `config.rule`.
     """
-    if not jax.tree.leaves(split_trained(model, config)[0]):
+    trained, _ = split_trained(model, config)
+    if not jax.tree.leaves(trained):
         asked, there = config.train_roles, sorted(set(jax.tree.leaves(roles(model))))
         raise BadInput(
             f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but this model's parameters have the roles "
             f"{', '.join(there)}."
         )
-    trained, _ = split_trained(model, config)
     if config.rule != "adamw" and not any(jax.tree.leaves(_followers(config)(trained))):
         raise BadInput(
             f"optimizer.rule is {config.rule!r}, but none of the trained parameters of optimizer.rule_roles, "
@@ -195,9 +195,8 @@ def _adamw(
 
 def _muon(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
     """Jordan et al. 2024; steps of AdamW's size: Liu et al. 2025, arXiv:2502.16982."""
-    decay = config.weight_decay
     return optax.contrib.muon(
-        rate, beta=0.95, weight_decay=decay, consistent_rms=0.2, muon_weight_dimension_numbers=_axes
+        rate, beta=0.95, weight_decay=config.weight_decay, consistent_rms=0.2, muon_weight_dimension_numbers=_axes
     )
 
 
