@@ -14,6 +14,8 @@ from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of
 
+MEASURED = {"activations, workspace": "rest", "total": "total"}
+"""Of an update's memory, what only compiling it tells."""
 D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 
 
@@ -135,8 +137,7 @@ def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
     m = config.model
     print_table(
         f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {steps(m.steps)}, width {m.width}, "
-        f"{m.heads} heads, "
-        f"context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
+        f"{m.heads} heads, context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
         f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
         ["", *models],
         [
@@ -150,14 +151,7 @@ def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
             row("  optimiser", "B", "memory_bytes", "optimizer"),
             row("  gradients", "B", "memory_bytes", "gradients"),
             row("  generated weights", "B", "memory_bytes", "generated"),
-            *(
-                [
-                    row("  activations, workspace", "B", "memory_bytes", "rest"),
-                    row("  total", "B", "memory_bytes", "total"),
-                ]
-                if compiled
-                else []
-            ),
+            *(row(f"  {name}", "B", "memory_bytes", key) for name, key in MEASURED.items() if compiled),
         ],
     )
     print(_about_memory(config) if compiled else "What activations take, --memory tells: it compiles the update.")

@@ -332,7 +332,6 @@ def _rows_digest(rows: Any) -> list[object]:
 def _rows(rows: Any, config: DataConfig, name: str) -> Part:
     if not len(rows):
         raise BadInput(f"dataset {name!r} has an empty split, but needs rows for training and for validation.")
-
     field = config.text_field
     batches = lambda: rows.select_columns([field]).iter(batch_size=256)
     values = lambda: ({field: value} for batch in batches() for value in batch[field])

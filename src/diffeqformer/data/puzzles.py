@@ -17,8 +17,6 @@ from diffeqformer.data.tokenizer import END_OF_TEXT
 BLOCK = 1000
 """Problems that are made at one time."""
 UNKNOWN = "[UNK]"
-
-
 C = TypeVar("C", bound=Problems)
 
 

@@ -46,8 +46,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
     With the i-th smallest of n (i from 0): the largest of `(n - j) p_j` for j up to i, at most 1.
     """
-    order, corrected, highest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[place]))
-        corrected[place] = highest
-    return corrected
+    order, corrected = np.argsort(p, kind="stable"), np.empty(len(p))
+    raised = np.arange(len(p), 0, -1) * np.asarray(p)[order]
+    corrected[order] = np.maximum.accumulate(np.minimum(raised, 1.0))
+    return corrected.tolist()

@@ -167,14 +167,13 @@ def compare(
                 write_sealed(folder / PLAN, {"updates": updates})
             if name not in updates:
                 break
-            planned, own = _trained_for(config, updates[name]), run_folder.RunFolder(config).path
+            planned, own = _trained_for(config, updates[name]), run_folder.RunFolder(config)
             progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
             found = _finished(planned) or _train(planned, title, readings, progress)
-            _keep_weights_only(own)
+            _keep_weights_only(own.path)
             corpus = found["corpus"]
             entries += found["models"]
-            records = read_metrics(own / run_folder.METRICS)
-            metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in records]
+            metrics += [json.dumps({"model": entries[-1]["key"], **record}) for record in read_metrics(own.metrics)]
         results = {**document(title, corpus, entries), "depth_part": readings.part}
         write_whole(folder / run_folder.METRICS, "\n".join(metrics) + "\n")
         write_sealed(folder / run_folder.RESULTS, results)
@@ -293,11 +292,11 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
 
 def _finished(config: Config) -> Document | None:
     """What `_train` found, if it came to its end."""
-    folder = run_folder.RunFolder(config).path
+    folder = run_folder.RunFolder(config)
     with suppress(Damaged):
-        found = read_results(folder / run_folder.RESULTS)
+        found = read_results(folder.results)
         # `train` leaves results without a sample; `_train` ends by writing them again, with one.
-        if found and found["models"][0]["sample"] and Checkpoints(folder / run_folder.CHECKPOINTS).steps():
+        if found and found["models"][0]["sample"] and folder.checkpoints.steps():
             return found
     return None
 

@@ -44,9 +44,7 @@ class Rehearsal(NamedTuple):
 
 
 def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, Run | None, Loader | Batches]:
-    """What training would begin with, of which only the token cache is written.
-
-    **Arguments:** `config`, as `validate` returns it; `progress`.
+    """What training of a config, as `validate` returns it, would begin with; only the token cache is written.
 
     **Returns:** the config with the vocabulary's size, the tokens, the base if there is one, and the batches.
 
@@ -64,9 +62,7 @@ def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, 
 
 
 def rehearse(config: Config, progress: Progress) -> Rehearsal:
-    """Take the first updates of a run and throw them away; only the token cache is written.
-
-    **Arguments:** `config`, as `validate` returns it; `progress`.
+    """Take the first updates of a run and throw them away; otherwise as `made_ready`.
 
     **Raises:** `BadInput` as `train` before its first update.
     """

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from diffeqformer.config import Config, validate
 from diffeqformer.data.beside import beside_tokenizer
@@ -22,7 +21,7 @@ from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
 from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
-from diffeqformer.evaluation.perplexity import Evaluation, evaluate
+from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import Build, require_no_own
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
@@ -179,23 +178,17 @@ def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]
     """Batch number k; of several processes each reads the rows of its own devices."""
     if not is_divided():
         return loader.__getitem__
-    if not isinstance(loader, Loader):
-        return lambda k: jax.tree.map(partial(_divided, config), loader[k])
-    parts, context = config.trainer.accumulation, config.model.context
-    rows = (parts, config.trainer.batch_size // parts)
-    divided = lambda k, read, length: divided_batch(partial(read, k), (*rows, length))
+    parts, size, context = config.trainer.accumulation, config.trainer.batch_size, config.model.context
+    divided = lambda read, rows, length: divided_batch(read, (parts, rows // parts, length))
+    if not isinstance(loader, Loader):  # each process has the batch whole
+        of_whole = lambda whole: divided(lambda start, stop: whole[start:stop], *whole.shape)
+        return lambda k: jax.tree.map(of_whole, loader[k])
 
     def batch(k: int) -> Any:
-        ids = divided(k, loader.rows, context + 1)
-        return (ids, divided(k, loader.mask_rows, context)) if loader.masks else ids
+        ids = divided(partial(loader.rows, k), size, context + 1)
+        return (ids, divided(partial(loader.mask_rows, k), size, context)) if loader.masks else ids
 
     return batch
-
-
-def _divided(config: Config, whole: np.ndarray) -> Any:
-    """A batch that each process has whole, in parts over the devices."""
-    parts = config.trainer.accumulation
-    return divided_batch(lambda start, stop: whole[start:stop], (parts, len(whole) // parts, whole.shape[1]))
 
 
 def _finished(folder: RunFolder, step: int, progress: Progress) -> results.Entry | None:
@@ -226,7 +219,7 @@ def _evaluated(
     if not math.isfinite(found.loss):
         raise Diverged(f"the validation loss is {found.loss} after the last update; {folder.checkpoints.last_good()}.")
 
-    def write(found: Evaluation) -> results.Entry:
+    def write() -> results.Entry:
         speed = clock.updates * config.tokens_per_update / clock.update_seconds if clock.updates else 0.0
         entry = results.model_entry(config, model, found, read_metrics(folder.metrics), clock.seconds, speed)
         # Resolved, since the path "." has no name.
@@ -234,4 +227,4 @@ def _evaluated(
         write_sealed(folder.results, document)
         return entry
 
-    return by_main(lambda: write(found))
+    return by_main(write)

@@ -136,9 +136,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
-
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
-    alone = config.depth.alone
     # All parts of a batch share one populated model, so that generating the weights, and the way back to their
     # networks, comes once per update (unless they are a table anyway).
     once = factored.on_one_grid(config) and parts > 1 and not isinstance(config.model.weights, LayerConfig)
@@ -156,7 +154,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         numbers, sequences = zip(*trained_depths(config, steps), strict=True)
         rows = tuple(own // parts for own in sequences) if config.depth.together == "rows" else None
         # None, not the model's own number: a tolerance may choose the steps.
-        depths = (steps,) if alone else numbers
+        depths = (steps,) if config.depth.alone else numbers
         if jitter:
             grids = map(state.model.grid, depths)
             depths = tuple(grid.jittered(jitter, of_step(3), first_stays=first_stays) for grid in grids)
