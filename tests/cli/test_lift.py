@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import load_run
 from diffeqformer.studies.compression import WAYS
 from tests.interop.folders import CONFIGS, WORDS, golden, write
@@ -83,6 +84,20 @@ def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, li
     again = call(*words, *recipe, *rest)
     assert again.status == 0, again.err
     assert json.loads(again.out)["models"][0]["validation"] == entry["validation"]
+    # From another teacher in its place it does not learn, nor is it asked for by a wrong option.
+    shutil.rmtree(tmp_path / "tuned" / "checkpoints" / "4")
+    checkpoints = Checkpoints(lifted / "checkpoints")
+    kept, other = lifted / "checkpoints" / "0", tmp_path / "kept"
+    shutil.copytree(kept, other)
+    model = jax.tree.map(lambda leaf: -leaf, load_run(lifted).model)
+    checkpoints.save(0, {"model": model}, checkpoints.metadata()[1])
+    refused = call(*words, *recipe, *rest)
+    assert refused.status == 2 and "has changed since the run" in refused.err
+    shutil.rmtree(kept)
+    shutil.copytree(other, kept)
+    assert call(*words, *recipe, *rest).status == 0
+    refused = call(*words, *recipe, *rest, "--optimizer.learning-rate", 0.5)
+    assert refused.status == 2 and "choose another folder with --to (of `finetune`)" in refused.err
     refused = call("finetune", place.run("layer"), "--depths", 2, 3, "--to", tmp_path / "other")
     assert refused.status == 2 and "a table of layers has one depth" in refused.err
 

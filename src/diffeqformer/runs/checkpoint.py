@@ -152,6 +152,11 @@ class Checkpoints:
                 return step, self._manifest(step)["metadata"]
         return 0, {}
 
+    def digest(self, step: int) -> str | None:
+        """Of all that is in a checkpoint, as its manifest says; `None` if it is not there."""
+        path = self.folder / str(step) / MANIFEST
+        return file_digest(path) if path.is_file() else None
+
     def clean(self, after: int | None = None) -> None:
         """Remove what killed writes and removals left, put back what nothing replaced, and remove checkpoints of
         updates later than `after`, if given.

@@ -25,7 +25,8 @@ from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
-from diffeqformer.runs.folder import TOKENIZER
+from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.folder import CHECKPOINTS, TOKENIZER
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
@@ -147,6 +148,13 @@ def teacher_of(base: Run | None, config: Config) -> Transformer | None:
     if base is None or config.depth.teacher != "base":
         return None
     return placed(placed(base.model).merge().populate())  # what is computed from the base is laid out before and after
+
+
+def teacher_digest(base: Run | None, config: Config) -> str | None:
+    """Of the checkpoint that updates learn from, `None` if they learn from none."""
+    if base is None or config.depth.teacher != "base":
+        return None
+    return Checkpoints(base.folder / CHECKPOINTS).digest(base.step)
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

@@ -80,7 +80,10 @@ class RunFolder:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:
             raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
-        remembered, choose = metadata_of(self.path), "choose another folder with --run"
+        remembered, options = metadata_of(self.path), "--run"
+        if self.config.base.method:
+            options = "--to (of `finetune`) or --run (of `train`)"
+        choose = f"choose another folder with {options}"
         if CONFIG not in names and "config" not in remembered:
             # A kill before the first file is whole leaves the lock, and that file under its temporary name.
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
@@ -280,6 +283,18 @@ def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
         raise BadInput(
             f"run folder {str(folder)!r} was trained with these parts of a recipe: {words(theirs)}; here there are: "
             f"{words(own)}. Give `train` the same `recipe`, or choose another folder."
+        )
+
+
+def require_same_teacher(config: Config, digest: str | None) -> None:
+    """Check that updates go on learning from the checkpoint that they began to learn from, of digest `digest`.
+
+    **Raises:** `BadInput` if it is another.
+    """
+    if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
+        raise BadInput(
+            f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
+            "(depth.teacher is 'base'); put back what it was, or start another run with --to."
         )
 
 

@@ -41,7 +41,8 @@ class Recorder:
     """The observer of a run's training loop, to be used in a `with` block around it.
 
     **Arguments:** `folder`, of the run, held; `tokens`; `log`, where measurements go; `resumed`, what the run continues
-    from; `step`, updates done; `progress`; `recipe`, whose callbacks are called.
+    from; `step`, updates done; `progress`; `recipe`, whose callbacks are called; `teacher`, the digest of the
+    checkpoint that updates learn from, if any.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Recorder:
         step: int,
         progress: Progress,
         recipe: Recipe = NO_RECIPE,
+        teacher: str | None = None,
     ):
         self.folder, self.config, self.settings = folder, folder.config, folder.config.trainer
         self.tokens, self.log, self.resumed, self.progress = tokens, log, resumed, progress
@@ -63,7 +65,7 @@ class Recorder:
         self.agreement = Agreement()
         self.note: dict[str, str] = {}
         self.warned = False
-        self.files = remember(folder.config, folder.path)
+        self.files = remember(folder.config, folder.path) | {"teacher": teacher}
         self.saved_at = time.perf_counter()
         self.stopped, self.why = False, ""
         self.recipe, self.logged = recipe, []

@@ -28,8 +28,8 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
-from diffeqformer.runs.finetune import open_base, require_same_tokenizer, teacher_of
-from diffeqformer.runs.folder import RunFolder, as_moved
+from diffeqformer.runs.finetune import open_base, require_same_tokenizer, teacher_digest, teacher_of
+from diffeqformer.runs.folder import RunFolder, as_moved, require_same_teacher
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.recorder import Recorder, validation_batches
@@ -107,6 +107,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)
     folder.config, batches = accept(tokens)
+    teacher = by_main(lambda: teacher_digest(base, config))
+    by_main(lambda: require_same_teacher(config, teacher))
     beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
     if isinstance(batches, Stream):
         recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
@@ -120,7 +122,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
         if entry is None:
             try:
                 with RunLog(folder, step, progress) if is_main() else NoLog() as log:
-                    with Recorder(folder, tokens, log, resumed, step, progress, recipe) as recorder:
+                    with Recorder(folder, tokens, log, resumed, step, progress, recipe, teacher) as recorder:
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # what there is to improve on
                         batch = batches_of(folder.config, batches)
