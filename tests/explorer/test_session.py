@@ -132,7 +132,7 @@ def test_what_a_run_offers(session):
     assert [session_of(fewer).about()[0][name] for name in ("least", "steps", "most")] == [1, 2, 5]
     assert (free["name"], table["name"]) == ("DiffEqFormer", "Vanilla GPT") and free["folder"] == "diffeqformer"
     assert free["said"].endswith("by a network for each matrix, scheme euler, trained at 3 steps")
-    assert table["said"].startswith("blocks as in GPT, a table of weights by layer, scheme lie-trotter")
+    assert table["said"].startswith("blocks as in GPT, weights that are a table of layers, scheme lie-trotter")
 
 
 def test_depths_of_training_are_those_that_were_drawn():

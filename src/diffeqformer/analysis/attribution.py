@@ -14,11 +14,11 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.lyapunov import populated, require_text
+from diffeqformer.analysis.reading import log_probabilities
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
@@ -149,9 +149,7 @@ def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
 
 def _log_probabilities(model: Transformer, x: Array, outputs: Array) -> Float[Array, "batch output vocabulary"]:
     """Log-probabilities at the outputs, from states at depth 0."""
-    end = model.normalise(model.flow(x).state[:, outputs])
-    logits = model.unembed(end)
-    return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
+    return log_probabilities(model, model.flow(x).state[:, outputs])
 
 
 def _of_targets(model: Transformer, x: Array, outputs: Array, targets: Array) -> Float[Array, "batch output"]:

@@ -168,13 +168,14 @@ def simulate(
     numbers = (order, systems, points, dimension, steps, seed)
     for (name, fewest), number in zip(least.items(), numbers, strict=True):
         whole(name, number, fewest)
-    for name, number in (("dt", dt), ("unit", steps * dt if unit is None else unit)):
+    unit = steps * dt if unit is None else unit
+    for name, number in (("dt", dt), ("unit", unit)):
         if not 0 < number < np.inf:
             raise BadInput(f"{name} is {number}, but must be a positive number.")
     x, a, v = draw(systems, points, dimension, seed=seed)
     if identity if identity is not None else variant != "particles":
         a = v = np.broadcast_to(np.eye(dimension), a.shape)
-    weights = Weights(a, v, order, steps * dt if unit is None else unit, order + 1.0 if level else 1.0)
+    weights = Weights(a, v, order, unit, order + 1.0 if level else 1.0)
     first, measures = [], []
     with (
         (progress or Silent()).stage(f"Moving {variant}, order {order}", steps + 1) as stage,

@@ -23,6 +23,7 @@ from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.solve import Step
 from diffeqformer.ode.weights.lifting import fit_knots, is_linear_or_norm, ridged
+from diffeqformer.ode.weights.source import number_of_rows
 from diffeqformer.progress import Progress, Silent
 
 Moments = list[Float[Array, "layer _ _"]]
@@ -106,7 +107,7 @@ class _Noted:
 
 def fewer_knots(rows: BlockWeights, knots: int, moments: Moments | None = None) -> Smaller:
     """Lines between K knots at equal distances that come nearest to the layers."""
-    layers = _layers(rows)
+    layers = number_of_rows(rows)
     times = (np.arange(layers) + 0.5) / layers
     fit = fit_knots(rows, times, KnotsConfig(knots), moments)
     return Smaller(fit.weights.at(times), count(fit.weights))
@@ -117,7 +118,7 @@ def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
 
     It is the truncated SVD of P over depth: time networks `C + P h(t)` with d_emb = s - 1. Of every array by itself.
     """
-    layers = _layers(rows)
+    layers = number_of_rows(rows)
 
     def split(leaf: Array) -> tuple[np.ndarray, ...]:
         flat = np.asarray(leaf).reshape(layers, -1)
@@ -143,7 +144,7 @@ def low_rank(
     Recursive Transformers, arXiv:2410.20672). Biases and norms stay. With `moments` the outputs on that text come
     nearest, not the matrices.
     """
-    layers, left = _layers(rows), iter(moments or ())
+    layers, left = number_of_rows(rows), iter(moments or ())
     units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
 
     def split(unit: Linear) -> tuple[np.ndarray, ...]:
@@ -173,7 +174,3 @@ def low_rank(
             near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))
             numbers += layers * rank * (inputs + outputs) + around_mean * mean.size - unit.weight.size
         yield Smaller(jax.tree.unflatten(structure, near), numbers)
-
-
-def _layers(rows: BlockWeights) -> int:
-    return rows.attention.norm.scale.shape[0]

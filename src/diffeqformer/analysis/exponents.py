@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
 from diffeqformer.analysis.finite import require_finite
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 
 VectorField = Callable[[float | Array, Array], Array]
@@ -100,8 +101,7 @@ def flow_exponents(
     if not 1 <= number <= x.size:
         raise BadInput(f"tangents is {number}, but must be from 1 to the width of the state, {x.size}.")
     for name, value, least in (("steps", steps, 1), ("every", every, 1), ("skip", skip, 0)):
-        if value < least:
-            raise BadInput(f"{name} is {value}, but must be at least {least}.")
+        whole(name, value, least)
     if not (math.isfinite(dt) and dt != 0):
         raise BadInput(f"dt is {dt}, but must be a number other than 0.")
     key = jax.random.key(0) if key is None else key
@@ -145,10 +145,10 @@ def kaplan_yorke(exponents: Float[np.ndarray, "*batch tangent"], width: int) -> 
     sums = np.concatenate([np.zeros((*ordered.shape[:-1], 1)), ordered.cumsum(-1)], axis=-1)
     negative = sums < 0
     first = negative.argmax(-1)  # the place of the first negative sum; 0 if there is none
-    # `at` is -1 where no sum is negative; what is taken there is not used.
-    take = lambda values, at: np.take_along_axis(values, np.maximum(at, 0)[..., None], -1)[..., 0]
+    # `first - 1` is -1 where no sum is negative; what is taken there is not used.
+    take = lambda values: np.take_along_axis(values, np.maximum(first - 1, 0)[..., None], -1)[..., 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        dimension = (first - 1) + take(sums, first - 1) / np.abs(take(ordered, first - 1))
+        dimension = (first - 1) + take(sums) / np.abs(take(ordered))
     whole = float(width) if ordered.shape[-1] == width else np.nan
     dimension = np.where(negative.any(-1), dimension, whole)
     return np.where(np.isnan(ordered).any(-1), np.nan, dimension)

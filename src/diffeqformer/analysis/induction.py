@@ -40,8 +40,7 @@ def repeated_sequences(
     **Raises:** `BadInput` if there are fewer candidates than tokens to draw, one twice, or a number makes no sense.
     """
     for name, value, least in (("sequences", sequences, 1), ("length", length, 3), ("repeats", repeats, 2)):
-        if value < least:
-            raise BadInput(f"{name} is {value}, but must be at least {least}.")
+        whole(name, value, least)
     if length > len(candidates):
         raise BadInput(f"length is {length}, but there are only {len(candidates)} tokens to draw from.")
     if len(np.unique(candidates)) < len(candidates):
@@ -96,16 +95,16 @@ def measure_induction(
     model = model.with_norm_of(grid)
     for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):
         whole(name, number, 1)
-    if length * repeats > config.context:
+    positions = length * repeats
+    if positions > config.context:
         raise BadInput(
-            f"{repeats} repeats of {length} tokens are {length * repeats} positions, but the model's context is "
+            f"{repeats} repeats of {length} tokens are {positions} positions, but the model's context is "
             f"{config.context}; ask for shorter sequences (length) or fewer repeats."
         )
     vocabulary = model.embedding.tokens.shape[0]
     candidates = np.asarray(known_ids(np.arange(vocabulary) if candidates is None else candidates, vocabulary, 1))
     asked = {"sequences": sequences, "length": length, "repeats": repeats}
     ids = repeated_sequences(candidates, **asked, seed=seed)
-    positions = length * repeats
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))
     sums: PyTree = None
@@ -119,19 +118,19 @@ def measure_induction(
     means, (first, later) = jax.tree.map(lambda total: total / sequences, sums)
     summaries = _spectral_summaries(model, ids[:1], grid)
     behaviours = {name: value.mean(1) for name, value in means.items()}
-    continuous = model.continuous
     values = behaviours | summaries
     return Induction(
         times=np.asarray(grid.edges[1:]),
         behaviours=behaviours,
         summaries=summaries,
         correlations=tuple(
-            correlate(b, values[b], s, values[s], crossed=continuous, samples=samples, seed=seed) for b, s in TESTS
+            correlate(b, values[b], s, values[s], crossed=model.continuous, samples=samples, seed=seed)
+            for b, s in TESTS
         ),
         chance=float((prefix_targets(length, repeats).sum(1) / np.arange(1, positions + 1))[length:].mean()),
         loss_first=float(first),
         loss_later=float(later),
-        even=math.log(model.embedding.tokens.shape[0]),
+        even=math.log(vocabulary),
         **asked,
     )
 

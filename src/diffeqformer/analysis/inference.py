@@ -97,8 +97,7 @@ class Induction:
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
             return f"No: {measured}. The paper's inference from eigenvalues cannot be tested here. {self._copying()}"
         there = "Yes" if most >= MATCHING and self.loss_later < self.even else "Hardly"
-        there = f"{there}, on random tokens"
-        return f"{there}: {measured}. {self._inference()}"
+        return f"{there}, on random tokens: {measured}. {self._inference()}"
 
     def _inference(self) -> str:
         """What becomes of the paper's inference where heads match prefixes."""
@@ -173,13 +172,7 @@ class Induction:
                             else (MISSING, MISSING))))
             for c in self.correlations
         ]  # fmt: skip
-        columns = (
-            "behaviour ~ spectrum",
-            "rank correlation",
-            "95 % interval",
-            "among a step's heads",
-            "95 % interval",
-        )
+        columns = ("behaviour ~ spectrum", "rank correlation", "95 % interval", "among a step's heads", "95 % interval")
         return Table(caption, columns, rows)
 
     def _repr_html_(self) -> str:

@@ -26,7 +26,7 @@ from diffeqformer.nn.attention import attend, attention_weights
 from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, TransformerField
-from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
@@ -207,9 +207,7 @@ def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
     return _populated(model.exact(), model.grid(steps))
 
 
-@eqx.filter_jit
-def _populated(model: Transformer, grid: Grid) -> Transformer:
-    return model.populate(grid)
+_populated = eqx.filter_jit(Transformer.populate)
 
 
 @jax.jit

@@ -108,9 +108,10 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
             found.states.append(state.astype(x.dtype))
             moved.append(squares)
 
-    for first in range(0, grid.steps, GENERATED if table is None else grid.steps):
-        last = min(first + GENERATED, grid.steps) if table is None else grid.steps
-        take(model.table(_part(grid, first, first + GENERATED)) if table is None else table, first, last)
+    together = GENERATED if table is None else grid.steps
+    for first in range(0, grid.steps, together):
+        last = first + together
+        take(model.table(_part(grid, first, last)) if table is None else table, first, min(last, grid.steps))
     return dataclasses.replace(found, moved=np.stack(moved).astype(np.float64))
 
 

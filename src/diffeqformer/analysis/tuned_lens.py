@@ -62,20 +62,18 @@ def tuned_lens(
     *,
     updates: int = 300,
     steps: Steps | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> TunedLens:
     """Train a probe per state on some texts, from zero, so that the KL divergence of the last prediction falls.
 
-    **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those trained if not given; `seed` of the
-    order of tokens; `progress`.
+    **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those trained if not given; `progress`.
 
     **Raises:** `BadInput` as `walk`.
     """
     model = model.with_norm_of(model.grid(steps))
     walks = (walk(model, text, steps=steps).states for text in texts)
     states = [np.concatenate(each, 1) for each in zip(*walks, strict=True)]
-    order = np.random.default_rng(seed).integers(states[0].shape[1], size=(updates, BATCH))
+    order = np.random.default_rng(0).integers(states[0].shape[1], size=(updates, BATCH))
     found = []
     with (progress or Silent()).stage("Tuned lens", len(states) - 1) as stage:
         for state in states[:-1]:

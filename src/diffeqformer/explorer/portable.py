@@ -19,7 +19,6 @@ from diffeqformer.analysis.over_depth import drawn_nodes
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import Block, BlockWeights, TransformerField
 from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
@@ -108,10 +107,10 @@ def portable(run: Run) -> tuple[Document, str]:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
     drawn = drawn_nodes(model, model.grid())
     known = ("width", "heads", "head_width", "hidden", "gated", "norm_epsilon", "nested_norm")
-    about = about_run(run)
-    about |= {"schemes": list(schemes), "tolerances": []}
     return {
-        **about,
+        **about_run(run),
+        "schemes": list(schemes),
+        "tolerances": [],
         "model": {
             **{name: getattr(field, name) for name in known},
             "rope_theta": field.rope_theta if field.rotary_width else None,
@@ -179,14 +178,13 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
     else:
         return None
     for name, unit in _units(rows):
-        leaves = {"weight": unit.weight, "bias": unit.bias} if isinstance(unit, Linear) else vars(unit)
-        for leaf, values in leaves.items():
+        for leaf, values in vars(unit).items():
             if values is not None:
                 arrays.add(f"{name}.{leaf}", values)
     if (corrections := getattr(weights, "corrections", None)) is not None:
         for name, correction in _units(corrections):
-            arrays.add(f"{name}.corrections.a", correction.a)
-            arrays.add(f"{name}.corrections.b", correction.b)
+            for leaf, values in vars(correction).items():
+                arrays.add(f"{name}.corrections.{leaf}", values)
     return about
 
 
@@ -209,8 +207,8 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
 
     def network(name: str, own: TimeNetwork) -> None:
         for part, linear in (("first", own.first), ("second", own.second)):
-            arrays.add(f"{name}.{part}.weight", linear.weight, "<f4")
-            arrays.add(f"{name}.{part}.bias", linear.bias, "<f4")
+            for leaf, values in vars(linear).items():
+                arrays.add(f"{name}.{part}.{leaf}", values, "<f4")
 
     def rows(name: str, constant: Any, projection: Any) -> None:
         if projection is not None:

@@ -27,6 +27,7 @@ from diffeqformer.analysis.reading import (
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
+from diffeqformer.interop.card import weights_in_words
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import can_adapt
@@ -54,16 +55,6 @@ LONGEST_TEXT = 1 << 16
 MOST_THRESHOLD = 1e6
 EXPLANATIONS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS)
 BLOCKS = {"gpt": "blocks as in GPT", "llama": "blocks as in Llama", "own": "blocks of its own"}
-WEIGHTS = {
-    "time": "weights computed from the time by a network for each matrix",
-    "time-shared-mlp": "weights computed from the time by one network",
-    "layer": "a table of weights by layer",
-    "layerdrop": "a table of weights by layer, of which fewer steps leave some out",
-    "knots": "weights interpolated between knots",
-    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
-    "box": "piecewise constant weights",
-    "shared": "the same weights at all steps",
-}
 POINTS = 8
 """Of integrated gradients' quadrature."""
 
@@ -298,16 +289,14 @@ def about_run(run: Run) -> Document:
 def settings_of(run: Run) -> str:
     """What kind of model it is, in words."""
     config = run.config.model
-    field, weights = config.field.kind, config.weights.kind
-    weights = "box" if getattr(config.weights, "basis", None) == "box" else weights
-    block = BLOCKS.get(field, f"blocks of kind {field}")
+    made = f"{BLOCKS[config.field.kind]}, weights that are {weights_in_words(config)}"
     if config.tolerance:
         trained = f"trained with adaptive steps (rtol {config.tolerance.rtol:g})"
     else:
         depths = ranges(run.config.trained_at)
         trained = f"trained at {depths} step{'' if depths == '1' else 's'}"
     changed = "" if config.modulation is None else ", norms and gains of their own by depth and length of the step"
-    return f"{block}, {WEIGHTS.get(weights, f'{weights} weights')}{changed}, scheme {config.scheme.kind}, {trained}"
+    return f"{made}{changed}, scheme {config.scheme.kind}, {trained}"
 
 
 def _adapts(model: Transformer, rtol: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diffeqformer.config import Config, to_dict
+from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.plain import Document, version_of
 from diffeqformer.report.text import number
 from diffeqformer.runs.folder import RESULTS
@@ -22,14 +22,15 @@ from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, read_results
 
 WEIGHTS = {
-    "time": "smooth functions of depth, given by a small network for each",
-    "time-shared-mlp": "smooth functions of depth, given by one small network for all",
+    "time": "smooth functions of depth, given by a network for each matrix",
+    "time-shared-mlp": "smooth functions of depth, given by one network for all matrices",
     "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
     "knots": "interpolated between knots in depth",
     "box": "piecewise constant in depth",
     "shared": "the same at every depth",
     "layer": "a table of layers",
     "layerdrop": "a table of layers of which some may be left out",
+    "own": "an object of the user's own",
 }
 MADE = {"trained": "trained", "fine-tuned": "trained", "imported": "imported", "lifted": "lifted"}
 """How a run came to its weights and its depth, by its origin."""
@@ -65,14 +66,18 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     templates.filters |= {"inline": inline, "count": "{:,}".format}
-    kind = "box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind
     entry, results = _results(run)
     return templates.get_template("card.md").render(
         facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config)[1], m=m,
         base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
-        weights=WEIGHTS.get(kind, kind), entry=entry, results=results,
+        weights=weights_in_words(m), entry=entry, results=results,
         settings=fenced(settings, "yaml"), made_as=MADE[run.origin],
     )  # fmt: skip
+
+
+def weights_in_words(m: ModelConfig) -> str:
+    """What its weights are."""
+    return WEIGHTS["box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind]
 
 
 def inline(text: Any) -> str:
@@ -127,9 +132,9 @@ def _settings(config: Config) -> Document:
     settings = to_dict(config)
     for name in ("run", "base"):
         settings.pop(name, None)
-    for name in ("train", "validation", "cache", "tokenizer"):
-        value = settings["data"].pop(name, None)
-        if name == "tokenizer" and value == "train":
-            settings["data"][name] = value
+    for name in ("train", "validation", "cache"):
+        settings["data"].pop(name, None)
+    if settings["data"].get("tokenizer") != "train":
+        settings["data"].pop("tokenizer", None)
     settings["data"]["dataset"] = _dataset(config.data.dataset)
     return settings

@@ -85,8 +85,8 @@ def export(
         )
     require_free(to)
     model = run.model.without_adapters() if adapter else run.model.merge()
-    if steps is not None or not is_continuous(model.config):
-        model = model.populate(steps)
+    continuous = steps is None and is_continuous(model.config)
+    model = model if continuous else model.populate(steps)
     settings, tensors = to_huggingface(model)
     special, ids, stops = _special(run)
     tokenizer = run.tokenizer if run.start else adding_nothing(run.tokenizer)
@@ -94,7 +94,6 @@ def export(
     if own_code:
         settings["auto_map"] = AUTO
     parameters = sum(tensor.size for tensor in tensors.values())
-    continuous = is_continuous(model.config)
     made = Exported(to, architecture, own_code, continuous, model.config.steps, parameters, dtype)
     with becoming(to, "folder", "exporting") as aside:
         require_space(aside, parameters * np.dtype(DTYPES[dtype]).itemsize, "the model")
@@ -105,9 +104,8 @@ def export(
         for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **chat_template(run.folder)}.items():
             write_whole(aside / name, text)
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
-        padding = {"padding_side": "left"}  # for generation
-        settings_of_it = {"tokenizer_class": "PreTrainedTokenizerFast", **special, **padding, **reading}
-        _write_json(aside / "tokenizer_config.json", settings_of_it)
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "padding_side": "left", **reading}
+        _write_json(aside / "tokenizer_config.json", about)  # padded on the left for generation
         if own_code:
             for name in (f"{module}_diffeqformer.py" for module in MODULES):
                 with as_file(files("diffeqformer.interop") / "torch" / name) as source:

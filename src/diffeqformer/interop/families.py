@@ -216,9 +216,7 @@ FAMILIES = {
     "mistral": _LLAMA._replace(settings=MistralSettings, architecture="MistralForCausalLM"),
     "qwen2": _LLAMA._replace(fixed={**_LLAMA.fixed, "field.biases": True}, architecture="Qwen2ForCausalLM"),
     "qwen3": _LLAMA._replace(
-        settings=Qwen3Settings,
-        fixed={**_LLAMA.fixed, "field.head_norms": True},
-        architecture="Qwen3ForCausalLM",
+        settings=Qwen3Settings, fixed={**_LLAMA.fixed, "field.head_norms": True}, architecture="Qwen3ForCausalLM"
     ),
     OWN: Family(
         settings=OwnSettings,

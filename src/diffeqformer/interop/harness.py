@@ -171,7 +171,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
             for kind, plan in kinds.items():
                 chosen = [prompt for prompt, own in zip(prompts, plans, strict=True) if json.dumps(own) == kind]
                 for batch in _batches(chosen, lambda prompt: len(prompt.ids), self.batch_size):
-                    for prompt, text in zip(batch, self._generate([p.ids for p in batch], plan, batch), strict=True):
+                    for prompt, text in zip(batch, self._generate(batch, plan), strict=True):
                         texts[prompt.number] = text
                         self.cache_hook.add_partial("generate_until", prompt.arguments, text)
                     stage.advance(len(batch))
@@ -216,9 +216,9 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
                 stage.advance(len(batch))
         return [(float(one), bool(other)) for one, other in zip(nats, greedy, strict=True)]
 
-    def _generate(self, prompts: list[list[int]], plan: "_Plan", batch: list["_Prompt"]) -> list[str]:
+    def _generate(self, batch: list["_Prompt"], plan: "_Plan") -> list[str]:
         # As in the harness's own classes, a prompt that is too long loses its beginning.
-        prompts = [(ids or [self.prefix_token_id])[-(self.max_length - plan.new_tokens) :] for ids in prompts]
+        prompts = [(one.ids or [self.prefix_token_id])[-(self.max_length - plan.new_tokens) :] for one in batch]
         longest = _padded(max(map(len, prompts)), self.max_length)
         ids, lengths = np.zeros((self.batch_size, longest), np.int32), np.ones(self.batch_size, np.int32)
         for row, prompt in enumerate(prompts):
@@ -244,7 +244,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         # Decoding leaves special tokens out, so that a stop which is one is found among the ids.
         special = [number for stop in stops if (number := tokenizer.token_to_id(stop)) in added]
         ends = np.flatnonzero(np.isin(drawn, [*self._ends, *special]))
-        text = self.opened.tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
+        text = tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
         found = [place for place in map(text.find, stops) if place >= 0]
         return text[: min(found, default=None)], bool(found or len(ends))
 

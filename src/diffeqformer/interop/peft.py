@@ -136,15 +136,15 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     modules = {name: theirs[f"{TABLE}{name}.weight"] for name in linear_maps(model.weights.layers)}
     stored = tensors_in(folder / WEIGHTS)
     _require_places(stored, family, modules, folder)
-    found = {}
+    found: dict[str, Layers] = {}
     for name, parts in modules.items():
-        halves = [(part, _halves(stored, family, part, settings, folder)) for part in parts]
-        if any(half is not None for _, half in halves):
-            found[name] = halves
+        for part in parts:
+            if (halves := _halves(stored, family, part, settings, folder)) is not None:
+                found.setdefault(name, defaultdict(list))[part.at[0]].append((part, *halves))
     if not found:
         raise BadInput(f"adapter folder {str(folder)!r} has no adapter of this model's linear maps.")
     # Modules in one matrix that have one A need their own rank, else that of each.
-    each = [modules for halves in found.values() for modules in _layers(halves).values()]
+    each = [modules for layers in found.values() for modules in layers.values()]
     rank = max(settings.r if _shared(modules) else settings.r * len(modules) for modules in each)
     least = min(side for name in found for side in linear_maps(model.weights.layers)[name].weight.shape[-2:])
     if rank > least:
@@ -156,16 +156,18 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
     weights = model.weights.changed(partial(attach, lora=lora, key=jax.random.key(0)))
-    for name, halves in found.items():
+    for name, layers in found.items():
         adapter = linear_maps(weights.layers)[name].adapter
-        a, b = _side_by_side(halves, np.zeros(adapter.a.shape, np.float32), np.zeros(adapter.b.shape, np.float32))
+        a, b = _side_by_side(layers, np.zeros(adapter.a.shape, np.float32), np.zeros(adapter.b.shape, np.float32))
         where = lambda w, name=name: (linear_maps(w.layers)[name].adapter.a, linear_maps(w.layers)[name].adapter.b)
         weights = eqx.tree_at(where, weights, (jnp.asarray(a), jnp.asarray(b)))
     return model.replace(weights=weights, config=config)
 
 
-Halves = Sequence[tuple[Place, tuple[np.ndarray, np.ndarray] | None]]
-"""Of each module in one matrix of ours, A (inputs, rank) and B (rank, outputs)."""
+Modules = list[tuple[Place, np.ndarray, np.ndarray]]
+"""Those in one matrix of ours that have an adapter, with A (inputs, rank) and B (rank, outputs)."""
+Layers = dict[int, Modules]
+"""The modules of one linear map of ours by layer."""
 
 
 def _read_settings(path: Path) -> Settings:
@@ -228,25 +230,16 @@ def _halves(
     return stored[names[0]].read().T, stored[names[1]].read().T
 
 
-def _layers(halves: Halves) -> dict[int, list[tuple[Place, tuple[np.ndarray, np.ndarray]]]]:
-    """The modules that have an adapter, by layer."""
-    layers = defaultdict(list)
-    for part, half in halves:
-        if half is not None:
-            layers[part.at[0]].append((part, half))
-    return layers
-
-
-def _shared(modules: Sequence[tuple[Place, tuple[np.ndarray, np.ndarray]]]) -> bool:
+def _shared(modules: Modules) -> bool:
     """Whether the modules of one matrix have one A."""
-    return all(np.array_equal(half[0], modules[0][1][0]) for _, half in modules)
+    return all(np.array_equal(a, modules[0][1]) for _, a, _ in modules)
 
 
-def _side_by_side(halves: Halves, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _side_by_side(layers: Layers, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fill A (layer, inputs, rank) and B (layer, rank, outputs), which are zero, with the modules of each layer."""
-    for layer, modules in _layers(halves).items():
+    for layer, modules in layers.items():
         start, shared = 0, _shared(modules)
-        for part, (theirs_a, theirs_b) in modules:
+        for part, theirs_a, theirs_b in modules:
             own = slice(start, start + len(theirs_b))
             a[layer, :, own] = theirs_a
             b[layer, own, part.at[-1]][..., part.order] = theirs_b

@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from diffeqformer.config import (
-    LlamaConfig,
-    ModelConfig,
-    RotaryScalingConfig,
-    choices_of,
-    from_dict,
-    to_dict,
-)
+from diffeqformer.config import LlamaConfig, ModelConfig, RotaryScalingConfig, choices_of, from_dict, to_dict
 from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig, ToleranceConfig
 from diffeqformer.config.strict import section_of
 from diffeqformer.errors import BadInput

@@ -78,7 +78,7 @@ def build(
         field=own_field,
         scheme=own_scheme,
         final_norm=Norm(ones(width), zeros(width) if gpt else None),
-        norm_changes=None if halvings is None else init_norm_changes(NormShape(width, gpt), halvings),
+        norm_changes=None if halvings is None else init_norm_changes(NormShape(width, gpt), halvings + 1),
         head=None if tied else vectors(head_key, config.vocabulary),
         config=dataclasses.replace(config, **sections),
     )

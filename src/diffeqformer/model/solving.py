@@ -41,12 +41,12 @@ def with_scheme(
     if isinstance(scheme, str):
         # The name of the model's own kind keeps its settings, such as the coupling of `reversible`.
         scheme = config.scheme if scheme == config.scheme.kind else section_of(_SECTIONS, scheme, "model.scheme")
-    if not isinstance(scheme, _SECTIONS):
-        require_part("scheme", scheme, Scheme)
-    section = scheme if isinstance(scheme, _SECTIONS) else own_section(scheme, config.scheme)
     if isinstance(scheme, _SECTIONS):
         # A scheme of the user's own cannot be built again.
-        scheme = model.scheme if scheme == config.scheme else scheme.build()
+        section, scheme = scheme, model.scheme if scheme == config.scheme else scheme.build()
+    else:
+        require_part("scheme", scheme, Scheme)
+        section = own_section(scheme, config.scheme)
     if rtol is not None and config.first_step is not None and model.scheme != EULER_MIDDLE:
         raise BadInput(
             f"the first step of this model is one of scheme {config.scheme.kind!r}, but before adaptive steps it is "
@@ -56,10 +56,8 @@ def with_scheme(
     if rtol is not None:
         tolerance = dataclasses.replace(config.tolerance or ToleranceConfig(), rtol=rtol, atol=rtol / 10)
     keeps = config.gradient != GradientConfig("reversible") or isinstance(scheme, Reversible)
-    other = dataclasses.replace(
-        config, scheme=section, tolerance=tolerance, gradient=config.gradient if keeps else None
-    )
-    validate_model(other)
+    gradient = config.gradient if keeps else None
+    other = validate_model(dataclasses.replace(config, scheme=section, tolerance=tolerance, gradient=gradient))
     if isinstance(config.weights, LayerConfig) and scheme != model.scheme:
         raise BadInput(
             f"this model is a table of {config.steps} layers for the scheme {config.scheme.kind!r} and cannot run by "

@@ -168,12 +168,11 @@ class Grid:
                 "`eqx.filter_jit` takes as a constant."
             )
         steps = _number(asked)
-        equal = Grid(steps)
         # Dyadic steps of a power of two are equal ones.
         if spacing == "dyadic" and steps & (steps - 1):
             return Grid(steps, dyadic_edges(steps))
         if first_step is None or steps == 1:
-            return equal
+            return Grid(steps)
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))
 
     @staticmethod
@@ -222,11 +221,8 @@ class Grid:
         """
         # float32 with JAX_ENABLE_X64 too: the same steps are drawn.
         edges, length = jnp.asarray(self.edges, jnp.float32), jnp.asarray(self.lengths, jnp.float32)
-        moved = (
-            jitter
-            * (jax.random.uniform(key, (self.steps - 1,), jnp.float32) - 0.5)
-            * jnp.minimum(length[:-1], length[1:])
-        )
+        drawn = jax.random.uniform(key, (self.steps - 1,), jnp.float32)
+        moved = jitter * (drawn - 0.5) * jnp.minimum(length[:-1], length[1:])
         return Grid(self.steps, edges.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved))
 
     def layer_at(self, time: Times) -> Times:

@@ -1,6 +1,6 @@
 """Low-rank adapters beside the linear maps of layers, knots or blocks (Hu et al. 2021, arXiv:2106.09685)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import jax
@@ -46,13 +46,15 @@ def fitting_targets(lora: LoRAConfig, shapes: BlockShapes) -> tuple[str, ...]:
     chosen = targets(maps, lora.targets)
     if not chosen:
         raise BadInput(f"model.weights.lora.targets is empty; name some of {', '.join(maps)}, or '*' for all.")
-    for name in chosen:
-        sides = maps[name].inputs, maps[name].outputs
-        if lora.rank > min(sides):
-            raise BadInput(
-                f"model.weights.lora.rank is {lora.rank}, but {name} is {sides[0]} x {sides[1]}: at most {min(sides)}."
-            )
+    require_rank("model.weights.lora.rank", lora.rank, {name: maps[name] for name in chosen})
     return chosen
+
+
+def require_rank(setting: str, rank: int, shapes: Mapping[str, LinearShape]) -> None:
+    """**Raises:** `BadInput` for a rank larger than the smaller side of a matrix."""
+    for name, shape in shapes.items():
+        if rank > (smaller := min(shape.inputs, shape.outputs)):
+            raise BadInput(f"{setting} is {rank}, but {name} is {shape.inputs} x {shape.outputs}: at most {smaller}.")
 
 
 def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> BlockWeights:
@@ -72,6 +74,11 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
         return AdaptedLinear(unit, Adapter(a, b, lora.alpha / rank, lora.dropout))
 
     return jax.tree_util.tree_map_with_path(adapted, layers, is_leaf=_is_map)
+
+
+def with_adapters(rows: BlockWeights, lora: LoRAConfig | None, key: Key[Array, ""]) -> BlockWeights:
+    """New rows with the adapters that their section asks for; `key` is that of the rows."""
+    return rows if lora is None else attach(rows, lora, jax.random.fold_in(key, 0))
 
 
 def merge(layers: BlockWeights) -> BlockWeights:

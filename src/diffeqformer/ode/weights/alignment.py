@@ -18,7 +18,8 @@ from diffeqformer.nn.attention import AttentionWeights
 from diffeqformer.nn.feed_forward import FeedForwardWeights
 from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import Block, BlockWeights, TransformerField
-from diffeqformer.ode.weights.lifting import joined
+from diffeqformer.ode.weights.lifting import joined, parted
+from diffeqformer.ode.weights.source import number_of_rows
 
 
 def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
@@ -26,9 +27,8 @@ def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
 
     **Arguments:** `rows`, on one leading axis; `field`, which they are the weights of.
     """
-    layers = rows.attention.norm.scale.shape[0]
     done = [jax.tree.map(lambda leaf: leaf[0], rows)]
-    for layer in range(1, layers):
+    for layer in range(1, number_of_rows(rows)):
         own, last = jax.tree.map(lambda leaf, layer=layer: leaf[layer], rows), done[-1]
         done.append(Block(_heads(own.attention, last.attention, field), _units(own.feed_forward, last.feed_forward)))
     return jax.tree.map(lambda *each: jnp.stack(each), *done)
@@ -44,9 +44,8 @@ def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeig
     # It minimises a cost; order[i] is the own unit that takes the place of the last layer's unit i.
     _, order = linear_sum_assignment(-features(last) @ features(own).T)
     taken = lambda one: None if one is None else _split(_joined(one)[:, order], one)
-    return replace(
-        own, up=taken(own.up), gate=taken(own.gate), down=Linear(own.down.weight[order], own.down.bias)
-    )  # fmt: skip
+    down = Linear(own.down.weight[order], own.down.bias)
+    return replace(own, up=taken(own.up), gate=taken(own.gate), down=down)
 
 
 def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerField) -> AttentionWeights:
@@ -104,9 +103,7 @@ def _joined(linear: Linear) -> np.ndarray:
 
 
 def _split(table: np.ndarray, like: Linear) -> Linear:
-    """The linear map of `_joined`."""
-    rows = jnp.asarray(table, like.weight.dtype)
-    return Linear(rows, None) if like.bias is None else Linear(rows[:-1], rows[-1])
+    return parted(jnp.asarray(table, like.weight.dtype), like)
 
 
 def _unit_length(rows: Float[np.ndarray, "row column"]) -> Float[np.ndarray, "row column"]:

@@ -13,7 +13,6 @@ each step a block of its own by `freed` when it has learned what they have in co
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -24,9 +23,9 @@ from diffeqformer.config import DyadicConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
-from diffeqformer.ode.lora import attach, merge
+from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.layer import populated
-from diffeqformer.ode.weights.source import WeightSource, initial_rows, unstack
+from diffeqformer.ode.weights.source import WeightSource, initial_rows, number_of_rows, unstack
 
 
 class DyadicWeights(eqx.Module):
@@ -38,7 +37,7 @@ class DyadicWeights(eqx.Module):
     @property
     def halvings(self) -> int:
         """H"""
-        return self.blocks.attention.norm.scale.shape[0].bit_length() - 1
+        return number_of_rows(self.blocks).bit_length() - 1
 
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "DyadicWeights":
         """The same with other rows: with adapters, without them, or with them merged."""
@@ -99,7 +98,4 @@ def init_dyadic(
 ) -> DyadicWeights:
     """New weights of kind `dyadic`, each block as a layer of a table begins; with adapters if the section has them."""
     blocks = (2 << section.halved(grid.steps)) - 1
-    weights = DyadicWeights(initial_rows(shapes, END_OF_STEP, blocks, key))
-    if section.lora is None:
-        return weights
-    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))
+    return DyadicWeights(with_adapters(initial_rows(shapes, END_OF_STEP, blocks, key), section.lora, key))

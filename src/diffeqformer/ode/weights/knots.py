@@ -21,7 +21,6 @@ length of the step (lengths.py).
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 
 import equinox as eqx
@@ -35,9 +34,9 @@ from jaxtyping import Float, Key, PyTree
 from diffeqformer.config import KnotsConfig
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
-from diffeqformer.ode.lora import attach, merge
+from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
-from diffeqformer.ode.weights.source import initial_rows, unstack
+from diffeqformer.ode.weights.source import initial_rows, number_of_rows, unstack
 from diffeqformer.sharding import constrain_weights
 
 PLACES = {"middle": 0.5, "end": 1.0}
@@ -130,7 +129,7 @@ class KnotWeights(eqx.Module):
     @property
     def knots(self) -> int:
         """K"""
-        return self.rows.attention.norm.scale.shape[0]
+        return number_of_rows(self.rows)
 
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "KnotWeights":
         """The same with other rows: with adapters, without them, or with them merged."""
@@ -199,7 +198,5 @@ def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nod
     if section.rank:
         halvings = section.halved(grid.steps)
         corrections = init_corrections(section.rank, knots, halvings, shapes, jax.random.fold_in(key, 1))
-    weights = KnotWeights(rows, section.basis, section.place, section.average, corrections)
-    if section.lora is None:
-        return weights
-    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))
+    rows = with_adapters(rows, section.lora, key)
+    return KnotWeights(rows, section.basis, section.place, section.average, corrections)

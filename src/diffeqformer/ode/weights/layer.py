@@ -13,8 +13,8 @@ from diffeqformer.config import LayerConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
-from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights.source import WeightSource, by_half, initial_rows, stacked, unstack
+from diffeqformer.ode.lora import with_adapters
+from diffeqformer.ode.weights.source import WeightSource, by_half, initial_rows, number_of_rows, stacked, unstack
 
 
 class LayerWeights(eqx.Module):
@@ -34,8 +34,7 @@ class LayerWeights(eqx.Module):
     @property
     def depth(self) -> int:
         """Number of layers."""
-        rows = self.layers.attention.norm.scale.shape[0]
-        return rows // len((self.nodes or END_OF_STEP).attention)
+        return number_of_rows(self.layers) // len((self.nodes or END_OF_STEP).attention)
 
     def at(self, times: Times) -> BlockWeights:
         """Weights in force at `times`: constant over each step, or those of the nearest node in it."""
@@ -78,11 +77,8 @@ def init_layer(
 ) -> LayerWeights:
     """New weights of kind `layer`, with adapters if the section has them."""
     own = nodes if section.rows == "node" else None
-    rows = initial_rows(shapes, own or END_OF_STEP, grid.steps, key)
-    weights = LayerWeights(rows, own, None if grid.equal else grid)
-    if section.lora is None:
-        return weights
-    return weights.changed(partial(attach, lora=section.lora, key=jax.random.fold_in(key, 0)))
+    rows = with_adapters(initial_rows(shapes, own or END_OF_STEP, grid.steps, key), section.lora, key)
+    return LayerWeights(rows, own, None if grid.equal else grid)
 
 
 # The grid is static, so that its times are known: float64, which traced ones are not.

@@ -32,7 +32,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
-from diffeqformer.ode.weights.source import initial_rows, unstack
+from diffeqformer.ode.weights.source import initial_rows, number_of_rows, unstack
 
 
 class LayerDropWeights(eqx.Module):
@@ -50,7 +50,7 @@ class LayerDropWeights(eqx.Module):
     @property
     def depth(self) -> int:
         """K"""
-        rows = self.layers.attention.norm.scale.shape[0]
+        rows = number_of_rows(self.layers)
         return (rows + 1) // 2 if self.landings else rows
 
     @property

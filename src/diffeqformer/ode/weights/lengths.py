@@ -20,11 +20,10 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key, PyTree
 
-from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, zeros
 from diffeqformer.ode.field import BlockShapes
 from diffeqformer.ode.grid import Times
-from diffeqformer.ode.lora import linear_maps
+from diffeqformer.ode.lora import linear_maps, require_rank
 from diffeqformer.ode.weights.source import is_shape, unit_keys
 
 
@@ -69,11 +68,7 @@ def init_corrections(rank: int, rows: int, halvings: int, shapes: BlockShapes, k
 
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """
-    for name, shape in linear_maps(shapes).items():
-        if rank > (smaller := min(shape.inputs, shape.outputs)):
-            raise BadInput(
-                f"model.weights.rank is {rank}, but {name} is {shape.inputs} x {shape.outputs}: at most {smaller}."
-            )
+    require_rank("model.weights.rank", rank, linear_maps(shapes))
 
     def correction(shape: PyTree, key: Key[Array, ""]) -> Correction | None:
         if not isinstance(shape, LinearShape):

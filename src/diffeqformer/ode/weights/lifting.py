@@ -110,7 +110,7 @@ def _weighted(
             lambda knots: onto(product("lk,kbo->lbo", system, knots)), onto(target), x,
             tol=CG_TOLERANCE, maxiter=CG_STEPS, M=lambda r: product("jk,ab,kbo->jao", gram, mean, r),
         )  # fmt: skip
-        return Linear(found, None) if row.bias is None else Linear(found[:, :-1], found[:, -1])
+        return parted(found, row)
 
     return jax.tree.map(solved, rows, start, is_leaf=is_linear_or_norm)
 
@@ -125,6 +125,11 @@ def joined(linear: Linear) -> Float[Array, "*time inputs outputs"]:
     if linear.bias is None:
         return linear.weight
     return jnp.concatenate([linear.weight, linear.bias[..., None, :]], -2)
+
+
+def parted(table: Float[Array, "*time inputs outputs"], like: Linear) -> Linear:
+    """The inverse of `joined`: a map that has a bias if `like` has one."""
+    return Linear(table, None) if like.bias is None else Linear(table[..., :-1, :], table[..., -1, :])
 
 
 def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time inputs inputs"]:

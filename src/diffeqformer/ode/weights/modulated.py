@@ -100,9 +100,9 @@ def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
     return _changed_norm(norm, jax.tree.map(mixed, changes))
 
 
-def init_norm_changes(norm: NormShape, halvings: int) -> Norm:
-    """Changes of a norm over the length of steps, none yet."""
-    shape = halvings + 1, norm.width
+def init_norm_changes(norm: NormShape, *knots: int) -> Norm:
+    """Changes of a norm, none yet, on an axis for each number of `knots`, such as those over the length of steps."""
+    shape = *knots, norm.width
     return Norm(zeros(shape), zeros(shape) if norm.shift else None)
 
 
@@ -111,9 +111,7 @@ def init_modulated(section: ModulationConfig, base: WeightSource, shapes: BlockS
 
     **Arguments:** `base`; `shapes` of a block; `steps`, of training: as many knots over depth, if the section has none.
     """
-
-    def change(norm: NormShape) -> Change:
-        shape = section.knots or steps, section.halvings + 1, norm.width
-        return Change(Norm(zeros(shape), zeros(shape) if norm.shift else None), Norm(zeros(shape), None))
-
+    knots = section.knots or steps, section.halvings + 1
+    none = lambda norm: init_norm_changes(norm, *knots)
+    change = lambda norm: Change(none(norm), none(norm._replace(shift=False)))
     return ModulatedWeights(base, change(shapes.attention.norm), change(shapes.feed_forward.norm))

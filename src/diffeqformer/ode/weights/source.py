@@ -34,6 +34,11 @@ class WeightSource(Protocol):
         ...
 
 
+def number_of_rows(rows: BlockWeights) -> int:
+    """How many rows a block has on its leading axis."""
+    return rows.attention.norm.scale.shape[0]
+
+
 def by_half(of: Callable[[PyTree, tuple[float, ...]], PyTree], block: PyTree, nodes: Nodes) -> PyTree:
     """A block each half of which is made of a block's half and the nodes of that half."""
     return Block(of(block.attention, nodes.attention), of(block.feed_forward, nodes.feed_forward))
