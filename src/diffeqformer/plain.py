@@ -49,9 +49,9 @@ def _visible(found: re.Match[str]) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
-def brief(text: str, longest: int = 400) -> str:
-    """Text whose words are cut where one is longer than `longest`: a message may quote a value of any length."""
-    return re.sub(rf"\S{{{longest},}}", lambda word: f"{word[0][: longest // 2]}…{word[0][-longest // 2 :]}", text)
+def brief(text: str) -> str:
+    """Text whose words are cut to 400 characters: a message may quote a value of any length."""
+    return re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}…{word[0][-200:]}", text)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:

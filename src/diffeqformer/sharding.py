@@ -250,8 +250,7 @@ def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
 
 def _shortest(axes: Iterable[Axis], mesh: AnyMesh) -> P:
     """A layout as compiled functions name it, so that their results are taken for what they are: without axes of one
-    device, and none at the end.
-    """
+    device, and none at the end."""
     axes = [axis if _parts(axis, mesh) > 1 else None for axis in axes]
     while axes and axes[-1] is None:
         axes.pop()

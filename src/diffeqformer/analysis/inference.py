@@ -1,8 +1,4 @@
-"""Whether spectra tell which heads are induction heads: the paper's inference, tested, and what is said of it.
-
-The paper (section 5.1) reads positive eigenvalues of QK as matching and positive eigenvalues of OV as copying, and
-concludes that induction heads are likely in the last layers.
-"""
+"""Whether spectra tell which heads are induction heads: the paper's inference, tested, and what is said of it."""
 
 import math
 from dataclasses import dataclass

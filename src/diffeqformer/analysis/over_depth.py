@@ -27,9 +27,12 @@ def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np
 
 def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
     """The nodes in a step of the rows that the model's weights have for it."""
-    nodes, table = model.scheme.nodes, jax.eval_shape(lambda: model.weights.table(grid, model.scheme.nodes))
-    middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(model.weights))
-    clash = _own_rows(model.weights, grid)
+    weights, nodes = model.weights, model.scheme.nodes
+    table = jax.eval_shape(lambda: weights.table(grid, nodes))
+    middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(weights))
+    # The rows of two steps may differ at the time between them.
+    rows_at_nodes = isinstance(weights, LayerWeights) and weights.nodes is not None
+    clash = rows_at_nodes or (know_length(weights) and not grid.equal)
 
     def own(half: PyTree, nodes: tuple[float, ...]) -> tuple[float, ...]:
         if middle(half.norm.scale.shape[1], nodes):
@@ -51,12 +54,6 @@ def know_length(weights: WeightSource) -> bool:
     return isinstance(weights, ModulatedWeights | DyadicWeights) or (
         isinstance(weights, KnotWeights) and weights.corrections is not None
     )
-
-
-def _own_rows(weights: WeightSource, grid: Grid) -> bool:
-    """Whether the rows of two steps may differ at the time between them."""
-    table = isinstance(weights, LayerWeights) and weights.nodes is not None
-    return table or (know_length(weights) and not grid.equal)
 
 
 def _averages(weights: WeightSource) -> bool:

@@ -1,8 +1,7 @@
 """What each step of depth does: the prediction after it, how far it moves the state, and how weights change over depth.
 
 A model whose loss is flat over the number of steps may use all of them, or none but the first: only a look after every
-step tells. The prediction after a step is the logit lens: the final norm and the head on the state as it is there
-(nostalgebraist 2020).
+step tells. The prediction after a step is the logit lens (`reading.py`).
 """
 
 import math

@@ -338,9 +338,10 @@ def _padded(length: int, context: int) -> int:
 
 
 def _whole(batch_size: int | str | None) -> int:
-    if not str(batch_size).isdecimal() or int(batch_size or 0) < 1:
+    number = int(str(batch_size)) if str(batch_size).isdecimal() else 0
+    if number < 1:
         raise BadInput(f"batch_size is {batch_size!r}, but must be a whole number of at least 1, or auto.")
-    return int(batch_size or 0)
+    return number
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ def solve_adaptively(
     grid: Grid,
     horizon: float,
     adjoint: Adjoint,
-    precision: DTypeLike | None = None,
-    first_step: float | None = None,
-    key: Key[Array, ""] | None = None,
-    keep_states: bool = False,
+    precision: DTypeLike,
+    first_step: float | None,
+    key: Key[Array, ""] | None,
+    keep_states: bool,
 ) -> Solution:
     """Integrate `dx/dt = F(t, x)` by steps that a PID controller chooses for a tolerance.
 
@@ -73,8 +73,7 @@ def solve_adaptively(
     later tokens. The state is float32 or better.
 
     **Arguments:** as for `solve`; `grid`, whose steps are the first guess; `precision`, of the weights, and so of
-    the field, that of `x` if not given; `key` for dropout, with one mask for all
-    times; `keep_states`, at the ends of the grid's steps.
+    the field; `key` for dropout, with one mask for all times; `keep_states`, at the ends of the grid's steps.
 
     **Returns:** a `Solution`; the states that it `kept` are interpolated.
     """
@@ -87,7 +86,7 @@ def solve_adaptively(
         # Of the scheme `split` reads the number of nodes alone; the horizon, since t is a fraction of depth.
         return horizon * split(field, EULER_START, row, keys).at(0, x)
 
-    precision, state, start = precision or x.dtype, x.astype(wide(x.dtype)), first_step or 0.0
+    state, start = x.astype(wide(x.dtype)), first_step or 0.0
     if start:
         state = state + start * slope(jnp.asarray(start / 2, state.dtype), x, weights).astype(state.dtype)
     ends = jnp.asarray(grid.edges[1:], state.dtype)

@@ -90,7 +90,7 @@ def solve_until_settled(
     threshold: float,
     horizon: float,
     normalise: Callable[[Array], Array],
-    precision: DTypeLike | None = None,
+    precision: DTypeLike,
 ) -> Solution:
     """Integrate as `solve`, each token until its prediction has settled.
 

@@ -107,11 +107,6 @@ def _no_rise(edges: Any) -> BadInput:
     return BadInput(f"the times between steps are {listed[:20]}, but must rise from 0 to 1.")
 
 
-def _is_float(edges: Any) -> bool:
-    """Whether edges are an array of floats, whose precision is then known."""
-    return isinstance(edges, np.ndarray | Array) and bool(jnp.issubdtype(edges.dtype, jnp.floating))
-
-
 @dataclass(frozen=True)
 class Grid:
     """L steps of depth, or of a part of it; some of no length, where one program serves several grids."""
@@ -129,7 +124,9 @@ class Grid:
         if given is None or isinstance(given, Tracer):
             return
         times = tuple(np.asarray(given, np.float64).tolist())
-        near = rounding(np.asarray(given, None if _is_float(given) else np.float64), 1 / steps)
+        # Of an array of floats the precision is known.
+        floats = isinstance(given, np.ndarray | Array) and jnp.issubdtype(given.dtype, jnp.floating)
+        near = rounding(np.asarray(given, None if floats else np.float64), 1 / steps)
         near = np.minimum(near, 0.01 / steps)  # the rounding of 16-bit floats may exceed whole steps
         if abs(times[-1] - 1) <= near:  # a sum of lengths
             times = (*times[:-1], 1.0)

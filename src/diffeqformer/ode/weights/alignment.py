@@ -39,7 +39,8 @@ def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeig
 
     def features(half: FeedForwardWeights) -> np.ndarray:
         parts = [_joined(one) for one in (half.up, half.gate) if one is not None]
-        return _unit_length(np.concatenate([*parts, np.asarray(half.down.weight).T]).T)
+        rows = np.concatenate([*parts, np.asarray(half.down.weight).T]).T
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
 
     # It minimises a cost; order[i] is the own unit that takes the place of the last layer's unit i.
     _, order = linear_sum_assignment(-features(last) @ features(own).T)
@@ -104,7 +105,3 @@ def _joined(linear: Linear) -> np.ndarray:
 
 def _split(table: np.ndarray, like: Linear) -> Linear:
     return parted(jnp.asarray(table, like.weight.dtype), like)
-
-
-def _unit_length(rows: Float[np.ndarray, "row column"]) -> Float[np.ndarray, "row column"]:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
