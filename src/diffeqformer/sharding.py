@@ -13,8 +13,8 @@ Without a mesh in force (one device) every function here returns what it is give
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -119,9 +119,14 @@ def _words(sizes: tuple[int, ...]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=False) if size != 1) or "one device"
 
 
-def laid_out(mesh: Mesh | None) -> AbstractContextManager:
+@contextmanager
+def laid_out(mesh: Mesh | None) -> Iterator[None]:
     """Inside the `with` block, models are laid out over `mesh`; as without the block if it is `None`."""
-    return nullcontext() if mesh is None else jax.set_mesh(mesh)
+    if mesh is None:
+        yield
+    else:
+        with jax.set_mesh(mesh):
+            yield
 
 
 def is_divided() -> bool:

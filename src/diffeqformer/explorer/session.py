@@ -27,7 +27,6 @@ from diffeqformer.analysis.reading import (
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.errors import BadInput, DiffEqFormerError
-from diffeqformer.interop.card import weights_in_words
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import can_adapt
@@ -37,7 +36,7 @@ from diffeqformer.plain import Document, Values, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import ranges
 from diffeqformer.runs.opening import Run
-from diffeqformer.runs.results import name_of_run
+from diffeqformer.runs.results import name_of_run, weights_in_words
 from diffeqformer.studies import inputs
 from diffeqformer.studies.spectra import trained_between
 

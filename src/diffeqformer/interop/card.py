@@ -14,24 +14,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diffeqformer.config import Config, ModelConfig, to_dict
+from diffeqformer.config import Config, to_dict
 from diffeqformer.plain import Document, version_of
 from diffeqformer.report.text import number
 from diffeqformer.runs.folder import RESULTS
 from diffeqformer.runs.opening import Run
-from diffeqformer.runs.results import name_of_run, read_results
+from diffeqformer.runs.results import name_of_run, read_results, weights_in_words
 
-WEIGHTS = {
-    "time": "smooth functions of depth, given by a network for each matrix",
-    "time-shared-mlp": "smooth functions of depth, given by one network for all matrices",
-    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
-    "knots": "interpolated between knots in depth",
-    "box": "piecewise constant in depth",
-    "shared": "the same at every depth",
-    "layer": "a table of layers",
-    "layerdrop": "a table of layers of which some may be left out",
-    "own": "an object of the user's own",
-}
 MADE = {"trained": "trained", "fine-tuned": "trained", "imported": "imported", "lifted": "lifted"}
 """How a run came to its weights and its depth, by its origin."""
 
@@ -73,11 +62,6 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
         weights=weights_in_words(m), entry=entry, results=results,
         settings=fenced(settings, "yaml"), made_as=MADE[run.origin],
     )  # fmt: skip
-
-
-def weights_in_words(m: ModelConfig) -> str:
-    """What its weights are."""
-    return WEIGHTS["box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind]
 
 
 def inline(text: Any) -> str:

@@ -20,6 +20,17 @@ from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
 from diffeqformer.training.optimizer import split_trained
 
+WEIGHTS = {
+    "time": "smooth functions of depth, given by a network for each matrix",
+    "time-shared-mlp": "smooth functions of depth, given by one network for all matrices",
+    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
+    "knots": "interpolated between knots in depth",
+    "box": "piecewise constant in depth",
+    "shared": "the same at every depth",
+    "layer": "a table of layers",
+    "layerdrop": "a table of layers of which some may be left out",
+    "own": "an object of the user's own",
+}
 NAMES = {
     ("gpt", "time", "euler"): ("diffeqformer", "DiffEqFormer"),
     ("llama", "time", "euler"): ("diffeqformer-llama", "DiffEqFormer-Llama"),
@@ -153,6 +164,11 @@ def name_of(config: ModelConfig) -> tuple[str, str]:
     family = {"gpt": "", "own": "own field, "}.get(config.field.kind, f"{config.field.kind}, ")
     scheme = "own scheme" if config.scheme.kind == "own" else config.scheme.kind
     return NAMES.get(point, ("-".join(point), f"{family}{config.weights.kind} weights, {scheme}"))
+
+
+def weights_in_words(m: ModelConfig) -> str:
+    """What its weights are."""
+    return WEIGHTS["box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind]
 
 
 def train_curve(records: list[Record]) -> list[list[int | float]]:
