@@ -39,7 +39,7 @@ from diffeqformer.studies.spectra_figures import (
     summaries,
 )
 from tests.models import TINY, model_of
-from tests.studies.pictures import WIDTHS, blue_is_high, green_is_early, points
+from tests.studies.pictures import WIDTHS, blue_is_high, green_is_early, hexed, legend, points
 
 TIMES = np.array([0.0, 0.2, 0.7, 0.9, 1.0])
 STEPS = np.array([False, False, True, False, True])
@@ -113,9 +113,8 @@ def test_summaries_are_drawn_over_depth_with_marks_at_the_steps(width):
                 assert [float(label) for label in written] == pytest.approx(list(axis.get_yticks()))
                 assert len(axis.yaxis.get_minorticklocs()) == 0
     assert {axis.get_xlabel() for axis in grid[-1]} >= {"depth t"}
-    said = {text.get_text(): text.get_color() for text in figure.texts}
-    thick = [line.get_color() for line in grid[0, 0].lines if line.get_marker() == "o"]
-    assert [said["first"], said["second"]] == thick and thick[0] != thick[1]
+    thick = [hexed(line) for line in grid[0, 0].lines if line.get_marker() == "o"]
+    assert legend(figure) == dict(zip(("first", "second"), thick, strict=True)) and thick[0] != thick[1]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -127,11 +127,11 @@ def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[Document]:
             "tokens": tokens,
             "names": [name for name, _ in several],
             "outputs": sorted({place for _, seen in several for place in seen.outputs}),
-            "said": {name: _by_output(seen.outputs, seen.headlines) for name, seen in several if seen.headlines},
+            "said": {
+                name: dict(zip(map(str, seen.outputs), seen.headlines, strict=True))
+                for name, seen in several
+                if seen.headlines
+            },
         }
         for tokens, several in texts.items()
     ]
-
-
-def _by_output(outputs: Sequence[int], headlines: Sequence[str]) -> dict[str, str]:
-    return {str(place): said for place, said in zip(outputs, headlines, strict=True)}

@@ -64,14 +64,20 @@ def style() -> Iterator[None]:
 
 
 @contextmanager
-def drawing(width: float, height: float, rows: int = 1, columns: int = 1, **shape: Any) -> Iterator[tuple[Figure, Any]]:
+def drawing(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, panels: int | None = None, **shape: Any
+) -> Iterator[tuple[Figure, Any]]:
     """A new figure of `width` x `height` inches and its axes, an array of shape (row, column), in this project's look.
 
-    **Arguments:** `shape`, more for Matplotlib's `subplots`.
+    **Arguments:** `panels`, how many of the axes are used: the others are hidden; `shape`, more for Matplotlib's
+    `subplots`.
     """
     with style():
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        yield figure, figure.subplots(rows, columns, squeeze=False, **shape)
+        axes = figure.subplots(rows, columns, squeeze=False, **shape)
+        for axis in axes.flat[axes.size if panels is None else panels :]:
+            axis.set_visible(False)
+        yield figure, axes
 
 
 def color(index: int) -> str:

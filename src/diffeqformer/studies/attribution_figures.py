@@ -56,9 +56,8 @@ def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
     methods = found.ranking("strength")
     rows = -(-len(methods) // columns)
     parts = {"deletion": found.deletion, "insertion": found.insertion}
-    with drawing(width, 0.5 + 1.6 * rows, rows, columns, sharex=True, sharey=True) as (figure, axes):
-        for axis in axes.flat[len(methods) :]:
-            axis.set_visible(False)
+    shape = {"panels": len(methods), "sharex": True, "sharey": True}
+    with drawing(width, 0.5 + 1.6 * rows, rows, columns, **shape) as (figure, axes):
         for axis, method in zip(axes.flat, methods, strict=False):
             for index, values in enumerate(parts.values()):
                 own = values[:, found.methods.index(method)]

@@ -49,15 +49,13 @@ def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
     """Where points go, in parallel projection: paths, with a ring at the start and a dot at the end."""
     columns = min(len(panels), 3 if width >= 5 else 2)
     rows = math.ceil(len(panels) / columns)
-    with drawing(width, 1.08 * rows * width / columns, rows, columns) as (figure, axes):
+    with drawing(width, 1.08 * rows * width / columns, rows, columns, panels=len(panels)) as (figure, axes):
         for axis, panel in zip(axes.flat, panels, strict=False):
             middle, reach = frame_of(panel.states)
             every = max(1, len(panel.states) // (34 if width < 5 else 67))  # finer than can be seen
             states = np.concatenate([panel.states[::every], panel.states[-1:]])
             colors = [COLORS[n] if n >= 0 else INK for n in panel.series]
             _paths(axis, _project((states - middle) / reach), colors, panel.title, 0.7 if width < 5 else 1.0)
-        for axis in axes.flat[len(panels) :]:
-            axis.set_axis_off()
     return figure
 
 

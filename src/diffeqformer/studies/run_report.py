@@ -189,10 +189,7 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
     run, vocabulary = [m for m in models if run_text.at_several(m)], results["corpus"].get("vocabulary")
     if not run:
         return None
-    if len(run) == 1:
-        said = [finding for m in run if (finding := run_text.depth_finding(m))]
-    else:
-        said = list(filter(None, [_best_depth(run)]))
+    said = list(filter(None, [run_text.depth_finding(*run) if len(run) == 1 else _best_depth(run)]))
     if (part := results.get("depth_part", 1.0)) < 1:
         whole = [m["name"] for m in models if not m["depth"]]
         besides = f"; {text.join(whole)} on all of it" if whole else ""

@@ -13,7 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.spectra import RADIUS, Spectra
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, log_axis, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, legend, log_axis, style
 from diffeqformer.studies.spectra import Models
 
 
@@ -103,7 +103,8 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
         for axis in grid.flat:
             axis.tick_params(labelsize=7 if stacked else 8)
         figure.align_ylabels(grid[:, 0])
-        _key(figure, list(display_names([name for name, _ in models]).values()), stacked=stacked)
+        names_of = display_names([name for name, _ in models]).values()
+        legend(figure, [({"color": color(index)}, name) for index, name in enumerate(names_of)], width)
     return figure
 
 
@@ -123,10 +124,9 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     columns = min(heads, (2 if width < 5 else 4) // (2 if shape < 0.4 else 1))  # flat panels are made wider
     rows = -(-heads // columns)
     height = 0.8 + (min(width * 0.82 / columns, 4.4) * min(shape, 1.3) + 0.4) * rows
-    with drawing(width, height, rows, columns, sharex=True, sharey=True) as (figure, axes):
+    look: dict[str, Any] = {"cmap": DEPTH, "norm": Normalize(0.0, 1.0), "rasterized": True}
+    with drawing(width, height, rows, columns, panels=heads, sharex=True, sharey=True) as (figure, axes):
         drawn: Any = None
-        for axis in axes.flat[heads:]:
-            axis.set_visible(False)
         for head, axis in enumerate(axes.flat[:heads]):
             axis.axhline(0, color=INK, linewidth=0.5, alpha=0.4)
             axis.axvline(0, color=INK, linewidth=0.5, alpha=0.4)
@@ -135,13 +135,10 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
                 points = np.stack([curves.real, curves.imag], -1).swapaxes(0, 1)  # (number, time, 2)
                 pieces = np.stack([points[:, :-1], points[:, 1:]], 2).reshape(-1, 2, 2)
                 middle = np.tile((times[:-1] + times[1:]) / 2, len(points))
-                look: dict[str, Any] = {"cmap": DEPTH, "norm": Normalize(0.0, 1.0), "rasterized": True}
                 axis.add_collection(LineCollection(list(pieces), array=middle, linewidths=0.5, alpha=0.45, **look))
             at = dots[:, head]
-            drawn = axis.scatter(
-                at.real.ravel(), at.imag.ravel(), c=np.repeat(moments, at.shape[-1]), cmap=DEPTH,
-                norm=Normalize(0.0, 1.0), s=5, linewidths=0, rasterized=True,
-            )  # fmt: skip
+            colours = np.repeat(moments, at.shape[-1])
+            drawn = axis.scatter(at.real.ravel(), at.imag.ravel(), c=colours, s=5, linewidths=0, **look)
             axis.set(aspect="equal", xlim=across, ylim=up)
             axis.yaxis.set_major_locator(MaxNLocator(nbins=5 if shape > 0.6 else 3))
             axis.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -211,13 +208,3 @@ def _edges(found: Spectra, pair: str) -> np.ndarray:
 
 def _title(figure: Any, text: str) -> None:
     figure.suptitle(clean(text), x=0.01, ha="left", fontsize=9, parse_math=False)
-
-
-def _key(figure: Figure, names: Sequence[str], *, stacked: bool) -> None:
-    """Names of the models in their colours; plain text, whatever a name holds."""
-    figure.suptitle("\n".join(" " for _ in names) if stacked else " ", fontsize=9)  # their room
-    for index, name in enumerate(names):
-        x, y = (0.01, -12.0 * index) if stacked else (0.01 + 0.5 * index, 0.0)
-        place = offset_copy(figure.transFigure, figure, y=y - 1, units="points")
-        look: dict[str, Any] = {"color": color(index), "va": "top", "fontsize": 9, "parse_math": False}
-        figure.text(x, 1, clean(name), transform=place, **look)

@@ -66,12 +66,11 @@ class Result:
     def _repr_html_(self) -> str:
         from html import escape
 
+        from diffeqformer.report.figures import svg
+
         said, notes = ("".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self.findings, self.notes))
         drawn = "".join(one.to_html() for one in self.maps)
-        if self.figures:
-            from diffeqformer.report.figures import svg
-
-            drawn += "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
+        drawn += "".join(svg(one.figure, f"{self.name}-{one.name}", one.caption) for one in self.figures)
         return f"<h3>{escape(self.title)}</h3>{said}{drawn}{''.join(table.to_html() for table in self.tables)}{notes}"
 
     def _shown(self) -> Document:

@@ -58,7 +58,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     text = evaluation_text(run, (), progress)[0]
     rows = compare_drafts(run.model, text, steps, depths, lengths, arguments.rounds, progress)
     known = {"sizes": b.sizes_of_model(run.model.config), "run": arguments.run, "steps": steps}
-    return BENCHMARK.measured(arguments, **known, rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, **known, rows=rows)
 
 
 def compare_drafts(

@@ -35,7 +35,7 @@ class Arguments(b.Timed):
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time turns to some numbers of steps."""
-    return BENCHMARK.measured(arguments, rounds=arguments.rounds, **turns(GPT_SMALL, arguments.rounds, progress))
+    return BENCHMARK.measured(arguments, **turns(GPT_SMALL, arguments.rounds, progress))
 
 
 def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> b.Document:

@@ -23,7 +23,7 @@ class Arguments(b.Timed):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time each way to fine-tune the model of `bench train`."""
     rows = compare_finetuning(STANDARD, arguments.rounds, progress)
-    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rows=rows)
 
 
 def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[b.Document]:

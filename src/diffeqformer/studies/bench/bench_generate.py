@@ -34,8 +34,7 @@ class Arguments(b.Timed):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time greedy text of the model of `bench train`."""
     rows = compare_generation(STANDARD.model, arguments.rounds, progress)
-    sizes = b.sizes_of_model(STANDARD.model)
-    return BENCHMARK.measured(arguments, sizes=sizes, new_tokens=NEW, rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, sizes=b.sizes_of_model(STANDARD.model), new_tokens=NEW, rows=rows)
 
 
 def compare_generation(

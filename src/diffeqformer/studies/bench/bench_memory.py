@@ -140,7 +140,6 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
     """Temporary memory of a gradient in MiB against the number of steps, a curve per method, both axes logarithmic."""
-
     from diffeqformer.report.figures import drawing, legend, log_axis, look
 
     methods = dict.fromkeys(row["gradient"] for row in rows)

@@ -48,7 +48,7 @@ class Arguments(b.Timed):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time updates around `STANDARD`."""
     rows = compare_scaling(STANDARD, arguments.rounds, progress)
-    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rows=rows)
 
 
 def compare_scaling(
@@ -139,13 +139,12 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
     return (Figure("scaling", caption, time_by_size(document["rows"])),)
 
 
-def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawing":
+def time_by_size(rows: Sequence[b.Row]) -> "Drawing":
     """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
-
     from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look
 
     axes_named, models = (list(dict.fromkeys(row[name] for row in rows)) for name in ("axis", "model"))
-    with drawing(width or WIDE, 3.2, 1, len(axes_named), sharey=True) as (figure, axes):
+    with drawing(WIDE, 3.2, 1, len(axes_named), sharey=True) as (figure, axes):
         panels = axes[0]
         for panel, name in zip(panels, axes_named, strict=True):
             own = [row for row in rows if row["axis"] == name]
@@ -160,7 +159,7 @@ def time_by_size(rows: Sequence[b.Row], *, width: float | None = None) -> "Drawi
             panel.set_xlabel(name)
         panels[0].set_ylabel("ms per update")
         counted = ({"color": INK, "linestyle": "--", "linewidth": 1}, "as operations grow")
-        legend(figure, [*((look(i), model) for i, model in enumerate(models)), counted], width or WIDE)
+        legend(figure, [*((look(i), model) for i, model in enumerate(models)), counted], WIDE)
     return figure
 
 

@@ -37,7 +37,7 @@ class Arguments(b.Timed):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time the update of `STANDARD` by all schemes of this library, and some of Diffrax's."""
     rows = compare_schemes(STANDARD, arguments.rounds, progress, all_schemes())
-    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rows=rows)
 
 
 def all_schemes() -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         text.write_text(SHORT_TEXT, encoding="utf-8")
         commands = {**COMMANDS, **(commands_of(arguments.run, text) if arguments.run else {})}
         rows = compare_start(arguments.rounds, progress, commands)
-    return BENCHMARK.measured(arguments, rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, rows=rows)
 
 
 def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:

@@ -31,8 +31,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     """Time what stands between the quickstart's text and its updates."""
     config = shipped("quickstart-diffeqformer")
     rows = compare_text(config, arguments.rounds, progress)
-    source, sizes = config.data.source, b.sizes(config)
-    return BENCHMARK.measured(arguments, source=source, sizes=sizes, rounds=arguments.rounds, rows=rows)
+    return BENCHMARK.measured(arguments, source=config.data.source, sizes=b.sizes(config), rows=rows)
 
 
 def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:

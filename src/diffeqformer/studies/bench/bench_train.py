@@ -37,9 +37,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     """Time the update of `STANDARD` and of those it is compared with."""
     rows, machine = compare_updates(STANDARD, arguments.rounds, progress), roofline()
     rows = [row | {"least_seconds": least_seconds(row, machine)} for row in rows]
-    return BENCHMARK.measured(
-        arguments, sizes=b.sizes(STANDARD), rounds=arguments.rounds, roofline=machine, rows=rows
-    )  # fmt: skip
+    return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), roofline=machine, rows=rows)
 
 
 def roofline(size: int = 2048, rounds: int = 7) -> Document:

@@ -83,7 +83,8 @@ class Benchmark:
             for word in (f"--{one.name.replace('_', '-')}", str(value))
         ]  # fmt: skip
         command = shlex.join(["diffeqformer", "bench", self.name, *words])
-        return self.result({"benchmark": self.name, "command": command, "machine": machine(), **numbers})
+        rounds = {"rounds": arguments.rounds} if isinstance(arguments, Timed) else {}
+        return self.result({"benchmark": self.name, "command": command, "machine": machine(), **rounds, **numbers})
 
     def result(self, document: Document) -> Result:
         """What a document says, measured now or kept."""

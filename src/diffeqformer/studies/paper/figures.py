@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
-from diffeqformer.report.figures import COLORS, MARKERS, VERDICTS, WIDE, drawing
+from diffeqformer.report.figures import VERDICTS, WIDE, drawing, log_axis, look
 from diffeqformer.report.page import Figure, both_widths
 from diffeqformer.report.run_figures import loss_curves
 from diffeqformer.report.text import finite, join, signed
@@ -116,18 +116,13 @@ def against(
     """Panels against a size, on a logarithmic axis: of each line by name the numbers of all seeds at every place."""
     across = 1 if width < WIDE else 2
     down = -(-len(panels) // across)
-    with drawing(width, 2.4 * down, down, across) as (figure, grid):
-        for axes in grid.flat[len(panels) :]:
-            axes.set_axis_off()
+    with drawing(width, 2.4 * down, down, across, panels=len(panels)) as (figure, grid):
         for axes, (quantity, lines) in zip(grid.flat, panels.items(), strict=False):
             for index, (name, values) in enumerate(lines.items()):
-                look = {"color": COLORS[index], "marker": MARKERS[index]}
-                axes.plot(places, [np.mean(seeds) for seeds in values], label=name, **look)
+                axes.plot(places, [np.mean(seeds) for seeds in values], label=name, **look(index))
                 for place, seeds in zip(places, values, strict=True):
-                    axes.plot([place] * len(seeds), seeds, linestyle="", markersize=3, **look)
-            axes.set_xscale("log")
-            axes.set_xticks(places, [f"{place:g}" for place in places])
-            axes.minorticks_off()
+                    axes.plot([place] * len(seeds), seeds, linestyle="", **look(index, markersize=3))
+            log_axis(axes, "x", places)
             axes.set(xlabel=label, ylabel=quantity)
             if len(lines) > 1:
                 axes.legend()

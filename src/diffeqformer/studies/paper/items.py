@@ -26,18 +26,13 @@ ITEMS = {
         (
             lower(OURS, "gpt", "DiffEqFormer has a lower loss than GPT", "Is DiffEqFormer better than GPT?"),
             lower("gpt", "shared", "shared weights have a higher loss than GPT"),
-            Claim(
-                "DiffEqFormer overfits less than GPT", f"{NATS}, GPT's gap from training to validation minus its own",
-                (OURS, "gpt"), lambda found: by.gap(found.models["gpt"]) - by.gap(found.models[OURS]),
-            ),
+            by.smaller_gap(OURS, "gpt", "DiffEqFormer overfits less than GPT"),
             lower(
                 f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer is better than GPT",
                 "Also on another text, read several times, at rates found on the first?",
             ),
-            Claim(
-                "the other text, read several times: DiffEqFormer overfits less than GPT",
-                f"{NATS}, GPT's gap from training to validation minus its own", (f"{OURS}-other", "gpt-other"),
-                lambda found: by.gap(found.models["gpt-other"]) - by.gap(found.models[f"{OURS}-other"]),
+            by.smaller_gap(
+                f"{OURS}-other", "gpt-other", "the other text, read several times: DiffEqFormer overfits less than GPT"
             ),
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),

@@ -61,6 +61,12 @@ def lower(better: str, worse: str, sentence: str, question: str = "") -> Claim:
     return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse), question=question)
 
 
+def smaller_gap(better: str, worse: str, sentence: str) -> Claim:
+    """A claim that the loss of one model rises less from training to validation than GPT's."""
+    unit = f"{NATS}, GPT's gap from training to validation minus its own"
+    return Claim(sentence, unit, (better, worse), lambda found: gap(found.models[worse]) - gap(found.models[better]))
+
+
 def gap(result: Finished) -> float:
     """How much higher the loss is on validation than on the last tenth of the training batches."""
     curve = result.entry["curve"]["train"]

@@ -125,10 +125,10 @@ class Runs:
         if self.models[name].rate:
             return self.models[name].rate
         name = self.models[name].rate_of or name
+        shipped = read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
         if self.arguments.scale == "gpu":  # as published, since a search would cost more than the runs
-            return read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
+            return shipped
         if name not in self.rates:
-            shipped = read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
             best, tried = search(lambda rate: self._loss(name, rate), shipped)
             if not self.untrained.isdisjoint(self.config(name, SEARCHED_WITH, rate).run for rate in tried):
                 return None

@@ -53,7 +53,7 @@ def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dic
     return {d_emb: size * configs[d_emb].model.context / median(times[d_emb]) for d_emb in configs}
 
 
-TABLES: Mapping[str, Callable[[Progress], Table]] = {one.__name__: one for one in (costs,)}
+TABLES: Mapping[str, Callable[[Progress], Table]] = {"costs": costs}
 
 
 def measured(kind: str, runs: Runs) -> Table | None:

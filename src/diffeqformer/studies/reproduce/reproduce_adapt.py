@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
 
 Method = Literal["lora", "full"]
+Texts = Mapping[str, DataConfig]
+"""Two by name."""
 LEARNING_RATES: Mapping[Method, float] = {"lora": 5e-3, "full": 1.5e-3}
 """Of each way to fine-tune, where the search for a rate begins, for both systems alike."""
 
@@ -89,30 +91,20 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def reproduce(
-    arguments: Arguments,
-    texts: Mapping[str, DataConfig],
-    seed: int,
-    folder: Path,
-    progress: Progress,
-    rates: Mapping[str, float] | None = None,
+    arguments: Arguments, texts: Texts, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Document:
     """As `train_all`.
 
-    **Arguments:** `texts`, two by name; `seed`, of weights and batches; `rates`, as `rates_of` another seed: what is
+    **Arguments:** `seed`, of weights and batches; `rates`, as `rates_of` another seed: what is
     not in it is searched.
     """
     planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
-    runs = _runs(arguments, texts, seed, folder, progress, rates or {})
+    runs = _runs(arguments, texts, seed, folder, progress, rates)
     return train_all("Adaptive fine-tuning", runs, planned, folder, progress)
 
 
 def _runs(
-    arguments: Arguments,
-    texts: Mapping[str, DataConfig],
-    seed: int,
-    folder: Path,
-    progress: Progress,
-    rates: Mapping[str, float],
+    arguments: Arguments, texts: Texts, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Iterator[tuple[Config, Document]]:
     """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
     from diffeqformer.runs import folder as run_folder

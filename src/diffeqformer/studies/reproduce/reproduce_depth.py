@@ -120,7 +120,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def reproduce(
-    arguments: Arguments, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float] | None = None
+    arguments: Arguments, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Document:
     """As `train_all`, with readings at several depths.
 
@@ -128,7 +128,7 @@ def reproduce(
     the arguments say so.
     """
     runs = list(runs_of(arguments, seed, folder))
-    at_best = (_at_best_rate(arguments, config, role, rates or {}, progress) for config, role in runs)
+    at_best = (_at_best_rate(arguments, config, role, rates, progress) for config, role in runs)
     read = lambda result, role: {
         "readings": readings(result, role["kind"].removesuffix(SAME_COMPUTE) in ALONE, progress),
         "energy": energy(result.model),

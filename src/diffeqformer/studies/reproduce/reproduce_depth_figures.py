@@ -16,7 +16,7 @@ from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import finite, join, number, percent, signed, with_spread
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
-from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE
+from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE, SHARING
 from diffeqformer.studies.study import Result
 
 Record = Values
@@ -217,9 +217,8 @@ def _changes(records: Sequence[Record]) -> Iterator[Row]:
 def _rivals(records: Sequence[Record]) -> Iterator[Row]:
     elastic = means(records, "elastic")
     for kind in (
-        "layerdrop", "exits", "landings", "loop", "shared", "nested", "corrected", "dyadic", "freed", "drawn",
-        "first-recipe",
-    ):  # fmt: skip
+        one for one in NAMES if one not in ("elastic", SHARING) and one.removesuffix(SAME_COMPUTE) not in ALONE
+    ):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
         if both:
