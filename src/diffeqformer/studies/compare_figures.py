@@ -3,7 +3,8 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from diffeqformer.interop.comparing import Comparison, Row
+from diffeqformer.evaluation.paired import Difference
+from diffeqformer.interop.comparing import Comparison
 from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, legend, look
 from diffeqformer.report.text import signed
 from diffeqformer.studies.compare import accuracies, label, stars
@@ -30,7 +31,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
         axes[1].axvline(0, color=INK, linewidth=0.8)
         for place, row in zip(places, rows, strict=True):
             if row.difference is not None:
-                _draw_difference(axes[1], place, row)
+                _draw_difference(axes[1], place, row.difference, stars(row.holm))
         axes[1].set_xlabel("difference (points), 95 % interval")
         for axis in panels[:, 0]:  # a pair of dollars is no formula here
             axis.set_yticks(places, [label(row) for row in rows], parse_math=False)
@@ -40,11 +41,8 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
     return figure
 
 
-def _draw_difference(axis: Axes, place: int, row: Row) -> None:
+def _draw_difference(axis: Axes, place: int, found: Difference, marks: str) -> None:
     """The point, its interval, and its stars; coloured by the model that is ahead where that is significant."""
-    found = row.difference
-    assert found is not None
-    marks = stars(row.holm)
     shade = color(0 if found.value > 0 else 1) if marks else INK
     axis.errorbar(
         [100 * found.value], [place], xerr=[196 * found.stderr], fmt="o", color=shade, elinewidth=1.2, capsize=2,

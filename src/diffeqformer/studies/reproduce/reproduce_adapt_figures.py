@@ -99,7 +99,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     **Arguments:** `systems`, as `systems_of` the records of all directions: a system has one colour everywhere.
     """
     own = [record for record in records if record["direction"] == direction]
-    methods = [m for m in METHODS if m != "scratch" and any(r["method"] == m for r in own)] or ["scratch"]
+    methods = [m for m in TUNED if any(r["method"] == m for r in own)] or ["scratch"]
     here = [one for one in systems if _of(own, one)]
     stacked, last = width < 5, 0.7 + 0.24 * len(here)
     each = 2.5 + last if stacked else max(2.9, 0.9 + 0.34 * len(here))
