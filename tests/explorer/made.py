@@ -35,7 +35,7 @@ KINDS = KINDS | {
     "time, llama, nested norm, macaron": dataclasses.replace(KINDS["time, llama, nested norm"], scheme="macaron"),
     "nested layers, corrected": dataclasses.replace(
         KINDS["vanilla"],
-        weights=LayerDropConfig(5, nested=True, rank=2, landings=True),
+        weights=LayerDropConfig(5, nested=True, rank=2, landings=2),
         scheme="residual",
         final_norm_halvings=2,
     ),

@@ -86,8 +86,8 @@ def test_each_number_of_steps_keeps_the_layers_of_all_smaller_ones():
 
 
 @pytest.mark.parametrize("order", [(), tuple(range(7))])
-def test_each_number_of_steps_lands_on_a_layer_of_its_own(order):
-    model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, order=order, landings=True)))
+def test_each_number_of_steps_lands_on_layers_of_its_own(order):
+    model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, order=order, landings=1)))
     source = replace(model.weights, layers=jax.tree.map(lambda leaf: np.arange(15.0)[:, None], model.weights.layers))
     assert source.depth == 8 and model.early_exits == bool(order)
     rows = [source.table(Grid(steps)).attention.norm.scale[:, 0, 0].tolist() for steps in range(1, 9)]
@@ -97,10 +97,18 @@ def test_each_number_of_steps_lands_on_a_layer_of_its_own(order):
     times = Grid(8).times((0.5,))
     assert source.at(times).attention.norm.scale[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 14]
     np.testing.assert_allclose(logits(model.populate(3), IDS), logits(model, IDS, 3), atol=1e-6)
-    with pytest.raises(BadInput, match="landings is True, but without model.weights.nested no layers are shared"):
-        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(landings=True))))
-    with pytest.raises(BadInput, match="landings is True, but with 1 layer no layers are shared"):
-        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(1, nested=True, landings=True), steps=1)))
+    several = model_of(replace(CONFIG, weights=LayerDropConfig(5, nested=True, order=order[:2], landings=3), steps=5))
+    assert several.weights.depth == 5 and several.early_exits == bool(order)
+    own = {1: [2], 2: [3, 4], 3: [5, 6, 7], 4: [8, 9, 10], 5: [11, 12, 13]}
+    shared = {4: list(order[:1] or nested_order(2)[:1]), 5: [0, 1]}
+    assert {steps: several.weights.kept(steps).tolist() for steps in own} == {
+        steps: shared.get(steps, []) + rows for steps, rows in own.items()
+    }
+    assert several.weights.layers.attention.norm.scale.shape[0] == 14
+    with pytest.raises(BadInput, match="landings is 1, but without model.weights.nested no layers are shared"):
+        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(landings=1))))
+    with pytest.raises(BadInput, match="landings is 1, but with 1 layer no layers are shared"):
+        validate(Config(model=replace(CONFIG, weights=LayerDropConfig(1, nested=True, landings=1), steps=1)))
 
 
 @pytest.mark.parametrize(

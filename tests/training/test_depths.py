@@ -202,8 +202,10 @@ def test_early_exits_take_one_pass_for_all_depths_of_a_sequence():
     )
     assert passes(asked, 3) == (Pass(6, 4, readings=3),) and compute_of(asked) == 50 * 6
     assert passes(changed(asked, model=MODEL), 3) == (Pass(6, 4), Pass(3, 4), Pass(2, 4))
-    landings = replace(MODEL, weights=replace(weights, order=tuple(range(5)), landings=True), scheme="residual")
-    assert passes(changed(asked, model=landings), 3) == (Pass(6, 4), Pass(1, 4), Pass(1, 4))
+    for own, others in [(1, (1, 1)), (3, (3, 2))]:
+        order = tuple(range(6 - own))
+        landings = replace(MODEL, weights=replace(weights, order=order, landings=own), scheme="residual")
+        assert passes(changed(asked, model=landings), 3) == (Pass(6, 4), *(Pass(steps, 4) for steps in others))
     by_rows = changed(asked, depth=DepthConfig(sample=(2, 6), together="rows"))
     assert passes(by_rows, None) == (Pass(6, 2), Pass(2, 2)) and compute_of(by_rows) == 50 * 4
     shared = changed(asked, model=replace(MODEL, weights="shared", scheme="residual"), depth__jitter=0.5)

@@ -219,9 +219,10 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             )
         if m.heads % m.kv_heads:
             raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")
-    blocks = 2 << m.weights.halved(m.steps) if isinstance(m.weights, DyadicConfig) else 0
-    rows, widest = max(m.steps, blocks, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
-    _require_countable("weights", "steps, blocks or d_emb x width x hidden", rows, m.width, widest)
+    blocks = 2 << m.weights.halved(m.steps) if isinstance(m.weights, DyadicConfig) else m.steps
+    layers = m.weights.rows(m.steps) if isinstance(m.weights, LayerDropConfig) else blocks
+    rows, widest = max(layers, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
+    _require_countable("weights", "layers, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
     if isinstance(m.weights, LayerDropConfig):
@@ -231,9 +232,9 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 f"model.weights.rank is {w.rank}, but without model.weights.nested no layer serves a number of steps "
                 "as such, and nothing would be corrected."
             )
-        if w.landings and (not w.nested or layers < 2):
-            why = "without model.weights.nested" if layers > 1 else "with 1 layer"
-            raise BadInput(f"model.weights.landings is True, but {why} no layers are shared that they would follow.")
+        if w.landings and (not w.nested or layers <= w.landings):
+            why = "without model.weights.nested" if layers > w.landings else f"with {layers} layer{'s' * (layers > 1)}"
+            raise BadInput(f"model.weights.landings is {w.landings}, but {why} no layers are shared before them.")
         if w.order and (not w.nested or sorted(w.order) != list(range(layers - w.landings))):
             raise BadInput(
                 f"model.weights.order is {shown(list(w.order))}, but must have each of {layers - w.landings} layers "

@@ -154,9 +154,8 @@ class LayerDropConfig(Section):
     """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
     order: tuple[int, ...] = ()
     """Of nested layers, from 0, in which they come in as steps are added; if empty, depth is always halved."""
-    landings: bool = False
-    """Whether each number of steps ends with a layer of its own: K of these follow the K - 1 nested ones that all
-    share."""
+    landings: int = setting(0, least=0, most=MOST_STEPS)
+    """m, last layers that each number of steps has of its own, after nested ones, of which there are K - m then."""
     rank: int | None = setting(None, least=1, most=SIZES)
     """Of corrections that each linear map of a nested layer has at 1, 2, 4, ... steps, interpolated between; `None` for
     layers that are the same at all depths."""
@@ -165,6 +164,11 @@ class LayerDropConfig(Section):
     def early_exits(self) -> bool:
         """Whether N steps have the first N layers, and each layer is the same at any number of steps."""
         return bool(self.order) and self.order == tuple(range(len(self.order))) and self.rank is None
+
+    def rows(self, steps: int) -> int:
+        """How many layers there are, those that numbers of steps have of their own included."""
+        m = self.landings  # K - m that are shared, and of each number of steps n up to K the smaller of n and m
+        return (m + 1) * (2 * (self.layers or steps) - m) // 2
 
 
 @dataclass(frozen=True)

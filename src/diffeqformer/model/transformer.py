@@ -110,12 +110,14 @@ class Transformer(eqx.Module):
             return [self.normalise(kept[steps - 1], steps) for steps in numbers]
         embedding_key, shared_key, landing_key = (None,) * 3 if key is None else jax.random.split(key, 3)
         x = dropout(self.embed(ids), self.config.dropout.embedding, embedding_key)
-        shared = self.replace(weights=weights.shared)
-        kept = shared.flow(x, steps=deepest - 1, key=shared_key, observer=States()).kept
+        shared, own, states = self.replace(weights=weights.shared), weights.landings, [x]
+        if deepest > own:
+            states += [*shared.flow(x, steps=deepest - own, key=shared_key, observer=States()).kept]
         found = []
         for steps in numbers:
-            landing, before = self.replace(weights=weights.landing(steps)), kept[steps - 2] if steps > 1 else x
-            found.append(self.normalise(landing.flow(before, steps=1, key=landing_key).state, steps))
+            landing, before = self.replace(weights=weights.landing(steps)), states[max(steps - own, 0)]
+            end = landing.flow(before, steps=min(steps, own), key=landing_key).state
+            found.append(self.normalise(end, steps))
         return found
 
     def trajectory(

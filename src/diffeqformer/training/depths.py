@@ -69,12 +69,12 @@ def trained_depths(config: Config, drawn: int | None) -> tuple[tuple[int, int], 
 
 def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
     """The passes of an update: one for each of `trained_depths`; of early exits the deepest, read at all depths, or, if
-    each of these has a last layer of its own, the deepest and so many layers more."""
+    each of these has last layers of its own, the deepest and these layers more."""
     depths, weights = trained_depths(config, drawn), config.model.weights
     if not config.model.early_exits or config.depth.together == "rows" or config.depth.jitter:
         return tuple(Pass(*depth) for depth in depths)
     if isinstance(weights, LayerDropConfig) and weights.landings:
-        return Pass(*depths[0]), *(Pass(1, rows) for _, rows in depths[1:])
+        return Pass(*depths[0]), *(Pass(min(steps, weights.landings), rows) for steps, rows in depths[1:])
     return (Pass(*depths[0], readings=len(depths)),)
 
 

@@ -10,8 +10,9 @@ in common. Unless another order is given it is `nested_order`: one step has the 
 middle besides, and so on, always halving. In the order of depth itself they are early exits (Lee et al. 2015,
 arXiv:1409.5185; Teerapittayanon et al. 2017, BranchyNet, arXiv:1709.01686): one pass reads all numbers of steps.
 
-A layer that is the last one of N steps is on the way of more. With `landings` each number of steps ends with a layer of
-its own, behind N - 1 of those that all share, as the branches of BranchyNet have layers of their own.
+A layer that is the last one of N steps is on the way of more. With m `landings` each number of steps N ends with m
+layers of its own, after N - m of those that all share, as the branches of BranchyNet have layers of their own; up to m
+steps it has no others. With m = K it would be a family of models, which is what m is a step towards.
 
 A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
 (lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
@@ -42,16 +43,17 @@ class LayerDropWeights(eqx.Module):
     """Rows of all layers, in order, on one leading axis."""
     order: tuple[int, ...] = eqx.field(static=True, default=())
     """In which nested layers come in as steps are added; none for those that are left out by their place alone."""
-    landings: bool = eqx.field(static=True, default=False)
-    """Whether each number of steps has a last layer of its own; on the axis of layers they follow the K - 1 shared."""
+    landings: int = eqx.field(static=True, default=0)
+    """m, last layers that each number of steps has of its own: on the axis of layers, after the K - m that are shared,
+    that of 1 step, then those of 2, and so on."""
     corrections: PyTree = None
     """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
 
     @property
     def depth(self) -> int:
         """K"""
-        rows = number_of_rows(self.layers)
-        return (rows + 1) // 2 if self.landings else rows
+        m = self.landings  # as `LayerDropConfig.rows`
+        return (number_of_rows(self.layers) + m * (m + 1) // 2) // (m + 1)
 
     @property
     def early_exits(self) -> bool:
@@ -62,17 +64,20 @@ class LayerDropWeights(eqx.Module):
     def shared(self) -> "LayerDropWeights":
         """Those without landings."""
         layers = jax.tree.map(lambda leaf: leaf[: self.depth - self.landings], self.layers)
-        return dataclasses.replace(self, layers=layers, landings=False)
+        return dataclasses.replace(self, layers=layers, landings=0)
 
     def landing(self, steps: int) -> "LayerDropWeights":
-        """The last layer of a number of steps, as the one layer that there is."""
-        row = self.kept(steps)[-1:]
-        return LayerDropWeights(jax.tree.map(lambda leaf: leaf[row], self.layers), (0,))
+        """The layers that a number of steps has of its own, as all that there are."""
+        rows = self.kept(steps)[-self.landings :]
+        return LayerDropWeights(jax.tree.map(lambda leaf: leaf[rows], self.layers), tuple(range(len(rows))))
 
     def kept(self, steps: int) -> np.ndarray:
         """The rows of nested layers that a number of steps has, by depth."""
-        rows = np.sort(np.asarray(self.order[: steps - self.landings], int))
-        return np.append(rows, self.depth + steps - 2) if self.landings else rows
+        m = self.landings
+        own = np.minimum(np.arange(steps + 1), m)  # of each number of steps up to this
+        first = self.depth - m + own[:-1].sum()
+        shared = np.sort(np.asarray(self.order[: max(steps - m, 0)], int))
+        return np.append(shared, first + np.arange(own[-1]))
 
     def at(self, times: Times) -> BlockWeights:
         """The layers in force at `times`; between two of them, within rounding, the deeper one."""
@@ -122,7 +127,7 @@ def init_layer_drop(
     """
     depth, landings = section.layers or grid.steps, section.landings
     order = section.order or nested_order(depth - landings) if section.nested else ()
-    rows = 2 * depth - 1 if landings else depth
+    rows = section.rows(grid.steps)
     weights = LayerDropWeights(initial_rows(shapes, END_OF_STEP, rows, key), order, landings)
     if not section.rank:
         return weights
