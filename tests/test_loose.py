@@ -84,6 +84,8 @@ REFUSED = {
     "float tokens": "tokens are float64, but must be whole numbers.",
     "wide tokens": "tokens go from 4294967296 to 4294967335, but must be from 0 to 2147483647.",
     "no batch": "batch_size is 0, but must be at least 1.",
+    "name for a config": "config is 'quickstart-gpt', but must be a config, as `read_yaml` makes of a file.",
+    "rule of ones own": "the rule of your own gives 3, but must give a gradient transformation of Optax.",
     "way back": "model.gradient is 'reversible', but the scheme Forward cannot run back",
 }
 """What its message holds, by the thing that is wrong."""
@@ -154,6 +156,7 @@ def _say() -> dict[str, str]:
     from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.data.tokenizer import train_tokenizer
     from diffeqformer.ode.schemes.splitting import LieTrotter
+    from diffeqformer.training.optimizer import optimizer
     from tests.models import KINDS, TINY, model_of, tokens
 
     found, key, model, ids = {}, jax.random.key(0), model_of(TINY), tokens(positions=4)
@@ -255,6 +258,8 @@ def _say() -> dict[str, str]:
     refused("wide tokens", lambda: EvaluationBatches(np.arange(40) + 2**32, 8, 2))
     refused("no batch", lambda: EvaluationBatches(np.arange(40), 8, 0))
     back = dataclasses.replace(TINY, weights="shared", scheme="reversible", gradient="reversible")
+    refused("name for a config", lambda: validate("quickstart-gpt"))
+    refused("rule of ones own", lambda: optimizer(OptimizerConfig(), lambda step: 1e-3, lambda config, rate: 3))
     refused("way back", lambda: build(back, key, scheme=type("Forward", (LieTrotter,), {})()))
 
     own = dataclasses.replace(TINY, width=np.int64(16), edges=np.array([0, 0.25, 0.5, 1.0]))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from diffeqformer.config import Config, ModelConfig, ToleranceConfig, TrainerConfig
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.progress import Silent
 from diffeqformer.runs import compare
 from diffeqformer.runs.compare import Cost, plan
@@ -116,6 +116,23 @@ def test_one_process_compares_in_a_folder(clock, monkeypatch, tmp_path):
     with pytest.raises(BadInput, match="no such text"):
         begin(tmp_path / "new" / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_folder_with_a_lost_or_damaged_plan_is_refused_with_advice(tmp_path):
+    """What its runs were trained for is nowhere else; another plan would call them another config's."""
+    begin = lambda: compare.compare(
+        [Config(run=str(tmp_path / "a"))], [0.0], tmp_path, "", Readings("the", (3,)), 700.0, Silent()
+    )
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text("model: {}\n")
+    with pytest.raises(BadInput, match=r"has a run 'a', but no plan\.json, .*: put it back, or choose another folder"):
+        begin()
+    sealed = '{"updates": {"a": 20}, "digest": "0"}'
+    for content in ("{}", '{"updates": {"a": "20"}}', '{"updates": [20]}', "{", sealed):
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(Damaged, match=r"plan\.json' is damaged.*; put it back, or choose another folder"):
+            begin()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "plan.json"]
 
 
 def test_a_models_own_depth_is_read_on_the_batches_of_the_others():

@@ -311,6 +311,7 @@ def test_streams_resume_to_the_bit_from_where_they_were(config, tmp_path, monkey
         (lambda ids: ids[:, 1:], r"its ids is an array of shape \(\d+, \d+\), but must be one of shape"),
         (lambda ids: ids[:1], "its ids is an array of shape"),
         (lambda ids: (ids, np.ones(ids.shape, bool)), "its mask is an array of shape"),
+        (lambda ids: (ids, np.zeros_like(ids[:, 1:], bool)), "its mask counts no target"),
         (lambda ids: ids.tolist(), r"its ids is \[\["),
         (lambda ids: ids + 100_000, "token id 100... does not exist"),
         (lambda ids: ids.astype(np.float32), "token ids are float32"),

@@ -61,8 +61,10 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
 def checked(config: Any, where: str = "") -> Any:
     """The config as its file would give it back: with Python's own numbers, and texts for paths.
 
-    **Raises:** `BadInput` as `from_dict`.
+    **Raises:** `BadInput` as `from_dict`, or for what is no config, such as the name of one.
     """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise BadInput(f"{where or 'config'} is {shown(config)}, but must be a config, as `read_yaml` makes of a file.")
     return from_dict(type(config), to_dict(config), where)
 
 

@@ -150,6 +150,12 @@ def compare(
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
     names = [Path(config.run).name for config in configs]
     updates = _kept_plan(folder)
+    begun = [name for name in names if (folder / name / run_folder.CONFIG).exists()]
+    if begun and not updates:
+        raise BadInput(
+            f"folder {str(folder)!r} has a run {begun[0]!r}, but no {PLAN}, which says how long each model is trained: "
+            "put it back, or choose another folder with --run."
+        )
     for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
         run_folder.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
@@ -181,8 +187,20 @@ def compare(
 
 
 def _kept_plan(folder: Path) -> dict[str, int]:
-    """Updates by the name of the model's folder; none if nothing is planned yet."""
-    return read_sealed(folder / PLAN)["updates"] if (folder / PLAN).exists() else {}
+    """Updates by the name of the model's folder; none if nothing is planned yet.
+
+    **Raises:** `Damaged` if it is not what was written.
+    """
+    path, advice = folder / PLAN, "put it back, or choose another folder with --run."
+    try:
+        updates = read_sealed(path).get("updates")
+    except FileNotFoundError:
+        return {}
+    except Damaged as error:
+        raise Damaged(f"{str(error).removesuffix('.')}; {advice}") from None
+    if not isinstance(updates, dict) or not all(type(number) is int and number > 0 for number in updates.values()):
+        raise Damaged(f"file {str(path)!r} is damaged: it does not say how many updates each model has; {advice}")
+    return updates
 
 
 class _Pace:

@@ -18,6 +18,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Adapter, Linear, Norm
 from diffeqformer.ode.weights.time import is_of_time
+from diffeqformer.plain import shown
 from diffeqformer.training.factored import formed, norm
 
 Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
@@ -118,8 +119,13 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def optimizer(config: OptimizerConfig, rate: optax.Schedule, rule: Rule | None = None) -> optax.GradientTransformation:
-    """`rule`, or the config's, at the learning rate `rate`; inside the guard against spikes."""
+    """`rule`, or the config's, at the learning rate `rate`; inside the guard against spikes.
+
+    **Raises:** `BadInput` if `rule` gives no gradient transformation of Optax.
+    """
     inner = (rule or usual_rule)(config, rate)
+    if not isinstance(inner, optax.GradientTransformation):
+        raise BadInput(f"the rule of your own gives {shown(inner)}, but must give a gradient transformation of Optax.")
     return inner if config.spike is None else skip_spikes(inner, config.spike)
 
 

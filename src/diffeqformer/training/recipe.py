@@ -38,7 +38,8 @@ class Checked:
     def __getitem__(self, k: int) -> Batch:
         """Batch k.
 
-        **Raises:** `BadInput` for one of another shape than `Batches` says, or with tokens that do not exist.
+        **Raises:** `BadInput` for one of another shape than `Batches` says, with tokens that do not exist, or without a
+        target that its mask counts.
         """
         batch = self.batches[k]
         ids, *masks = batch if isinstance(batch, tuple) else (batch,)
@@ -50,6 +51,8 @@ class Checked:
                 found = f"is an array of shape {array.shape}" if hasattr(array, "shape") else f"is {shown(array)}"
                 raise BadInput(f"batch {k} of your own: its {name} {found}, but must be one of shape {shape}.")
         require_tokens(ids, self.config.model.vocabulary or 0)
+        if masks and not np.any(masks[0]):
+            raise BadInput(f"batch {k} of your own: its mask counts no target, so that it has no loss.")
         return batch
 
 
