@@ -68,8 +68,10 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     try:
         jax.distributed.initialize(None if auto else coordinator, processes, process, heartbeat_timeout_seconds=SILENCE)
     except (ValueError, RuntimeError) as error:
-        met = f"the processes did not meet: {reason(error, 200)}"
-        raise BadInput(f"--distributed.coordinator is {coordinator!r}, but {met}.") from error
+        what = reason(error, 200)
+        raise BadInput(
+            f"--distributed.coordinator is {coordinator!r}, but the processes did not meet: {what}."
+        ) from error
 
 
 def is_loss(error: Exception) -> bool:

@@ -83,15 +83,16 @@ class RunFolder:
         remembered, options = metadata_of(self.path), "--run"
         if self.config.base.method:
             options = "--to (of `finetune`) or --run (of `train`)"
-        choose = f"choose another folder with {options}"
         if CONFIG not in names and "config" not in remembered:
             # A kill before the first file is whole leaves the lock, and that file under its temporary name.
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
-                raise BadInput(f"folder {str(self.path)!r} exists and is not a run; {choose}.")
+                raise BadInput(
+                    f"folder {str(self.path)!r} exists and is not a run; choose another folder with {options}."
+                )
             return
         if (origin := remembered.get("origin")) in ("imported", "lifted"):
             model = "an imported" if origin == "imported" else "a lifted"
-            raise BadInput(f"run folder {str(self.path)!r} holds {model} model; {choose}.")
+            raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with {options}.")
         if _owns_tokenizer(self.config):  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
@@ -101,15 +102,20 @@ class RunFolder:
         sections = {name.rpartition(".")[0] for name in theirs}
         usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
         theirs, ours = usual | theirs, _compared(self.config)
-        other = f"run folder {str(self.path)!r} belongs to another config"
         for name, value in ours.items():
             if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
                 continue
-            raise BadInput(f"{other}: {name} is {theirs.get(name)!r} there, but {value!r} here; {choose}.")
+            raise BadInput(
+                f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
+                f"{value!r} here; choose another folder with {options}."
+            )
         for name, value in kept.items():  # of a section that is none here
             above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
             if above and value is not None:
-                raise BadInput(f"{other}: {name} is {value!r} there, but {above} is not given here; {choose}.")
+                raise BadInput(
+                    f"run folder {str(self.path)!r} belongs to another config: {name} is {value!r} there, but {above} "
+                    f"is not given here; choose another folder with {options}."
+                )
 
     @contextmanager
     def held(self, tokens: TokenCache, checkpoint_bytes: int, more: Mapping[str, str]) -> Iterator[None]:
