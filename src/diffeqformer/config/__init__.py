@@ -33,9 +33,17 @@ from diffeqformer.config.sections import (
     SharedConfig,
     TimeConfig,
     ToleranceConfig,
-    choices_of,
 )
-from diffeqformer.config.strict import dump_yaml, from_dict, hints_of, kinds_of, parse_value, to_dict, with_values
+from diffeqformer.config.strict import (
+    choices_of,
+    dump_yaml,
+    from_dict,
+    hints_of,
+    kinds_of,
+    parse_value,
+    to_dict,
+    with_values,
+)
 
 __all__ = [
     "MOST_BYTES", "MOST_STEPS", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DropoutConfig",

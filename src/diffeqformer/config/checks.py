@@ -21,9 +21,8 @@ from diffeqformer.config.sections import (
     OwnConfig,
     ReversibleConfig,
     TimeConfig,
-    choices_of,
 )
-from diffeqformer.config.strict import checked, kinds_of
+from diffeqformer.config.strict import checked, choices_of, kinds_of
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
 

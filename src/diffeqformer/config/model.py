@@ -6,7 +6,6 @@ from typing import Literal
 
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, setting
 from diffeqformer.config.sections import (
-    Choosing,
     DropoutConfig,
     FieldConfig,
     GPTConfig,
@@ -25,6 +24,7 @@ from diffeqformer.config.sections import (
     ToleranceConfig,
     WeightsConfig,
 )
+from diffeqformer.config.strict import Choosing
 
 
 @dataclass(frozen=True)

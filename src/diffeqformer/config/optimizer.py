@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffeqformer.config.bounds import INT32, setting
-from diffeqformer.config.sections import Choosing, Section
+from diffeqformer.config.sections import Section
+from diffeqformer.config.strict import Choosing
 
 Role = Literal["embedding", "matrix", "bias", "norm", "time", "adapter"]
 

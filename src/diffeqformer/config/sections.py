@@ -6,13 +6,11 @@ is short for its kind: `weights: layer` is `weights: {kind: layer}`.
 """
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, setting
-from diffeqformer.config.strict import hints_of, section_of
 
 
 class Section:
@@ -28,15 +26,6 @@ class Section:
 
     def __str__(self) -> str:
         return getattr(self, "kind", repr(self))
-
-
-class Choosing:
-    """Settings of which some are a choice of sections: a bare word there is a section as soon as they are made."""
-
-    def __post_init__(self) -> None:
-        for name, choices in choices_of(type(self)).items():
-            if isinstance(value := getattr(self, name), str):
-                object.__setattr__(self, name, section_of(choices, value, name))
 
 
 @dataclass(frozen=True)
@@ -346,13 +335,3 @@ GradientSection = GradientConfig | RecursiveConfig
 if not TYPE_CHECKING:  # see `Choosing`
     WeightsConfig, FieldConfig, SchemeSection = WeightsConfig | str, FieldConfig | str, SchemeSection | str
     GradientSection = GradientSection | str
-
-
-@functools.cache
-def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The settings of a config class that are a choice of sections, and the sections to choose from."""
-    choices = {}
-    for name, hint in hints_of(cls).items():
-        sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
-        choices |= {name: sections} if sections else {}
-    return choices

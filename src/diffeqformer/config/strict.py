@@ -167,6 +167,25 @@ def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     return from_dict(choice or anything[0], values, path)
 
 
+@functools.cache
+def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """The settings of a config class that are a choice of sections, and the sections to choose from."""
+    choices = {}
+    for name, hint in hints_of(cls).items():
+        sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
+        choices |= {name: sections} if sections else {}
+    return choices
+
+
+class Choosing:
+    """Settings of which some are a choice of sections: a bare word there is a section as soon as they are made."""
+
+    def __post_init__(self) -> None:
+        for name, choices in choices_of(type(self)).items():
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, section_of(choices, value, name))
+
+
 def _words(kinds: Iterable[str]) -> str:
     """The kinds that a person may write."""
     return ", ".join(repr(kind) for kind in kinds if kind != "own")

@@ -26,7 +26,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
 from diffeqformer.runs.checkpoint import Checkpoints
-from diffeqformer.runs.folder import CHECKPOINTS, TOKENIZER
+from diffeqformer.runs.folder import CHECKPOINTS, TOKENIZER, metadata_of
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
@@ -155,6 +155,18 @@ def teacher_digest(base: Run | None, config: Config) -> str | None:
     if base is None or config.depth.teacher != "base":
         return None
     return Checkpoints(base.folder / CHECKPOINTS).digest(base.step)
+
+
+def require_same_teacher(config: Config, digest: str | None) -> None:
+    """Check that updates go on learning from the checkpoint that they began to learn from, of digest `digest`.
+
+    **Raises:** `BadInput` if it is another.
+    """
+    if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
+        raise BadInput(
+            f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
+            "(depth.teacher is 'base'); put back what it was, or start another run with --to."
+        )
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

@@ -277,33 +277,6 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
     raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
 
 
-def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
-    """Check that training goes on with the user's own parts that it began with, `Recipe.own`.
-
-    **Raises:** `BadInput` naming those that differ.
-    """
-    remembered = metadata_of(folder)
-    theirs = remembered.get("recipe", {})
-    if remembered and theirs != own:
-        words = lambda parts: ", ".join(f"{part} {name}" for part, name in parts.items()) or "none"
-        raise BadInput(
-            f"run folder {str(folder)!r} was trained with these parts of a recipe: {words(theirs)}; here there are: "
-            f"{words(own)}. Give `train` the same `recipe`, or choose another folder."
-        )
-
-
-def require_same_teacher(config: Config, digest: str | None) -> None:
-    """Check that updates go on learning from the checkpoint that they began to learn from, of digest `digest`.
-
-    **Raises:** `BadInput` if it is another.
-    """
-    if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
-        raise BadInput(
-            f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
-            "(depth.teacher is 'base'); put back what it was, or start another run with --to."
-        )
-
-
 def text_digest_of(folder: Path) -> str | None:
     """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
 

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,12 +13,13 @@ import jax
 from jaxtyping import PyTree
 
 from diffeqformer.config import Config
+from diffeqformer.errors import BadInput
 from diffeqformer.model.build import Build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, finite_or_none
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.distributed import by_main
-from diffeqformer.runs.folder import RunFolder, require_own_parts, require_same_recipe
+from diffeqformer.runs.folder import RunFolder, metadata_of, require_own_parts
 from diffeqformer.runs.metrics import require_lines
 from diffeqformer.sharding import placed, with_shardings
 from diffeqformer.training.optimizer import split_trained
@@ -129,3 +131,18 @@ def items_of(state: State, config: Config) -> dict[str, PyTree]:
     """What a checkpoint holds: the model that is used, and, where its parameters are averages, those being trained."""
     items = {"model": state.result, "optimizer": state.optimizer}
     return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}
+
+
+def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
+    """Check that training goes on with the user's own parts that it began with, `Recipe.own`.
+
+    **Raises:** `BadInput` naming those that differ.
+    """
+    remembered = metadata_of(folder)
+    theirs = remembered.get("recipe", {})
+    if remembered and theirs != own:
+        words = lambda parts: ", ".join(f"{part} {name}" for part, name in parts.items()) or "none"
+        raise BadInput(
+            f"run folder {str(folder)!r} was trained with these parts of a recipe: {words(theirs)}; here there are: "
+            f"{words(own)}. Give `train` the same `recipe`, or choose another folder."
+        )
