@@ -28,7 +28,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 gc.set_threshold(50_000, 20, 100)  # tracing makes many objects that live; looking through them took 5% of the time
 
-# A checkpoint waits for the disk some thirty times, so that tests of runs took 1.7 times as long on a disk.
+# A checkpoint waits for the disk some thirty times: beside other work, tests of runs took 1.7 times as long on one.
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container may have 64 MB of it
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
