@@ -151,22 +151,19 @@ def teacher_of(base: Run | None, config: Config) -> Transformer | None:
 
 
 def teacher_digest(base: Run | None, config: Config) -> str | None:
-    """Of the checkpoint that updates learn from, `None` if they learn from none."""
+    """The digest of the checkpoint that updates learn from, `None` if they learn from none.
+
+    **Raises:** `BadInput` if the run began to learn from another one.
+    """
     if base is None or config.depth.teacher != "base":
         return None
-    return Checkpoints(base.folder / CHECKPOINTS).digest(base.step)
-
-
-def require_same_teacher(config: Config, digest: str | None) -> None:
-    """Check that updates go on learning from the checkpoint that they began to learn from, of digest `digest`.
-
-    **Raises:** `BadInput` if it is another.
-    """
+    digest = Checkpoints(base.folder / CHECKPOINTS).digest(base.step)
     if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
         raise BadInput(
             f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
             "(depth.teacher is 'base'); put back what it was, or start another run with --to."
         )
+    return digest
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

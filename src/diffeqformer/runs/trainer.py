@@ -30,7 +30,6 @@ from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
 from diffeqformer.runs.finetune import (
     open_base,
-    require_same_teacher,
     require_same_tokenizer,
     teacher_digest,
     teacher_of,
@@ -108,13 +107,12 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     teaches = config.depth.teacher == "base"
     if config.base.run and base is None and (teaches or not folder.checkpoints.steps()):
         base = open_base(config.base, progress, build)
+    teacher = by_main(lambda: teacher_digest(base, config))
     # Asked twice: for what it refuses before tokens are kept, then for what it makes.
     accept = lambda tokens: fitting(config, tokens, base, recipe, build)
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)
     folder.config, batches = accept(tokens)
-    teacher = by_main(lambda: teacher_digest(base, config))
-    by_main(lambda: require_same_teacher(config, teacher))
     beginning = Beginning(folder, placed(base.model) if base else None, build, recipe)
     if isinstance(batches, Stream):
         recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
