@@ -38,6 +38,7 @@ LONG = (
     "docs/architecture.md",
     "docs/runs.md",
     "docs/elastic-depth.md",
+    "docs/elastic-depth-measured.md",
     "docs/elastic-depth-trials.md",
     "docs/puzzles.md",
     "docs/trackers.md",

@@ -108,3 +108,9 @@ def test_whatever_stands_for_a_grid_is_one(asked):
 def test_edges_that_do_not_rise_from_0_to_1_are_refused(edges):
     with pytest.raises(BadInput, match="the times between steps are .*, but must rise from 0 to 1"):
         Grid.of(np.array(edges))
+
+
+@pytest.mark.parametrize("asked", [np.zeros((2, 2)), [[0, 0.5], [1]], ["0", "1"], [None, 1], jnp.zeros((1, 2, 3))])
+def test_what_is_neither_a_number_nor_times_on_one_axis_is_refused(asked):
+    with pytest.raises(BadInput, match=r"steps is [^|]*, but must be a whole number .*, or the times between steps"):
+        Grid.of(asked)

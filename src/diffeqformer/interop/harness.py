@@ -4,7 +4,6 @@ Importing this module registers it beside the harness's own models. `python -m d
 harness's own command, `lm_eval`, with this model known to it.
 """
 
-import difflib
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from diffeqformer.model.count import count
 from diffeqformer.model.generate import require_choice
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document, shown
+from diffeqformer.plain import Document, nearest, shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run, Which, load_run
 from diffeqformer.runs.sampling import started
@@ -280,8 +279,7 @@ def require_known(settings: Document) -> None:
     """
     for name, value in settings.items():
         if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}."
+            advice = nearest(name, SETTINGS, f"there are {', '.join(SETTINGS)}.")
             raise BadInput(f"gen_kwargs has {shown(name)}, which is no setting of generation: {advice}")
         if value == "":
             raise BadInput(f"gen_kwargs has {name} without a value; write {name}=VALUE.")

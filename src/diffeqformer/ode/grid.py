@@ -86,6 +86,27 @@ def dyadic_edges(steps: int) -> tuple[float, ...]:
     return (*(step / coarse for step in range(whole)), *halves)
 
 
+def _array(asked: object) -> Times:
+    """What is asked for as an array: of one axis if it is edges.
+
+    **Raises:** `BadInput` for what is neither a number nor edges.
+    """
+    try:
+        found = asked if isinstance(asked, Tracer) else np.asarray(asked)
+    except ValueError:  # rows of different lengths
+        raise _no_grid(asked) from None
+    if found.ndim > 1 or (found.ndim == 1 and not jnp.issubdtype(found.dtype, jnp.number)):
+        raise _no_grid(asked)
+    return found
+
+
+def _no_grid(asked: object) -> BadInput:
+    return BadInput(
+        f"steps is {shown(asked)}, but must be a whole number of at least 1, or the times between steps, on one axis, "
+        "such as (0, 0.3, 1)."
+    )
+
+
 def _number(steps: object) -> int:
     """A number of steps, such as NumPy's, as Python's own.
 
@@ -148,8 +169,8 @@ class Grid:
         """
         if isinstance(asked, Grid):
             return asked
-        if np.ndim(asked) == 1:
-            edges = asked if isinstance(asked, Tracer) else np.asarray(asked)
+        edges = _array(asked)
+        if edges.ndim == 1:
             if len(edges) < 2:
                 raise _no_rise(edges)
             grid = Grid(len(edges) - 1, edges)
