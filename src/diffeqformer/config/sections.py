@@ -42,7 +42,7 @@ class TimeConfig(Section):
     """K: sines and cosines of K frequencies, so 2K+1 features."""
     highest_frequency: float | None = setting(None, positive=True)
     """Radians per unit of depth of the fastest feature. By default the paper's s, 1000; where depths are drawn, twice
-    `model.steps`, so that weights between the trained times are smooth (docs/elastic-depth.md)."""
+    `model.steps`, so that weights between the trained times are smooth."""
     lowest_frequency: float = setting(0.1, positive=True)
     """Where the geometric series of frequencies would end (it stops one ratio before): the paper's s / 10000."""
 

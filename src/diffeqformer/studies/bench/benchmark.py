@@ -104,12 +104,16 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> dict[str, list[float]]:
-    """Seconds of each update in each round, of which `WARM_UP` more go first."""
+    """Seconds of each update in each round, of which `WARM_UP` more go first.
+
+    Each round has an order of its own: what is left in caches and threads falls on no update more than on others.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in updates}
+    orders = np.random.default_rng(0)
     with progress.stage("Timing", (rounds + WARM_UP) * len(updates)) as stage:
         for round_number in range(rounds + WARM_UP):
-            for name, update in updates.items():
-                taken, _ = timed(update)
+            for name in orders.permutation([*updates]).tolist():
+                taken, _ = timed(updates[name])
                 if round_number >= WARM_UP:
                     seconds[name].append(taken)
                 stage.advance(1, name)
