@@ -110,8 +110,14 @@ def test_the_hand_written_update_is_the_librarys():
 
 def test_the_updates_take_turns():
     order: list[str] = []
-    found = b.take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 7, Silent())
-    assert "".join(order) == 9 * "ab" and all(len(times) == 7 for times in found.values())
+    updates = {name: lambda name=name: order.append(name) for name in "abc"}
+    found = b.take_turns(updates, 7, Silent(), shuffled=False)
+    assert "".join(order) == 9 * "abc" and all(len(times) == 7 for times in found.values())
+    order.clear()
+    found = b.take_turns(updates, 7, Silent())
+    rounds = ["".join(order[start : start + 3]) for start in range(0, 27, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds) and len({*rounds}) > 2
+    assert [*found] == ["a", "b", "c"] and all(len(times) == 7 for times in found.values())
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
         part(number)
         used[name].append(time.process_time() - began)
 
-    seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress)
+    # A grid is that of the prediction before it.
+    seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress, shuffled=False)
     rows = [
         {
             "steps": number, "part": part.__name__, **b.summary(seconds[name], seconds[f"{steps[0]} prediction"]),

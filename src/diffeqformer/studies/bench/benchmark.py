@@ -103,16 +103,18 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - started, found
 
 
-def take_turns(updates: Mapping[str, Once], rounds: int, progress: Progress) -> dict[str, list[float]]:
+def take_turns(
+    updates: Mapping[str, Once], rounds: int, progress: Progress, *, shuffled: bool = True
+) -> dict[str, list[float]]:
     """Seconds of each update in each round, of which `WARM_UP` more go first.
 
-    Each round has an order of its own: what is left in caches and threads falls on no update more than on others.
+    Shuffled, each round has an order of its own: who comes after whom once made a ratio of 0.9 out of 1.04.
     """
     seconds: dict[str, list[float]] = {name: [] for name in updates}
     orders = np.random.default_rng(0)
     with progress.stage("Timing", (rounds + WARM_UP) * len(updates)) as stage:
         for round_number in range(rounds + WARM_UP):
-            for name in orders.permutation([*updates]).tolist():
+            for name in orders.permutation([*updates]).tolist() if shuffled else updates:
                 taken, _ = timed(updates[name])
                 if round_number >= WARM_UP:
                     seconds[name].append(taken)
