@@ -35,6 +35,11 @@ class Interrupted(DiffEqFormerError):
     exit_code = 130
 
 
+def named(error: OSError) -> str:
+    """`reason`, after the file that the system's error is about, if it says one."""
+    return reason(error) if error.filename is None else f"{str(error.filename)!r}: {reason(error)}"
+
+
 def reason(error: BaseException, most: int = 300) -> str:
     """What an error of the system or a library says: one line of at most `most` characters, without its full stop."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from diffeqformer.errors import BadInput
 from diffeqformer.runs.checkpoint import Checkpoints
+from diffeqformer.runs.lifting import require_made_of
 from diffeqformer.runs.opening import load_run
 from diffeqformer.studies.compression import WAYS
 from tests.interop.folders import CONFIGS, WORDS, golden, write
@@ -37,6 +39,12 @@ def test_it_is_evaluated_on_the_runs_own_text_at_any_depth(call, place, lifted):
     sampled = call("sample", lifted, "--prompt", "the cat", "--tokens", 3, "--steps", 5)
     assert sampled.status == 0 and sampled.out.startswith("the cat")
     assert call("info", lifted).status == 0
+
+
+def test_it_knows_the_model_that_it_was_made_of(place, lifted):
+    require_made_of(lifted, load_run(place.run("layer")))
+    with pytest.raises(BadInput, match="was made of another model than .* has now; remove it"):
+        require_made_of(lifted, load_run(place.run("time")))
 
 
 def test_exported_at_its_own_depth_it_is_the_stock_model_to_the_bit(call, place, lifted, tmp_path):
@@ -97,7 +105,7 @@ def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, li
     shutil.copytree(other, kept)
     assert call(*words, *recipe, *rest).status == 0
     refused = call(*words, *recipe, *rest, "--optimizer.learning-rate", 0.5)
-    assert refused.status == 2 and "choose another folder with --to (of `finetune`)" in refused.err
+    assert refused.status == 2 and "or --to (of other commands)" in refused.err
     refused = call("finetune", place.run("layer"), "--depths", 2, 3, "--to", tmp_path / "other")
     assert refused.status == 2 and "a table of layers has one depth" in refused.err
 
@@ -160,4 +168,4 @@ def test_mistakes_are_sentences_and_nothing_is_written(call, place, lifted, tmp_
 
 def test_it_is_not_trained_in_its_own_folder(call, lifted):
     called = call("train", lifted / "config.yaml")
-    assert called.status == 2 and "holds a lifted model; choose another folder with --run." in called.err
+    assert called.status == 2 and "holds a lifted model; choose another folder with --run (of `train`)" in called.err

@@ -42,7 +42,7 @@ NOT_READ_BY_A_MODEL = {
 }
 NOT_READ_FROM_AN_EXPORT = {
     *(f"{name}_diffeqformer.py" for name in ("configuration", "weights", "modeling")),
-    *("README.md", "generation_config.json", "tokenizer_config.json"),
+    *("README.md", "generation_config.json"),
 }
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tokenizers import processors
 
 from diffeqformer.config import (
+    Config,
     KnotsConfig,
     LayerConfig,
     LlamaConfig,
@@ -24,6 +25,8 @@ from diffeqformer.config import (
     ReversibleConfig,
     ToleranceConfig,
     dump_yaml,
+    read_yaml,
+    to_dict,
 )
 from diffeqformer.data.tokenizer import load_tokenizer
 from diffeqformer.errors import BadInput
@@ -311,10 +314,13 @@ def test_adapters_are_merged_or_apart(tmp_path):
 # ----- The model card
 
 
-def write_results(folder: Path, corpus: str) -> None:
-    """What training leaves behind, as far as a card reads it."""
+def write_results(folder: Path, corpus: str, config: Config | None = None) -> None:
+    """What training leaves behind, as far as a card reads it; of a run that is not written, its config, too."""
+    if config is not None:
+        (folder / "config.yaml").write_text(dump_yaml(config))
     measured = {"loss": 3.25, "perplexity": None, "bits_per_byte": 1.5}
-    entry = {"validation": measured, "tokens": 4000, "updates": 3, "steps": 3}
+    settings = to_dict(read_yaml(folder / "config.yaml"))
+    entry = {"validation": measured, "tokens": 4000, "updates": 3, "steps": 3, "config": settings}
     text = {"name": corpus, "validation_tokens": 500}
     (folder / "results.json").write_text(json.dumps({"models": [entry], "corpus": text}))
 
@@ -359,7 +365,7 @@ def test_a_card_says_how_the_run_came_to_its_weights_and_what_was_measured(tmp_p
     model = dataclasses.replace(run.config.model, compute_dtype="bfloat16", tolerance=ToleranceConfig(rtol=0.01))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
     run.folder.mkdir()
-    write_results(run.folder, "some text")
+    write_results(run.folder, "some text", run.config)
     export(run, tmp_path / "adaptive")
     card = (tmp_path / "adaptive" / "README.md").read_text()
     assert "in bfloat16, by adaptive steps (rtol 0.01). This export has 3 steps, at which" in card
@@ -381,7 +387,7 @@ def test_nothing_in_a_card_is_markup(tmp_path):
     data = dataclasses.replace(run.config.data, source="huggingface", dataset="```\n# x\n" + EVIL.strip("\x00"))
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
     run.folder.mkdir()
-    write_results(run.folder, EVIL)
+    write_results(run.folder, EVIL, run.config)
     export(run, tmp_path / "a [b](c) <i>")
     card = (tmp_path / "a [b](c) <i>" / "README.md").read_text()
     text = re.sub(r"^(`{3,})\w+\n.*?^\1$", "", card.split("---\n", 2)[2], flags=re.M | re.S)
@@ -411,7 +417,7 @@ def test_a_datasets_folder_is_not_published(dataset, shown, tmp_path, monkeypatc
     data = dataclasses.replace(run.config.data, source="huggingface", dataset=dataset, dataset_name="en")
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
     run.folder.mkdir()
-    write_results(run.folder, f"{dataset} (en), a stream whose beginning is counted")
+    write_results(run.folder, f"{dataset} (en), a stream whose beginning is counted", run.config)
     export(run, tmp_path / "made")
     card = (tmp_path / "made" / "README.md").read_text()
     assert f"\n| text | {shown} (en), a stream whose beginning is counted |\n" in card

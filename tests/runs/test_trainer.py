@@ -19,13 +19,14 @@ import pytest
 from diffeqformer import config as configuration
 from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
-from diffeqformer.errors import BadInput, Diverged, Interrupted, RunFailed
+from diffeqformer.errors import BadInput, Damaged, Diverged, Interrupted, RunFailed
 from diffeqformer.progress import Silent
 from diffeqformer.runs import compare, recorder, trainer
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
 from diffeqformer.runs.opening import load_run
+from diffeqformer.runs.results import results_of
 from diffeqformer.runs.trainer import train
 from diffeqformer.store.lock import folder_lock
 from diffeqformer.training import loop
@@ -285,6 +286,34 @@ def test_a_section_that_is_taken_away_is_another_config(config, section, name, f
     RunFolder(changed(config, **{section: found})).require_own()
 
 
+def test_the_results_of_another_run_are_not_taken_for_its_own(config):
+    first, other = changed(config, trainer__updates=2), changed(config, run=f"{config.run}-other", trainer__updates=2)
+    other = changed(other, trainer__seed=7)
+    own, theirs = train(first, Silent()), train(other, Silent())
+    assert own.entry["validation"] != theirs.entry["validation"]
+    shutil.copy(Path(other.run) / "results.json", Path(first.run) / "results.json")
+    with pytest.raises(
+        Damaged, match=r"results.json' is another run's: trainer.seed is 7 there, but 0 in this run; the"
+    ):
+        results_of(Path(first.run))
+    assert train(first, Silent()).entry["validation"] == own.entry["validation"]
+    assert results_of(Path(first.run))["models"][0]["validation"] == own.entry["validation"]
+    for content in ('{"models": []}', "{}", '{"models": [3]}'):
+        (Path(first.run) / "results.json").write_text(content)
+        with pytest.raises(Damaged, match="holds no results of a run"):
+            results_of(Path(first.run))
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(config):
+    config = changed(config, trainer__updates=2)
+    train(config, Silent())
+    data = Path(config.run) / "data.json"
+    data.unlink()
+    data.mkdir()
+    with pytest.raises(BadInput, match=r"cannot be written: '[^']*data.json': Is a directory"):
+        train(changed(config, trainer__log_every=2), Silent())
+
+
 def test_another_config_is_refused_by_its_first_difference(config):
     train(changed(config, trainer__updates=2), Silent())
     before = snapshot(Path(config.run))
@@ -293,7 +322,7 @@ def test_another_config_is_refused_by_its_first_difference(config):
         train(other, Silent())
     assert str(refusal.value) == (
         f"run folder {config.run!r} belongs to another config: optimizer.learning_rate is 0.01 there, but 0.5 here; "
-        "choose another folder with --run."
+        "choose another folder with --run (of `train`) or --to (of other commands)."
     )
     assert snapshot(Path(config.run)) == before
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import Config, ModelConfig, dump_yaml
+from diffeqformer.config import Config, ModelConfig, dump_yaml, to_dict
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.progress import Silent
@@ -45,11 +45,12 @@ def make(folder, documents=(), loss=3.0, text="abc", **model):
     folder.mkdir(parents=True)
     shape = ModelConfig(weights="layer", scheme="lie-trotter", horizon="steps", steps=2, width=16, heads=2, context=16,
                         vocabulary=280, **model)  # fmt: skip
-    (folder / "config.yaml").write_text(dump_yaml(Config(run=str(folder), model=shape)))
+    config = Config(run=str(folder), model=shape)
+    (folder / "config.yaml").write_text(dump_yaml(config))
     (folder / "data.json").write_text(json.dumps({"content": text}))
     if loss is not None:
         entry = {"validation": {"loss": loss, "perplexity": np.exp(loss), "bits_per_byte": loss / 2}}
-        entry |= {"updates": 8, "tokens": 1000, "tokens_per_second": 500.0, "seconds": 2.0}
+        entry |= {"updates": 8, "tokens": 1000, "tokens_per_second": 500.0, "seconds": 2.0, "config": to_dict(config)}
         (folder / "results.json").write_text(json.dumps({"models": [entry]}))
     (folder / "evaluations").mkdir()
     for number, one in enumerate(documents):

@@ -90,11 +90,10 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     if not is_main():
         return
     from diffeqformer.report.text import drawn_depths, evaluations, number, speed
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
+    from diffeqformer.runs.results import results_of
     from diffeqformer.studies.run_report import write_linked_report
 
-    document = read_results(result.folder / RESULTS)
+    document = results_of(result.folder)
     assert document is not None
     report = result.folder / "report.html"
     write_linked_report(document, report)

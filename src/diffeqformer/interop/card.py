@@ -17,9 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from diffeqformer.config import Config, to_dict
 from diffeqformer.plain import Document, version_of
 from diffeqformer.report.text import number
-from diffeqformer.runs.folder import RESULTS
 from diffeqformer.runs.opening import Run
-from diffeqformer.runs.results import name_of_run, read_results, weights_in_words
+from diffeqformer.runs.results import name_of_run, results_of, weights_in_words
 
 MADE = {"trained": "trained", "fine-tuned": "trained", "imported": "imported", "lifted": "lifted"}
 """How a run came to its weights and its depth, by its origin."""
@@ -78,7 +77,7 @@ def fenced(text: str, language: str) -> str:
 
 def _results(run: Run) -> tuple[Document, dict[str, str]]:
     """The run's entry in results.json, and rows to show of it; nothing if it is of a newer or older library."""
-    found = read_results(run.folder / RESULTS)
+    found = results_of(run.folder)
     try:
         assert found is not None
         (entry,) = found["models"]

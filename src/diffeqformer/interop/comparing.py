@@ -14,7 +14,7 @@ from diffeqformer.model.count import parameters
 from diffeqformer.plain import Document, Values
 from diffeqformer.report.text import ends_apart
 from diffeqformer.runs.folder import RESULTS, open_config, text_digest_of
-from diffeqformer.runs.results import name_of_run, read_results
+from diffeqformer.runs.results import name_of_run, results_of
 from diffeqformer.store.files import read_sealed
 from diffeqformer.store.paths import path_of
 
@@ -131,7 +131,7 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
 
 def _open(folder: str | Path) -> Side:
     folder = path_of(folder)
-    config, results = open_config(folder), read_results(folder / RESULTS)
+    config, results = open_config(folder), results_of(folder)
     entry = results["models"][0] if results else None
     return Side(folder, name_of_run(config)[1], config, entry, text_digest_of(folder), evaluations(folder, config))
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffeqformer.config import Config, ModelConfig, validate
+from diffeqformer.data.beside import SETTINGS, SPECIAL, TEMPLATE
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json, require_folder
@@ -126,7 +127,7 @@ def open_huggingface(folder: str | Path) -> Published:
     """
     folder = path_of(folder)
     require_folder(folder, "folder", "`import ORGANISATION/NAME` fetches a published model from the hub")
-    require_sums(folder, (CONFIG, TOKENIZER, INDEX, "*.safetensors"))
+    require_sums(folder, (CONFIG, TOKENIZER, INDEX, SETTINGS, SPECIAL, TEMPLATE, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
     # A tuple compares and does not hash: what a file has there may be a list.

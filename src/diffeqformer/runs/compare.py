@@ -25,7 +25,7 @@ from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.readings import Readings, at_depths_of, participation_of
 from diffeqformer.runs.recorder import validation_batches
-from diffeqformer.runs.results import document, name_of_run, read_results
+from diffeqformer.runs.results import document, name_of_run, results_of
 from diffeqformer.runs.sampling import continue_text
 from diffeqformer.runs.trainer import fitting, train
 from diffeqformer.sharding import placed
@@ -312,7 +312,7 @@ def _finished(config: Config) -> Document | None:
     """What `_train` found, if it came to its end."""
     folder = run_folder.RunFolder(config)
     with suppress(Damaged):
-        found = read_results(folder.results)
+        found = results_of(folder.path)
         # `train` leaves results without a sample; `_train` ends by writing them again, with one.
         if found and found["models"][0]["sample"] and folder.checkpoints.steps():
             return found

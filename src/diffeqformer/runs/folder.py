@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.errors import BadInput, Damaged, reason
+from diffeqformer.errors import BadInput, Damaged, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document
@@ -46,6 +46,10 @@ MAY_CHANGE = frozenset((
 ))  # fmt: skip
 """Settings that a run may be continued with other values of, because no update's numbers depend on them but for
 rounding."""
+
+
+OPTIONS = "--run (of `train`) or --to (of other commands)"
+"""Where commands take the folders that they write."""
 
 
 class RunFolder:
@@ -80,24 +84,22 @@ class RunFolder:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:
             raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
-        remembered, options = metadata_of(self.path), "--run"
-        if self.config.base.method:
-            options = "--to (of `finetune`) or --run (of `train`)"
+        remembered = metadata_of(self.path)
         if CONFIG not in names and "config" not in remembered:
             # A kill before the first file is whole leaves the lock, and that file under its temporary name.
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
                 raise BadInput(
-                    f"folder {str(self.path)!r} exists and is not a run; choose another folder with {options}."
+                    f"folder {str(self.path)!r} exists and is not a run; choose another folder with {OPTIONS}."
                 )
             return
         if (origin := remembered.get("origin")) in ("imported", "lifted"):
             model = "an imported" if origin == "imported" else "a lifted"
-            raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with {options}.")
+            raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with {OPTIONS}.")
         if _owns_tokenizer(self.config):  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
         # A setting that is newer than the run had its default, which depends on the kinds of sections.
-        kept = remembered.get("config") or _numeric(read_yaml(self.path / CONFIG))
+        kept = settings_of_run(self.path)
         theirs = _numeric(Config()) | kept
         sections = {name.rpartition(".")[0] for name in theirs}
         usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
@@ -107,14 +109,14 @@ class RunFolder:
                 continue
             raise BadInput(
                 f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
-                f"{value!r} here; choose another folder with {options}."
+                f"{value!r} here; choose another folder with {OPTIONS}."
             )
         for name, value in kept.items():  # of a section that is none here
             above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
             if above and value is not None:
                 raise BadInput(
                     f"run folder {str(self.path)!r} belongs to another config: {name} is {value!r} there, but {above} "
-                    f"is not given here; choose another folder with {options}."
+                    f"is not given here; choose another folder with {OPTIONS}."
                 )
 
     @contextmanager
@@ -137,7 +139,7 @@ class RunFolder:
                     require_no_links(self.path)
                     # Again, under the lock: another process may have begun a run here meanwhile.
                     self.require_own()
-                    require_same_text(self.path, tokens, "choose another folder with --run")
+                    require_same_text(self.path, tokens.content, f"choose another folder with {OPTIONS}")
                     for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
                         left.unlink()
                     # First: a kill after any other file would leave a folder that is refused as no run.
@@ -146,7 +148,7 @@ class RunFolder:
                         write_whole(self.path / name, text)
                     write_sealed(self.path / DATA, {"content": tokens.content, **tokens.statistics})
                 except OSError as error:
-                    raise BadInput(f"run folder {str(self.path)!r} cannot be written: {reason(error)}.") from error
+                    raise BadInput(f"run folder {str(self.path)!r} cannot be written: {named(error)}.") from error
 
             # The main process alone holds the lock, until the stack outside of `take` is left.
             by_main(take)
@@ -163,7 +165,7 @@ class RunFolder:
             there, wanted = (filesize.decimal(size, precision=2) for size in (free, needed))
             raise BadInput(
                 f"run folder {str(self.path)!r} needs {wanted} for checkpoints, but its disk has {there} left; free "
-                "some, choose another disk with --run, or lower trainer.keep_last."
+                f"some, choose another disk with {OPTIONS}, or lower trainer.keep_last."
             )
 
 
@@ -225,16 +227,23 @@ def remember(config: Config, folder: Path) -> Document:
 
 
 def write_model(
-    folder: Path, config: Config, tokenizer: Tokenizer, model: Transformer, text: str | None, more: Mapping[str, str]
+    folder: Path,
+    config: Config,
+    tokenizer: Tokenizer,
+    model: Transformer,
+    text: str | None,
+    more: Mapping[str, str],
+    base: str | None = None,
 ) -> None:
     """Everything of a run whose model was not trained in it, at update 0; last its config, which makes it a run.
 
     **Arguments:** `folder`, in which it becomes whole; `text`, the `text_digest_of` it, `None` if it has none of its
-    own, as an imported model; `more`, other files by name, with what is in them.
+    own, as an imported model; `more`, other files by name, with what is in them; `base`, the digest of the checkpoint
+    that it was made of.
     """
     for name, content in {TOKENIZER: tokenizer.to_str(pretty=True), **more}.items():
         write_whole(folder / name, content)
-    own = {"origin": "imported" if text is None else "lifted", "text": text, "own": own_parts(model)}
+    own = {"origin": "imported" if text is None else "lifted", "text": text, "own": own_parts(model), "base": base}
     Checkpoints(folder / CHECKPOINTS).save(0, {"model": model}, {**remember(config, folder), **own})
     write_whole(folder / CONFIG, dump_yaml(config))
 
@@ -277,6 +286,12 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
     raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
 
 
+def settings_of_run(folder: Path) -> Document:
+    """The settings that a run's numbers depend on, by their dotted names: as its newest checkpoint, which is verified,
+    remembers them; without one those of the file."""
+    return metadata_of(folder).get("config") or _numeric(read_yaml(folder / CONFIG))
+
+
 def text_digest_of(folder: Path) -> str | None:
     """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
 
@@ -291,12 +306,12 @@ def text_digest_of(folder: Path) -> str | None:
         return None
 
 
-def require_same_text(folder: Path, tokens: TokenCache, advice: str) -> None:
-    """Check that `tokens` are those that the run in `folder` is trained on, if it has begun.
+def require_same_text(folder: Path, content: str | None, advice: str) -> None:
+    """Check that the run in `folder`, if it has begun, is trained on tokens of this `TokenCache.content`.
 
     **Raises:** `BadInput` that ends with `advice`.
     """
-    if text_digest_of(folder) not in (None, tokens.content):
+    if text_digest_of(folder) not in (None, content):
         raise BadInput(
             f"the text or the tokenizer of run folder {str(folder)!r} has changed since the run began; {advice}."
         )
@@ -316,7 +331,17 @@ def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> No
 
 def _numeric(config: Config) -> Document:
     """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
-    return {name: value for name, value in _flat(to_dict(config)).items() if name not in MAY_CHANGE}
+    return numeric(to_dict(config))
+
+
+def numeric(config: Document) -> Document:
+    """The same of a config as a document."""
+    return {name: value for name, value in _flat(config).items() if name not in MAY_CHANGE}
+
+
+def settings_of(config: Config) -> Document:
+    """The settings by which the run of a config is told from others, but for what its tokenizer decides."""
+    return {k: v for k, v in _compared(config).items() if k not in ("model.vocabulary", "data.tokenizer")}
 
 
 def _compared(config: Config) -> Document:

@@ -22,6 +22,7 @@ from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift,
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as run_folder
+from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.folders import becoming, require_free, require_space
@@ -89,6 +90,22 @@ def without_layers(model: Transformer, tokens: np.ndarray, progress: Progress) -
     return Lifted(made, 1.0, difference(model, made), kept.losses)
 
 
+def require_made_of(folder: Path, run: Run) -> None:
+    """Check that the run that was lifted into `folder` was made of the model that `run` has now.
+
+    **Raises:** `BadInput` if it was made of another.
+    """
+    if run_folder.metadata_of(folder).get("base") not in (None, _digest_of(run)):
+        raise BadInput(
+            f"run folder {str(folder)!r} was made of another model than {str(run.folder)!r} has now; remove it and the "
+            "runs that were fine-tuned from it, or choose another folder."
+        )
+
+
+def _digest_of(run: Run) -> str | None:
+    return Checkpoints(run.folder / run_folder.CHECKPOINTS).digest(run.step)
+
+
 def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "latest") -> Run:
     """A run of a model that was made of that of `run` without training, on the same text.
 
@@ -114,5 +131,6 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
         require_space(aside, 4 * count(model), "the run")
         text = run_folder.text_digest_of(run.folder)
-        run_folder.write_model(aside, config, run.tokenizer, model, text, beside_tokenizer(run.folder, run.tokenizer))
+        beside = beside_tokenizer(run.folder, run.tokenizer)
+        run_folder.write_model(aside, config, run.tokenizer, model, text, beside, _digest_of(run))
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

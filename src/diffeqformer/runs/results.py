@@ -14,7 +14,8 @@ from diffeqformer.errors import Damaged
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document, version_of
+from diffeqformer.plain import Document, shown, version_of
+from diffeqformer.runs.folder import RESULTS, numeric, settings_of_run
 from diffeqformer.runs.metrics import Record
 from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
@@ -46,6 +47,7 @@ NAMES = {
 }
 ELASTIC = {"time": "Elastic DiffEqFormer", "knots": "Elastic model"}
 CURVE_POINTS = 2000
+WRITTEN_AGAIN = "the run's own command writes it again"
 LEAST_TIMED = 3
 """Updates of a depth whose speed is told: those that are ready together count as the time of the first of them."""
 Entry = Document
@@ -75,16 +77,40 @@ def _devices(entry: Entry) -> int:
 
 
 def read_results(path: Path) -> Document | None:
-    """The document of a finished run; `None` if there is none.
+    """The document of a finished run, or of a comparison of several; `None` if there is none.
 
     **Raises:** `Damaged` if it is not what was written.
     """
+    if not path.parent.is_dir():
+        return None
     try:
-        return read_sealed(path)
+        found = read_sealed(path)
     except FileNotFoundError:
         return None
     except Damaged as damage:
-        raise Damaged(f"{str(damage).removesuffix('.')}; the run's own command writes it again.") from None
+        raise Damaged(f"{str(damage).removesuffix('.')}; {WRITTEN_AGAIN}.") from None
+    models, is_entry = found.get("models"), lambda one: isinstance(one, dict) and isinstance(one.get("config"), dict)
+    if not (isinstance(models, list) and models and all(map(is_entry, models))):
+        raise Damaged(f"file {str(path)!r} holds no results of a run; {WRITTEN_AGAIN}.")
+    return found
+
+
+def results_of(folder: Path) -> Document | None:
+    """The document of the run in a folder; `None` if it has not ended.
+
+    **Raises:** `Damaged` if it is not what was written, or was written by another run.
+    """
+    found = read_results(folder / RESULTS)
+    if found is None:
+        return None
+    theirs, ours = numeric(found["models"][0]["config"]), settings_of_run(folder)
+    for name in sorted(theirs.keys() & ours.keys() - {"data.tokenizer"}):  # a run that was moved has another path there
+        if theirs[name] != ours[name]:
+            raise Damaged(
+                f"file {str(folder / RESULTS)!r} is another run's: {name} is {shown(theirs[name])} there, but "
+                f"{shown(ours[name])} in this run; {WRITTEN_AGAIN}."
+            )
+    return found
 
 
 def model_entry(

@@ -202,7 +202,7 @@ def _finished(folder: RunFolder, step: int, progress: Progress) -> results.Entry
     if step < folder.config.trainer.updates:
         return None
     try:
-        document = results.read_results(folder.results)
+        document = results.results_of(folder.path)
     except Damaged as error:
         progress.say(f"{error} It is written again.")
         return None

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,15 +26,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
     # A name that nobody can guess, for a file that must not be there: no link planted beside `path` is written through,
     # and two processes may write it at the same time.
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             flush(file)
         os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        if error.errno is None:
+            raise
+        # Of the file that was to be written: nobody knows the one aside.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 

@@ -226,7 +226,9 @@ def evaluation_text(
         holds = "holds an imported model, which has no text of its own"
         raise BadInput(f"run folder {str(run.folder)!r} {holds}; {advice}.")
     try:
-        cached = prepare(run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens, advice))
+        cached = prepare(
+            run.config.data, progress, lambda tokens: require_same_text(run.folder, tokens.content, advice)
+        )
     except Missing as error:
         if (cached := cached_by_content(run.config.data, text_digest_of(run.folder), progress)) is None:
             raise
@@ -319,10 +321,9 @@ def whole_split(run: "Run", steps: int) -> str:
     tolerance chose the steps.
     """
     from diffeqformer.report.text import finite, nats, perplexity
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
+    from diffeqformer.runs.results import results_of
 
-    entry = ((read_results(run.folder / RESULTS) or {}).get("models") or [{}])[0]
+    entry = ((results_of(run.folder) or {}).get("models") or [{}])[0]
     found = entry.get("validation") or {}
     evaluated = (entry.get("updates"), entry.get("steps")) == (run.step, steps) and not run.config.model.tolerance
     if not evaluated or not finite(found.get("loss")):

@@ -225,20 +225,23 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
 def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkeypatch, capsys):
     words = ["reproduce", "depth", "--list", "--to", str(tmp_path), "--seeds", "0", "1", "--depths", "2", "4"]
     words += ["--models", "gpt", "elastic", "--json"]
-    shallow = {"models": [{"seconds": 10.0, "updates": 8000}]}
-    monkeypatch.setattr(
-        "diffeqformer.runs.results.read_results", lambda path: shallow if "gpt-2" in str(path) else None
-    )
+    ended = Arguments(seeds=(0, 1), depths=(2, 4), models=("gpt", "elastic"))
+    folder = tmp_path / "hops"
+    planned = [config for seed in (0, 1) for config, _ in runs_of(ended, seed, folder / f"seed-{seed}")]
+    shallow = {config.run: {"seconds": 10.0, "config": to_dict(config)} for config in planned if "gpt-2" in config.run}
+    found = lambda folder: {"models": [shallow[str(folder)]]} if str(folder) in shallow else None
+    monkeypatch.setattr("diffeqformer.runs.results.results_of", found)
     assert main(words) == 0
     gpt, elastic = json.loads(capsys.readouterr().out)["runs"]
     assert (gpt["finished"], gpt["of"]) == (2, 4) and (elastic["finished"], elastic["of"]) == (0, 2)
     assert gpt["seconds_left"] == pytest.approx(2 * 20)  # twice the depth takes twice the time
     assert not list(tmp_path.iterdir())
-    shallow["models"][0]["updates"] = 3
+    for entry in shallow.values():  # as after a run on another text, too
+        entry["config"]["data"]["split_seed"] += 1
     assert main(words) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [one["finished"] for one in printed["runs"]] == [0, 0]  # nor is there a pace
-    assert main(words[:-1]) == 0 and "2 of other lengths are in the way" in " ".join(capsys.readouterr().out.split())
+    assert main(words[:-1]) == 0 and "2 of other settings are in the way" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--search"]) == 2 and "--list is given with --search" in capsys.readouterr().err
 
 

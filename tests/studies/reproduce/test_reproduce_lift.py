@@ -69,14 +69,18 @@ def test_selected_layers_do_what_they_did():
 
 
 def test_the_list_holds_numbers_for_programs(tmp_path, monkeypatch):
-    asked, entry = Arguments(list=True, to=str(tmp_path)), {"models": [{"seconds": 30.0, "updates": 250}]}
+    asked = Arguments(list=True, to=str(tmp_path))
+    config = {"trainer": {"updates": 250, "seed": 0}, "data": {"source": "stdlib"}}
+    entry = {"models": [{"seconds": 30.0, "config": config}]}
     (nothing, *_) = study(asked, Silent()).document["runs"]
     assert (nothing["finished"], nothing["seconds_left"]) == (0, None) and nothing["of"] > 1
-    read = lambda path: entry if path.parts[-2] == "elastic" else None
-    monkeypatch.setattr("diffeqformer.runs.results.read_results", read)
+    read = lambda folder: entry if folder.name == "elastic" else None
+    monkeypatch.setattr("diffeqformer.runs.results.results_of", read)
     rows = {row["runs"]: row for row in study(asked, Silent()).document["runs"]}
     assert sum(row["finished"] > 0 for row in rows.values()) == 1
     assert all(type(row["seconds_left"]) is float for row in rows.values())
+    of_another_text = Arguments(list=True, to=str(tmp_path), data=("notes.txt",))
+    assert not any(row["finished"] for row in study(of_another_text, Silent()).document["runs"])
 
 
 @pytest.mark.parametrize("words", [["lift"], ["paper", "table-3"], ["depth", "--models", "gpt"]])

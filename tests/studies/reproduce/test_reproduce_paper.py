@@ -131,6 +131,28 @@ def test_runs_are_shared_and_kept(trained):
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*/results.json")}
 
 
+def test_runs_on_a_text_that_has_changed_are_refused(trained):
+    _, arguments, folder = trained
+    text = folder / "text.txt"
+    before = text.read_text()
+    text.write_text(before[: len(before) // 2])
+    with pytest.raises(BadInput, match="the text or the tokenizer of run folder .* has changed since the run began"):
+        study(arguments, Silent())
+    judged = study(replace(arguments, finished=True), Silent())  # by runs of one text, wherever that is
+    assert judged.document["claims"][0]["effects"]
+    text.write_text(before)
+
+
+def test_damaged_results_are_named_where_nothing_is_trained(trained):
+    _, arguments, folder = trained
+    results = next(folder.glob("runs/normed/*/*/results.json"))
+    before = results.read_bytes()
+    results.write_bytes(before.replace(b'"loss"', b'"lose"', 1))
+    with pytest.raises(Damaged, match="results.json' is damaged"):
+        study(replace(arguments, finished=True), Silent())
+    results.write_bytes(before)
+
+
 def test_effects_are_those_of_the_runs(trained):
     result, _, folder = trained
     best = result.document["rates"]["wide"]["best"]

@@ -108,6 +108,8 @@ class Runs:
         self.finished: dict[str, Finished | None] = {}
         self.counted: dict[str, float] = {}
         self.untrained: set[str] = set()
+        self.texts: dict[DataConfig, str | None] = {}
+        """`TokenCache.content` of each text."""
 
     def config(self, name: str, seed: int, rate: float) -> Config:
         """Of one run."""
@@ -153,8 +155,8 @@ class Runs:
         return self.finished[config.run]
 
     def _train(self, config: Config, model: Model) -> Finished | None:
-        from diffeqformer.runs.folder import RESULTS, RunFolder
-        from diffeqformer.runs.results import read_results
+        from diffeqformer.runs.folder import RunFolder
+        from diffeqformer.runs.results import results_of
         from diffeqformer.runs.trainer import train
 
         own: dict[str, Any] = {}
@@ -166,15 +168,19 @@ class Runs:
             own |= {"recipe": Recipe(batches=getattr(parts, model.batches))} if model.batches else {}
         opened = partial(train, config, Silent(), **own)
         try:
-            found = read_results(Path(config.run) / RESULTS)
+            found = results_of(Path(config.run))
         except Damaged:
+            if self.arguments.finished:  # else it is written again, with a line that says so
+                raise
             found = None
         if found is not None:
             RunFolder(config).require_own()
+            self._require_text(config)
             return _finished(config, found["models"][0], opened)
         diverged = Path(config.run) / DIVERGED
         if diverged.is_file():
             RunFolder(config).require_own()
+            self._require_text(config)
             self.progress.say(read_sealed(diverged)["error"])
             return None
         if self.arguments.finished:
@@ -188,17 +194,35 @@ class Runs:
             write_sealed(diverged, {"error": str(error)})
             return None
 
+    def _require_text(self, config: Config) -> None:
+        """Check that a run that has ended was trained on the text that is there now; where nothing is trained, and the
+        text may be elsewhere, on that of the runs before it.
+
+        **Raises:** `BadInput` if it was not.
+        """
+        from diffeqformer.data.cache import prepare
+        from diffeqformer.runs.folder import require_same_text, text_digest_of
+
+        if config.data not in self.texts:
+            here = self.arguments.finished
+            self.texts[config.data] = (
+                text_digest_of(Path(config.run)) if here else prepare(config.data, self.progress).content
+            )
+        advice = "choose another folder with --to, or put the text back"
+        require_same_text(Path(config.run), self.texts[config.data], advice)
+
     @cached_property
     def ended(self) -> dict[tuple[str, str, str], Values]:
         """The entries of finished runs, by model, rate and seed as their folders are named."""
         from diffeqformer.runs.folder import RESULTS
-        from diffeqformer.runs.results import read_results
+        from diffeqformer.runs.results import results_of
 
         found = {}
         for path in sorted(self.folder.glob(f"*/rate-*/seed-*/{RESULTS}")):
             try:
-                results = read_results(path)
-            except DiffEqFormerError:
+                results = results_of(path.parent)
+            except DiffEqFormerError as error:
+                self.progress.say(str(error))
                 continue
             name, rate, seed = path.parts[-4:-1]
             if results and name in self.models:

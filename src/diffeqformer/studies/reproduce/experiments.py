@@ -69,20 +69,20 @@ def train_all(
     return found
 
 
-def listed(name: str, title: str, runs: Iterable[tuple[str, Path, int, float]], folder: Path) -> Result:
+def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]], folder: Path) -> Result:
     """Runs by kind, how many are finished, and how long the others take, by the pace of those.
 
-    **Arguments:** `runs`: the kind of each in words, its folder, its updates, and how many evaluations of the field one
-    of these takes.
+    **Arguments:** `runs`: the kind of each in words, its folder, the settings by which it is known, its updates among
+    them, by their dotted names, and how many evaluations of the field one of these takes.
     """
-    from diffeqformer.runs.folder import RESULTS
-    from diffeqformer.runs.results import read_results
+    from diffeqformer.runs.folder import numeric
+    from diffeqformer.runs.results import results_of
 
     runs, done, left, longest, pace, others = list(runs), Counter(), defaultdict(float), 0.0, [], []
-    for kind, run, updates, each_takes in runs:
-        found, evaluations = read_results(run / RESULTS), updates * each_takes
+    for kind, run, settings, each_takes in runs:
+        found, evaluations = results_of(run), settings["trainer.updates"] * each_takes
         entry = found["models"][0] if found else None
-        if entry and entry["updates"] == updates:
+        if entry and settings.items() <= numeric(entry["config"]).items():
             done[kind] += 1
             pace.append(entry["seconds"] / evaluations)
             continue
@@ -102,7 +102,7 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, int, float]], 
             f"most {duration(each * longest)}; what is stopped goes on where it was"
         )
     if others:
-        said += f". {len(others)} of other lengths are in the way, such as {str(others[0])!r}: choose another --to"
+        said += f". {len(others)} of other settings are in the way, such as {str(others[0])!r}: choose another --to"
     table = Table("Runs", ("runs", "finished", "left"), rows)
     return Result(name, title, (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
 

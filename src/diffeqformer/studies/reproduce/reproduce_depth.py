@@ -105,12 +105,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         find_files(arguments.data, "--data")
     folder = folder_for("depth", arguments.to) / arguments.task
     if arguments.list:
+        from diffeqformer.runs.folder import settings_of
         from diffeqformer.training.depths import compute_of
 
         planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
-        length = lambda config: config.trainer.updates
-        runs = ((role["kind"], Path(config.run), length(config), compute_of(config) / length(config))
-                for config, role in planned)  # fmt: skip
+        each = lambda config: compute_of(config) / config.trainer.updates
+        runs = ((role["kind"], Path(config.run), settings_of(config), each(config)) for config, role in planned)
         return listed("depth", TITLE, runs, folder)
     found: list[Document] = []
     for seed in arguments.seeds:

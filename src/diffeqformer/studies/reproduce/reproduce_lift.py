@@ -91,7 +91,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     require_once("--rivals", arguments.rivals)
     folder = folder_for("lift", arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
-        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name, updates_of(run, arguments),
+        text = (
+            {"data.source": "files", "data.train": [*arguments.data]} if arguments.data else {"data.source": "stdlib"}
+        )
+        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name,
+                 {"trainer.updates": updates_of(run, arguments), "trainer.seed": seed, **text},
                  statistics.fmean(run.depths))
                 for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
         return listed("lift", "From lifted to elastic", runs, folder)
@@ -161,7 +165,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     from diffeqformer.data.cache import prepare
     from diffeqformer.model.lift import left_out, of_rows
     from diffeqformer.runs.finetune import finetune_config
-    from diffeqformer.runs.lifting import lift_run, without_layers, write_derived
+    from diffeqformer.runs.lifting import lift_run, require_made_of, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
     vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
@@ -176,6 +180,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
 
         name = f"from-{run.name}" if run.rows or run.kind in ("layerdrop", "kept") else "lifted"
         if (folder / name / CONFIG).is_file():
+            require_made_of(folder / name, original())
             return load_run(folder / name)
         if name == "lifted":
             return lift_run(original(), folder / name, align=True, progress=progress)[0]
