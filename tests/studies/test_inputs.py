@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from diffeqformer.config import Config, ModelConfig, ToleranceConfig
+from diffeqformer.config import Config, ModelConfig, ToleranceConfig, dump_yaml, to_dict
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.store.files import write_sealed
@@ -17,9 +17,10 @@ from diffeqformer.studies.inputs import directions, of_one_document, whole_numbe
     [(6, 3, None, True), (6, 4, None, False), (4, 3, None, False), (6, 3, ToleranceConfig(), False)],
 )
 def test_the_loss_of_the_whole_split_is_told_beside_the_model_that_had_it_alone(step, steps, tolerance, said, tmp_path):
-    entry = {"updates": 6, "steps": 3, "validation": {"loss": 5.654, "perplexity": 285.5}}
-    write_sealed(tmp_path / "results.json", {"models": [entry]})
     config = Config(model=ModelConfig(tolerance=tolerance))
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    entry = {"updates": 6, "steps": 3, "validation": {"loss": 5.654, "perplexity": 285.5}, "config": to_dict(config)}
+    write_sealed(tmp_path / "results.json", {"models": [entry]})
     found = whole_split(SimpleNamespace(folder=tmp_path, step=step, config=config), steps)
     assert found == (
         " On its whole validation split the run has 5.654 nats per token, perplexity 285.5." if said else ""
