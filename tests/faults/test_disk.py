@@ -6,6 +6,7 @@ The disks are small file systems in memory, which only root can mount; elsewhere
 
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -100,34 +101,41 @@ class FillsUp(Lines):
 
 
 def survives(place: Path, disk: Path, after: int, leave: int) -> str:
-    """Train on a disk that fills up, look at what is there, free it, train to the end; returns what was said."""
-    config = settings(place, disk, f"run-{after}-{leave}")
+    """Train on a disk that fills up, look at what is there, free it, train to the end; returns what was said: nothing
+    where an older checkpoint, removed meanwhile, left enough room."""
+    config, said, latest = settings(place, disk, f"run-{after}-{leave}"), "", 2 * ((after - 1) // 2)
     try:
-        with pytest.raises(RunFailed) as failure:
-            train(config, FillsUp(disk, after, leave))
-        said = Lines()
-        if after > 2:
-            run = load_run(config.run, progress=said)
-            assert run.step == 2 * ((after - 1) // 2) and said.lines == []
+        train(config, FillsUp(disk, after, leave))
+    except RunFailed as failure:
+        said, told = str(failure), Lines()
+        good = re.search(r"the last good (?:one|checkpoint) is at update (\d+)", said)
+        # One that is still being written, beside the updates, when the disk fills up is lost.
+        assert int(good[1]) in (latest - 2, latest) if good else latest <= 2
+        if good:
+            assert load_run(config.run, progress=told).step == int(good[1]) and told.lines == []
     finally:
         (disk / "filler").unlink(missing_ok=True)
     assert not list(Path(config.run).rglob("writing-*")) and not list(Path(config.run).rglob(".*.tmp"))
     ends_as_the_whole(config, place)
-    return str(failure.value)
+    shutil.rmtree(config.run)  # the disk is a small one
+    return said
 
 
 @pytest.mark.parametrize(("after", "leave"), [(1, 0), (5, 40 << 10)])
 def test_a_disk_that_fills_up_while_training(place, disk, after, leave):
     said = survives(place, disk, after, leave)
-    safe = "the last good (one|checkpoint) is at update 4" if after == 5 else "there is no (earlier one|checkpoint yet)"
+    safe = "there is no (earlier one|checkpoint yet)"
+    if after == 5:
+        safe = "the last good (one|checkpoint) is at update [24]"
     assert re.search(rf"could not be written.*\(No space left on device\); {safe}\.$", said) and str(disk) in said
 
 
 def test_a_disk_that_fills_up_at_many_points(place, disk):
     draw = random.Random(0)
-    for _ in range(30):
-        said = survives(place, disk, draw.randrange(1, UPDATES), draw.choice([0, 4, 8, 16, 32, 64, 128, 256]) << 10)
-        assert "No space left on device" in said and "\n" not in said
+    points = [(draw.randrange(1, UPDATES), draw.choice([0, 4, 8, 16, 32, 64, 128, 256]) << 10) for _ in range(30)]
+    failures = [said for point in points if (said := survives(place, disk, *point))]
+    assert len(failures) > 20
+    assert all("No space left on device" in said and "\n" not in said for said in failures)
 
 
 @pytest.mark.parametrize("leave", [0, 4 << 10, 12 << 10])

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Checkpoints:
         except Exception as error:  # Orbax and TensorStore report a full disk as errors of several types
             if is_loss(error):
                 raise
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove_unfinished(aside)
             last = max(self.steps(), default=None)
             safe = "there is no earlier one" if last is None else f"the last good one is at update {last}"
             raise RunFailed(
@@ -289,6 +290,15 @@ class Checkpoints:
         if folder.exists():
             os.rename(folder, aside)
             shutil.rmtree(aside)
+
+
+def _remove_unfinished(aside: Path) -> None:
+    """Remove a checkpoint that could not be written; other writes of Orbax's may still go on, and make it anew."""
+    for _ in range(20):
+        shutil.rmtree(aside, ignore_errors=True)
+        time.sleep(0.05)
+        if not aside.exists():
+            return
 
 
 def _digest_of_new(path: Path) -> str:
