@@ -105,7 +105,7 @@ def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, li
     shutil.copytree(other, kept)
     assert call(*words, *recipe, *rest).status == 0
     refused = call(*words, *recipe, *rest, "--optimizer.learning-rate", 0.5)
-    assert refused.status == 2 and "or --to (of other commands)" in refused.err
+    assert refused.status == 2 and "(or --to, where the command has that)" in refused.err
     refused = call("finetune", place.run("layer"), "--depths", 2, 3, "--to", tmp_path / "other")
     assert refused.status == 2 and "a table of layers has one depth" in refused.err
 
@@ -168,4 +168,4 @@ def test_mistakes_are_sentences_and_nothing_is_written(call, place, lifted, tmp_
 
 def test_it_is_not_trained_in_its_own_folder(call, lifted):
     called = call("train", lifted / "config.yaml")
-    assert called.status == 2 and "holds a lifted model; choose another folder with --run (of `train`)" in called.err
+    assert called.status == 2 and "holds a lifted model; choose another folder with --run (or --to," in called.err

@@ -322,7 +322,7 @@ def test_another_config_is_refused_by_its_first_difference(config):
         train(other, Silent())
     assert str(refusal.value) == (
         f"run folder {config.run!r} belongs to another config: optimizer.learning_rate is 0.01 there, but 0.5 here; "
-        "choose another folder with --run (of `train`) or --to (of other commands)."
+        "choose another folder with --run (or --to, where the command has that)."
     )
     assert snapshot(Path(config.run)) == before
 

@@ -48,8 +48,8 @@ MAY_CHANGE = frozenset((
 rounding."""
 
 
-OPTIONS = "--run (of `train`) or --to (of other commands)"
-"""Where commands take the folders that they write."""
+OPTIONS = "--run (or --to, where the command has that)"
+"""Where commands take the folders of the runs that they train."""
 
 
 class RunFolder:
@@ -99,7 +99,7 @@ class RunFolder:
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
         # A setting that is newer than the run had its default, which depends on the kinds of sections.
-        kept = settings_of_run(self.path)
+        kept = settings_of_run(self.path, remembered)
         theirs = _numeric(Config()) | kept
         sections = {name.rpartition(".")[0] for name in theirs}
         usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
@@ -186,12 +186,11 @@ def open_config(folder: Path) -> Config:
         raise Damaged(f"file {str(folder / CONFIG)!r} is damaged, or was edited: {error}") from None
     step, remembered = Checkpoints(folder / CHECKPOINTS).metadata()
     found, written = _compared(config), remembered.get("config", {})
-    for name in found.keys() & written.keys():
-        if found[name] != written[name]:
-            raise Damaged(
-                f"file {str(folder / CONFIG)!r} is damaged, or was edited: {name} is {found[name]!r}, but the "
-                f"checkpoint at update {step} was written with {written[name]!r}; put that back."
-            )
+    if name := first_difference(found, written):
+        raise Damaged(
+            f"file {str(folder / CONFIG)!r} is damaged, or was edited: {name} is {found[name]!r}, but the "
+            f"checkpoint at update {step} was written with {written[name]!r}; put that back."
+        )
     _require_tokenizer(folder, config, remembered)
     return _with_tokenizer_of(config, folder) if _owns_tokenizer(config) else config
 
@@ -286,10 +285,16 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
     raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
 
 
-def settings_of_run(folder: Path) -> Document:
-    """The settings that a run's numbers depend on, by their dotted names: as its newest checkpoint, which is verified,
-    remembers them; without one those of the file."""
-    return metadata_of(folder).get("config") or _numeric(read_yaml(folder / CONFIG))
+def settings_of_run(folder: Path, remembered: Document) -> Document:
+    """What a run's numbers depend on, by dotted names: the settings in its `metadata_of`, which is verified; without a
+    checkpoint those in its file."""
+    return remembered.get("config") or _numeric(read_yaml(folder / CONFIG))
+
+
+def first_difference(one: Document, other: Document) -> str | None:
+    """The first name that both documents have with other values; a setting that only one has is newer than the other,
+    and had its default."""
+    return next((name for name in one if name in other and one[name] != other[name]), None)
 
 
 def text_digest_of(folder: Path) -> str | None:

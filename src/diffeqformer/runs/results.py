@@ -15,7 +15,7 @@ from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, shown, version_of
-from diffeqformer.runs.folder import RESULTS, numeric, settings_of_run
+from diffeqformer.runs.folder import RESULTS, first_difference, metadata_of, numeric, settings_of_run
 from diffeqformer.runs.metrics import Record
 from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
@@ -103,13 +103,13 @@ def results_of(folder: Path) -> Document | None:
     found = read_results(folder / RESULTS)
     if found is None:
         return None
-    theirs, ours = numeric(found["models"][0]["config"]), settings_of_run(folder)
-    for name in sorted(theirs.keys() & ours.keys() - {"data.tokenizer"}):  # a run that was moved has another path there
-        if theirs[name] != ours[name]:
-            raise Damaged(
-                f"file {str(folder / RESULTS)!r} is another run's: {name} is {shown(theirs[name])} there, but "
-                f"{shown(ours[name])} in this run; {WRITTEN_AGAIN}."
-            )
+    theirs, ours = numeric(found["models"][0]["config"]), settings_of_run(folder, metadata_of(folder))
+    theirs.pop("data.tokenizer", None)  # of a run that was moved it is another path
+    if name := first_difference(theirs, ours):
+        raise Damaged(
+            f"file {str(folder / RESULTS)!r} is another run's: {name} is {shown(theirs[name])} there, but "
+            f"{shown(ours[name])} in this run; {WRITTEN_AGAIN}."
+        )
     return found
 
 

@@ -28,12 +28,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import results
 from diffeqformer.runs.distributed import by_main, is_loss, is_main, lost, main_first, require_same
-from diffeqformer.runs.finetune import (
-    open_base,
-    require_same_tokenizer,
-    teacher_digest,
-    teacher_of,
-)
+from diffeqformer.runs.finetune import open_base, require_same_tokenizer, teacher_digest, teacher_of
 from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import Run

@@ -203,13 +203,11 @@ class Runs:
         from diffeqformer.data.cache import prepare
         from diffeqformer.runs.folder import require_same_text, text_digest_of
 
+        run = Path(config.run)
         if config.data not in self.texts:
-            here = self.arguments.finished
-            self.texts[config.data] = (
-                text_digest_of(Path(config.run)) if here else prepare(config.data, self.progress).content
-            )
-        advice = "choose another folder with --to, or put the text back"
-        require_same_text(Path(config.run), self.texts[config.data], advice)
+            trains = not self.arguments.finished
+            self.texts[config.data] = prepare(config.data, self.progress).content if trains else text_digest_of(run)
+        require_same_text(run, self.texts[config.data], "choose another folder with --to, or put the text back")
 
     @cached_property
     def ended(self) -> dict[tuple[str, str, str], Values]:

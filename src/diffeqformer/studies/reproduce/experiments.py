@@ -75,14 +75,14 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]
     **Arguments:** `runs`: the kind of each in words, its folder, the settings by which it is known, its updates among
     them, by their dotted names, and how many evaluations of the field one of these takes.
     """
-    from diffeqformer.runs.folder import numeric
+    from diffeqformer.runs.folder import first_difference, numeric
     from diffeqformer.runs.results import results_of
 
     runs, done, left, longest, pace, others = list(runs), Counter(), defaultdict(float), 0.0, [], []
     for kind, run, settings, each_takes in runs:
         found, evaluations = results_of(run), settings["trainer.updates"] * each_takes
         entry = found["models"][0] if found else None
-        if entry and settings.items() <= numeric(entry["config"]).items():
+        if entry and not first_difference(settings, numeric(entry["config"])):
             done[kind] += 1
             pace.append(entry["seconds"] / evaluations)
             continue
