@@ -24,7 +24,7 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, Values
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.store.digests import file_digest
@@ -291,7 +291,7 @@ def settings_of_run(folder: Path, remembered: Document) -> Document:
     return remembered.get("config") or _numeric(read_yaml(folder / CONFIG))
 
 
-def first_difference(one: Document, other: Document) -> str | None:
+def first_difference(one: Values, other: Values) -> str | None:
     """The first name that both documents have with other values; a setting that only one has is newer than the other,
     and had its default."""
     return next((name for name in one if name in other and one[name] != other[name]), None)
