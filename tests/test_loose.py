@@ -56,6 +56,7 @@ REFUSED = {
     "pairwise id": "token id -1 does not exist",
     "watched id": "token id 41 does not exist",
     "induction": "token id 49 does not exist",
+    "exported model": "run is Transformer, but must be a run as load_run opens it, whose tokenizer goes with its",
     "pieces": "tokens has 1 pieces, but the text has 4 tokens.",
     "no outputs": "outputs is empty, but must name at least one of the text's tokens, 0 to 3.",
     "half an output": "an output is 2.0, but must be a whole number.",
@@ -137,6 +138,7 @@ def _say() -> dict[str, str]:
         build,
         continue_text,
         evaluate,
+        export,
         finetune_config,
         flow_exponents,
         generate,
@@ -238,6 +240,7 @@ def _say() -> dict[str, str]:
     refused("trajectory of one text", lambda: model.trajectory(ids[0]))
     refused("scheme", lambda: with_scheme(model, 3))
     refused("flow", lambda: flow_exponents(lambda t, x: x, jnp.ones(2), dt=0.0, steps=2))
+    refused("exported model", lambda: export(model, "nowhere"))
     refused("checkpoint", lambda: load_run("nowhere", "Best"))
     base = SimpleNamespace(model=model, config=Config(model=TINY))
     refused("method", lambda: finetune_config(base, "tuned", method="adapter"))

@@ -71,6 +71,10 @@ def export(
 
     **Raises:** `BadInput` for anything that makes the export impossible; nothing has been written then.
     """
+    if not isinstance(run, Run):
+        raise BadInput(
+            f"run is {type(run).__name__}, but must be a run as load_run opens it, whose tokenizer goes with its model."
+        )
     progress, to = progress or Silent(), path_of(to)
     if dtype not in DTYPES:
         raise BadInput(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
