@@ -95,6 +95,11 @@ def test_every_module_is_in_the_tree():
     assert modules - tree().keys() == set()
 
 
+def test_no_module_is_longer_than_350_lines():
+    lengths = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in (ROOT / "src").rglob("*.py")}
+    assert {p: lines for p, lines in lengths.items() if lines > 350} == {}
+
+
 def test_presets_have_the_parameters_of_the_table():
     from diffeqformer.model.count import parameters
 

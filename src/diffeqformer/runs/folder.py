@@ -14,19 +14,20 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich import filesize
 from tokenizers import Tokenizer
 
-from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml, to_dict
+from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document, Values
+from diffeqformer.plain import Document
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
+from diffeqformer.runs.settings import difference, first_difference, numeric
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.folders import free_bytes
@@ -37,16 +38,6 @@ from diffeqformer.store.regular import require_no_links
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
 CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
 Origin = Literal["trained", "fine-tuned", "imported", "lifted"]
-
-MAY_CHANGE = frozenset((
-    "run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor", "model.gradient", "model.gradient.kind",
-    "model.gradient.checkpoints", "trainer.log_every", "trainer.evaluate_every", "trainer.evaluate_batches",
-    "trainer.keep_last", "trainer.keep_best", "trainer.samples", "trainer.checkpoint_every",
-    "trainer.checkpoint_minutes", "trainer.trackers", "trainer.tracker_project", "trainer.profile",
-))  # fmt: skip
-"""Settings that a run may be continued with other values of, because no update's numbers depend on them but for
-rounding."""
-
 
 OPTIONS = "--run (or --to, where the command has that)"
 """Where commands take the folders of the runs that they train."""
@@ -74,8 +65,6 @@ class RunFolder:
     def require_own(self) -> None:
         """Check that the folder is free, or holds this very run.
 
-        A vocabulary size that the config does not give (the tokenizer decides it) differs from none.
-
         **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run,
         or cannot be written; `Damaged` for a tokenizer that is not what it was.
         """
@@ -98,26 +87,13 @@ class RunFolder:
         if _owns_tokenizer(self.config):  # else it is written again
             _require_tokenizer(self.path, self.config, remembered)
         # What a checkpoint remembers is verified; without one there is the file.
-        # A setting that is newer than the run had its default, which depends on the kinds of sections.
         kept = settings_of_run(self.path, remembered)
-        theirs = _numeric(Config()) | kept
-        sections = {name.rpartition(".")[0] for name in theirs}
-        usual = {name: value for name, value in _defaults(self.config).items() if name.rpartition(".")[0] in sections}
-        theirs, ours = usual | theirs, _compared(self.config)
-        for name, value in ours.items():
-            if theirs.get(name) == value or (name == "model.vocabulary" and value is None):
-                continue
+        if differs := difference(self.config, _compared(self.config), kept):
+            name, theirs, ours = differs
             raise BadInput(
-                f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs.get(name)!r} there, but "
-                f"{value!r} here; choose another folder with {OPTIONS}."
+                f"run folder {str(self.path)!r} belongs to another config: {name} is {theirs} there, but {ours} here; "
+                f"choose another folder with {OPTIONS}."
             )
-        for name, value in kept.items():  # of a section that is none here
-            above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
-            if above and value is not None:
-                raise BadInput(
-                    f"run folder {str(self.path)!r} belongs to another config: {name} is {value!r} there, but {above} "
-                    f"is not given here; choose another folder with {OPTIONS}."
-                )
 
     @contextmanager
     def held(self, tokens: TokenCache, checkpoint_bytes: int, more: Mapping[str, str]) -> Iterator[None]:
@@ -222,7 +198,7 @@ def remember(config: Config, folder: Path) -> Document:
     """
     files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_digest_of(folder)}
     origin = "imported" if files["text"] is None else "fine-tuned" if config.base.run else "trained"
-    return {"origin": origin, "config": _numeric(config), **files}
+    return {"origin": origin, "config": numeric(config), **files}
 
 
 def write_model(
@@ -288,13 +264,7 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
 def settings_of_run(folder: Path, remembered: Document) -> Document:
     """What a run's numbers depend on, by dotted names: the settings in its `metadata_of`, which is verified; without a
     checkpoint those in its file."""
-    return remembered.get("config") or _numeric(read_yaml(folder / CONFIG))
-
-
-def first_difference(one: Values, other: Values) -> str | None:
-    """The first name that both documents have with other values; a setting that only one has is newer than the other,
-    and had its default."""
-    return next((name for name in one if name in other and one[name] != other[name]), None)
+    return remembered.get("config") or numeric(read_yaml(folder / CONFIG))
 
 
 def text_digest_of(folder: Path) -> str | None:
@@ -334,16 +304,6 @@ def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> No
         raise Damaged(f"file {str(path)!r} is {what}; {advice}.")
 
 
-def _numeric(config: Config) -> Document:
-    """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
-    return numeric(to_dict(config))
-
-
-def numeric(config: Document) -> Document:
-    """The same of a config as a document."""
-    return {name: value for name, value in _flat(config).items() if name not in MAY_CHANGE}
-
-
 def settings_of(config: Config) -> Document:
     """The settings by which the run of a config is told from others, but for what its tokenizer decides."""
     return {k: v for k, v in _compared(config).items() if k not in ("model.vocabulary", "data.tokenizer")}
@@ -351,23 +311,4 @@ def settings_of(config: Config) -> Document:
 
 def _compared(config: Config) -> Document:
     """The same without the place of the run's own tokenizer, whose content is compared: the run may be moved."""
-    return {k: v for k, v in _numeric(config).items() if k != "data.tokenizer" or not _owns_tokenizer(config)}
-
-
-def _flat(values: Document, prefix: str = "") -> Document:
-    found: Document = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def _defaults(section: Any, prefix: str = "") -> Document:
-    """The defaults of all settings of a section, and of the sections in it, each of the kind that it is here."""
-    found: Document = {}
-    for field in dataclasses.fields(section):
-        value, name = getattr(section, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            found |= _defaults(value, f"{name}.")
-        elif field.default is not dataclasses.MISSING:
-            found[name] = field.default
-    return found
+    return {k: v for k, v in numeric(config).items() if k != "data.tokenizer" or not _owns_tokenizer(config)}

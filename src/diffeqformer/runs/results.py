@@ -15,8 +15,9 @@ from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, shown, version_of
-from diffeqformer.runs.folder import RESULTS, first_difference, metadata_of, numeric, settings_of_run
+from diffeqformer.runs.folder import RESULTS, metadata_of, settings_of_run
 from diffeqformer.runs.metrics import Record
+from diffeqformer.runs.settings import first_difference, numeric
 from diffeqformer.store.files import read_sealed
 from diffeqformer.training.depths import compute_of
 from diffeqformer.training.optimizer import split_trained

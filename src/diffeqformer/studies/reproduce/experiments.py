@@ -75,8 +75,8 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]
     **Arguments:** `runs`: the kind of each in words, its folder, the settings by which it is known, its updates among
     them, by their dotted names, and how many evaluations of the field one of these takes.
     """
-    from diffeqformer.runs.folder import first_difference, numeric
     from diffeqformer.runs.results import results_of
+    from diffeqformer.runs.settings import first_difference, numeric
 
     runs, done, left, longest, pace, others = list(runs), Counter(), defaultdict(float), 0.0, [], []
     for kind, run, settings, each_takes in runs:

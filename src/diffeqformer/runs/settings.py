@@ -1,0 +1,70 @@
+"""Which settings the numbers of a run depend on, by dotted names, and where two runs differ in them."""
+
+import dataclasses
+from typing import Any
+
+from diffeqformer.config import Config, to_dict
+from diffeqformer.plain import Document, Values
+
+MAY_CHANGE = frozenset((
+    "run", "data.cache", "mesh.data", "mesh.fsdp", "mesh.tensor", "model.gradient", "model.gradient.kind",
+    "model.gradient.checkpoints", "trainer.log_every", "trainer.evaluate_every", "trainer.evaluate_batches",
+    "trainer.keep_last", "trainer.keep_best", "trainer.samples", "trainer.checkpoint_every",
+    "trainer.checkpoint_minutes", "trainer.trackers", "trainer.tracker_project", "trainer.profile",
+))  # fmt: skip
+"""Settings that a run may be continued with other values of, because no update's numbers depend on them but for
+rounding."""
+
+
+def numeric(config: Config | Document) -> Document:
+    """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
+    document = to_dict(config) if isinstance(config, Config) else config
+    return {name: value for name, value in _flat(document).items() if name not in MAY_CHANGE}
+
+
+def first_difference(one: Values, other: Values) -> str | None:
+    """The first name that both documents have with other values; a setting that only one has is newer than the other,
+    and had its default."""
+    return next((name for name in one if name in other and one[name] != other[name]), None)
+
+
+def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str, str] | None:
+    """In which setting a run that was kept is another one than that of a config, and both values, as messages show
+    them; `None` if in none.
+
+    A setting that is newer than the run had its default, which depends on the kinds of sections. A vocabulary size that
+    the config does not give (the tokenizer decides it) differs from none.
+
+    **Arguments:** `ours`, those of the config's numeric settings that count; `kept`, the run's.
+    """
+    theirs = numeric(Config()) | kept
+    sections = {name.rpartition(".")[0] for name in theirs}
+    usual = {name: value for name, value in _defaults(config).items() if name.rpartition(".")[0] in sections}
+    theirs = usual | theirs
+    for name, value in ours.items():
+        if theirs.get(name) != value and not (name == "model.vocabulary" and value is None):
+            return name, repr(theirs.get(name)), repr(value)
+    for name, value in kept.items():  # of a section that is none here
+        above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
+        if above and value is not None:
+            return name, repr(value), f"{above} is not given"
+    return None
+
+
+def _flat(values: Document, prefix: str = "") -> Document:
+    found: Document = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _defaults(section: Any, prefix: str = "") -> Document:
+    """The defaults of all settings of a section, and of the sections in it, each of the kind that it is here."""
+    found: Document = {}
+    for field in dataclasses.fields(section):
+        value, name = getattr(section, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            found |= _defaults(value, f"{name}.")
+        elif field.default is not dataclasses.MISSING:
+            found[name] = field.default
+    return found
