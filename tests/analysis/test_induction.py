@@ -220,6 +220,8 @@ def test_what_copying_goes_with_is_told():
     ]
     assert clear != unclear
     assert said(clear).endswith("[−0.10, +0.30]); it goes with OV sum ratio (+0.80 [+0.20, +0.90]).")
+    against = [replace(c, rho=-0.8, interval=(-0.9, -0.2)) if c.interval == (0.2, 0.9) else c for c in clear]
+    assert said(against).endswith("; it goes against OV sum ratio (−0.80 [−0.90, −0.20]).")
 
 
 def test_a_source_of_ones_own_at_unequal_steps_is_tested_as_the_librarys():

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.errors import RunFailed
-from diffeqformer.report.figures import BOTH, ON_PAPER, RISING, VERDICTS, style, svg
+from diffeqformer.report.figures import BOTH, ON_PAPER, RISING, SIGNED, VERDICTS, style, svg
 from diffeqformer.report.page import Animation, Cloud, Figure, TokenMap, code, render, visible, write
 from diffeqformer.report.table import Table
 from diffeqformer.report.terms import TERMS, terms_of
@@ -209,6 +209,22 @@ def test_a_map_in_a_notebook_has_the_pages_colours():
         "opacity:.5",
     ]
     assert "#ffffff" in shades[1][0] and "<p>m, output at token 2: what</p>" in found
+
+
+@pytest.mark.parametrize(
+    ("row", "own", "signed", "colours"),
+    [
+        ([0.0, 0.0, 0.5], 2, True, ["middle", "middle", BOTH[-1]]),
+        ([0.0, 0.0, 0.0], 2, False, [RISING[0]] * 3),
+        ([0.7], 0, False, [RISING[0]]),
+        ([-0.7], 0, True, [BOTH[0]]),
+    ],
+)
+def test_scores_that_are_all_alike_have_the_middle_colour_or_the_lightest(row, own, signed, colours):
+    tokens, by = tuple("abc"[: len(row)]), ("m",) if signed else ()
+    found = TokenMap(tokens, (own,), {"m": np.array([row])}, {"m": "what"}, signed=by).to_html()
+    middle = to_hex(SIGNED(0.5))
+    assert re.findall(r"background:(#\w+)", found) == [middle if one == "middle" else one for one in colours]
 
 
 def test_logarithms_of_both_signs_run_from_light_to_dark():

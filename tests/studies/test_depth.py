@@ -109,6 +109,7 @@ def test_captions_begin_with_what_is_seen():
     found = curve({4: 60.0, 6: 20.0, 8: 19.0, 9: math.nan})
     assert lowest(found) == "Of 4 depths 8 steps have the lowest perplexity, 19.00"
     assert lowest(curve({6: 20.0, 7: 21.0})) == "Of 2 depths 6 steps (its own) have the lowest perplexity, 20.00"
+    assert lowest(curve({1: 20.0, 7: 21.0})) == "Of 2 depths 1 step has the lowest perplexity, 20.00"
     assert lowest(curve({6: math.nan})) == "No depth has a finite perplexity"
     assert lowest(curve({6: 20.0})) == "Perplexity 20.00 at 6 steps, the one depth that was read"
     said = "DiffEqFormer reads 3,000 tokens per second at 4 steps and 1,333 tokens per second at 9 steps"

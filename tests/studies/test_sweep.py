@@ -120,6 +120,18 @@ def test_trials_of_other_batches_or_lengths_are_not_called_alike():
     assert "Their texts differ" in of({}, {"data__train": ("a.txt",)})
 
 
+def test_where_no_trial_ends_none_is_advised():
+    rows = [{"settings": {"a": k}, "loss": math.inf} for k in range(3)]
+    said = _findings(rows, [Config()] * 3, Arguments("c.yaml", ("a=0,1,2",)))
+    assert said[0] == "No trial came to an end with finite numbers." and len(said) == 2
+    ended = [row | {"loss": float(k)} for k, row in enumerate(rows)]
+    assert (
+        "The best a lies at the end of what was tried"
+        in _findings(ended, [Config()] * 3, Arguments("c.yaml", ("a=0,1,2",)))[2]
+    )
+    assert _findings(ended[:1], [Config()], Arguments("c.yaml", ("a=0,1,2",)))[1].startswith("1 trial of ")
+
+
 def test_a_seed_is_named_once(file, tmp_path):
     with pytest.raises(BadInput, match="--seeds names 0 more than once"):
         study(Arguments(file, ("optimizer.rule=adamw",), seeds=(0, 1, 0), to=str(tmp_path / "sweep")), Silent())

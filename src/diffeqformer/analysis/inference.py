@@ -146,8 +146,8 @@ class Induction:
         """What copying clearly goes with besides."""
         others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
         clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
-        said = [f"{c.summary} ({estimate(c.rho, c.interval)})" for c in clear]
-        return f"; it goes with {' and '.join(said)}" if said else ""
+        said = [f"{'with' if c.rho > 0 else 'against'} {c.summary} ({estimate(c.rho, c.interval)})" for c in clear]
+        return f"; it goes {' and '.join(said)}" if said else ""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, to be saved."""

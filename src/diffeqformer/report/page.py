@@ -108,10 +108,13 @@ class TokenMap:
         row, seen = scores[-1], np.isfinite(scores[-1])
         # An output's score of itself may be many times the others': it does not set the scale (as in colours.js).
         others = row[seen & (np.arange(len(row)) != own)]
+        others = others if others.size else row[seen]
         low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
         signed = name in self.signed
         low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
-        shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row))
+        # Of scores that are all alike, the middle of both signs, and the least of one.
+        alike = np.where(row > high, 1.0, 0.5 if signed else 0.0)
+        shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row) if high > low else alike)
         pieces = []
         for token, score, shade, known in zip(self.tokens, row, shades, seen, strict=True):
             # Luma (Rec. 601): dark letters on pale colours, white ones on dark.

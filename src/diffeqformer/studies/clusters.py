@@ -124,7 +124,10 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
         variant: [simulate(variant, order, **settings) for order in arguments.orders] for variant in arguments.variants
     }
     percent = f"{100 * share:g} %"
-    colours = f"Colour: points that end in one cluster ({percent} of the mean distance); dark: alone at the end."
+    colours = (
+        f"Colour: points that end in one cluster ({percent} of the mean distance); dark: alone at the end, or in one "
+        "of more clusters than there are colours."
+    )
     figures, animations = [], []
     arrays: dict[str, np.ndarray] = {}
     ends = {variant: [ends_of(one, share) for one in several] for variant, several in found.items()}

@@ -212,7 +212,8 @@ def lowest(curve: "DepthCurve") -> str:
     if len(curve.points) == 1:
         return f"Perplexity {perplexity(known[best])} at {_steps(best)}, the one depth that was read"
     own = " (its own)" if best == curve.own and curve.trained_at == (best,) else ""
-    return f"Of {len(curve.points)} depths {_steps(best)}{own} have the lowest perplexity, {perplexity(known[best])}"
+    has = f"{_steps(best)}{own} {'have' if best > 1 else 'has'}"
+    return f"Of {len(curve.points)} depths {has} the lowest perplexity, {perplexity(known[best])}"
 
 
 def speeds(curve: "DepthCurve") -> str:

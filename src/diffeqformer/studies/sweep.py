@@ -182,7 +182,7 @@ def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Argu
     lengths = sorted({one.trainer.updates for one in configs})
     batches = {(one.data, one.trainer.batch_size, one.model.context) for one in configs}
     of = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
-    about = f"{len(rows)} trials of {of} updates with {seeds}; {lost} stopped being finite."
+    about = f"{len(rows)} trial{'s' * (len(rows) > 1)} of {of} updates with {seeds}; {lost} stopped being finite."
     if len(batches) == 1 and len(lengths) == 1:
         t = configs[0].trainer
         about += f" Each is on the same batches of {t.batch_size} x {configs[0].model.context} tokens."
@@ -190,7 +190,8 @@ def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Argu
         about += " Their texts differ, so that losses per token need not be comparable."
     else:
         about += " They do not see the same tokens."
-    edge = [name for name, value in best["settings"].items() if _at_edge(name, value, rows)]
+    ended = math.isfinite(best["loss"])
+    edge = [name for name, value in best["settings"].items() if ended and _at_edge(name, value, rows)]
     advice = f"The best {' and '.join(edge)} lies at the end of what was tried: try beyond." if edge else ""
     return tuple(filter(None, (first, about, advice)))
 

@@ -1,11 +1,12 @@
 """Measures of figure 5, on rows of fine-tuned models."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from diffeqformer.config import Config, ModelConfig, TrainerConfig
-from diffeqformer.errors import Diverged
+from diffeqformer.config import Config, DataConfig, ModelConfig, TrainerConfig, to_dict
+from diffeqformer.errors import BadInput, Diverged
 from diffeqformer.progress import Silent
 from diffeqformer.store.files import write_sealed
 from diffeqformer.studies.paper import adaptation as by
@@ -75,6 +76,23 @@ def test_runs_on_another_second_text_are_not_taken(tmp_path):
         True,
     ]
     assert by.adapted_runs(tmp_path, 1, ()) is None
+
+
+def test_runs_on_a_second_text_that_has_changed_since_are_refused(tmp_path, monkeypatch):
+    run = tmp_path / "adapt/seed-0/other/gpt"
+    run.mkdir(parents=True)
+    config = Config(run=str(run), model=ModelConfig(steps=6), data=DataConfig(source="files", train=("a.txt",)))
+    entry = {"config": to_dict(config), "role": {"text": "other"}}
+    write_sealed(tmp_path / "adapt/seed-0/results.json", {"models": [entry]})
+    write_sealed(run / "data.json", {"content": "before"})
+    monkeypatch.setattr(by, "records", lambda documents: ROWS)
+    found = Trained({by.OURS: Finished(config, {}, lambda: None)}, 0, tmp_path, Silent(), ("a.txt",))
+    monkeypatch.setattr(by, "prepare", lambda data, progress: SimpleNamespace(content="after"))
+    with pytest.raises(BadInput, match="the text or the tokenizer of run folder .* has changed since the run began"):
+        by.adapted(6)(found)
+    assert by.adapted(6)(replace(found, train=False)) == (0.25 + 1.5) / 2  # the text may be elsewhere
+    monkeypatch.setattr(by, "prepare", lambda data, progress: SimpleNamespace(content="before"))
+    assert by.adapted(6)(found) == (0.25 + 1.5) / 2
 
 
 def test_fine_tuning_that_diverges_has_no_effect_and_is_not_tried_again(tmp_path, monkeypatch):

@@ -96,7 +96,10 @@ def test_every_item_of_the_paper_says_what_the_paper_has_and_where():
     assert [row[0] for row in four.rows] == [row[0] for row in five.rows] == list(TASKS)
     assert four.rows[3][1:3] == ["37.24 (0.67)", "38.39 (0.68)"]
     assert five.rows[4][3:] == ["24.04 (0.60)", "28.22 (0.63)"]
-    page = paper_page.item_tables("tables-4-5", [judge({}) for _ in ITEMS["tables-4-5"].claims], {})
+    diverged = {"gpt": [2], "shared": [0]}  # one of them is another item's
+    verdicts = [judge({}) for _ in ITEMS["tables-4-5"].claims]
+    page = paper_page.item_tables("tables-4-5", verdicts, {}, diverged)
     assert "\nC.7, table 5, figures 11 and 12: beside Llama-1B" in page[0].caption
     assert "\nModels: diffeqformer, gpt.\n" in page[0].caption
+    assert "\nTraining diverged, so that these have no part in effects: gpt with seed 2.\n" in page[0].caption
     assert page[1:] == REPORTED["tables-4-5"].numbers

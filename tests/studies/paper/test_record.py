@@ -50,6 +50,15 @@ def test_of_a_record_without_effects_the_verdict_of_more_seeds_counts():
     assert record.verdict("table-1", claim, seeds(-0.1, -0.11, -0.12)).word == "fails"
 
 
+def test_a_claim_without_chance_is_judged_by_what_is_found_now():
+    claim = next(claim for claim in ITEMS["ours"].claims if claim.exact)
+    record = Record({}, {("ours", claim.sentence): judge({0: 1.0}, exact=True)})
+    now = judge({1: -0.5}, exact=True)
+    assert record.verdict("ours", claim, now) == now and now.word == "fails"
+    assert record.other("ours", claim, now).word == "holds"
+    assert record.verdict("ours", claim, judge({}, exact=True)).word == "holds"
+
+
 class Said(Silent):
     def __init__(self):
         self.lines = []

@@ -18,6 +18,7 @@ from diffeqformer.studies.reproduce.reproduce_depth import SAME_COMPUTE, Argumen
 from diffeqformer.studies.reproduce.reproduce_depth_figures import (
     NAMES,
     by_steps,
+    caption_of,
     equivalent_depths,
     exponent,
     headline,
@@ -47,6 +48,15 @@ def records(deep: float = 2.9, gpt: float = 3.0, seeds: int = 2, energy: float =
             found.append(record("elastic", steps, loss, seed, energy=energy))
         found += [record("gpt", 4, gpt, seed), record("layerdrop", 4, 3.3, seed), record("layerdrop", 16, 2.8, seed)]
     return found
+
+
+def test_what_lies_above_the_frame_is_told_of_every_model():
+    found = [*records(seeds=1), record("loop", 2, 9.0), record("loop", 32, 7.5), record("elastic", 1, 8.0)]
+    said = caption_of(found)
+    assert said.endswith(
+        " Above the frame: elastic: one checkpoint, 8.00 at 1; LoopFormer-style, 9.00 at 2 and 7.50 at 32."
+    )
+    assert "Above" not in caption_of(records())
 
 
 def verdicts(found: list[dict]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 
 from diffeqformer.config import read_yaml
 from diffeqformer.errors import BadInput, Damaged
+from diffeqformer.model import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import controls as paper_controls
@@ -247,16 +248,16 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
 
 def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
     _, arguments, folder = trained
-    asked = Arguments(items=("norm",), seeds=(0, 1, 2), updates=3, list=True, to=arguments.to)
-    said, counted, own = [], [], paper_runs.Runs.config
+    asked = replace(arguments, seeds=(0, 1, 2), list=True)
+    said, counted, own = [], [], count.update_operations
 
-    def config(self, name, *more):
-        counted.append(name)
-        return own(self, name, *more)
+    def operations(model, batch):
+        counted.append(model)
+        return own(model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Silent, "say", lambda self, line: said.append(line))
-        patch.setattr(paper_runs.Runs, "config", config)
+        patch.setattr(count, "update_operations", operations)
         found = study(asked, Silent())
     assert said == ["Counting the operations of what is left …"] and len(counted) == len({*counted})
     assert found.tables[0].rows[0][2] == "2 of 6"
@@ -275,6 +276,10 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
         assert runs.seconds("wide") == 3 * runs.operations("wide") / 1e6
         assert (runs.searches("wide"), runs.searches("normed")) == (4, 0)
     assert found.tables[1].rows == [("norm", "wide, normed")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Silent, "say", lambda self, line: said.append(line))
+        longer = study(replace(asked, updates=4), Silent())
+    assert longer.tables[0].rows[0][2] == "0 of 6" and said[-2].endswith("is of other settings: trainer.updates.")
 
 
 def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
@@ -283,10 +288,16 @@ def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
     claim = Claim("Slow, truly", "nats", ("wide",), lambda found: measured.append(found.seed) or 0.5, slow=True)
     again = replace(arguments, to=str(folder / "runs"))
     effect = lambda a: reproduce_paper._effect(claim, Runs(a, paper_models.MODELS, Silent()), 0)
+    other = folder / "b.txt"
+    other.write_text("one")
     assert [effect(again), effect(again), effect(replace(again, finished=True))] == [0.5] * 3
     assert measured == [0]
-    assert effect(replace(again, other=("b.txt",))) == 0.5
-    assert len(measured) == 2
+    for content in ("one", "two"):
+        other.write_text(content)
+        assert [effect(replace(again, other=(str(other),))) for _ in range(2)] == [0.5] * 2
+    assert len(measured) == 3
+    other.unlink()
+    assert effect(replace(again, other=(str(other),), finished=True)) == 0.5  # it may be elsewhere
     assert effect(again) == 0.5  # whatever the other text was
     kept = folder / "runs/effects/slow-truly-0.json"
     kept.write_text(kept.read_text().replace("0.5", "0.7"))
@@ -294,7 +305,7 @@ def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
         effect(again)
     kept.unlink()
     assert effect(replace(again, finished=True)) is None
-    assert len(measured) == 2
+    assert len(measured) == 3
 
 
 def finished(folder):
@@ -397,7 +408,8 @@ def test_a_search_that_is_not_at_its_end_gives_no_rate(tmp_path, monkeypatch):
     runs.finished, runs.untrained, diverged = {}, set(), True
     assert runs.rate("gpt") == shipped
     assert runs.rates["gpt"][1] == {shipped / 2: 4.5, shipped: 4.2, 2 * shipped: math.inf}
-    assert rates_table(runs.rates).rows[0][2] == "yes"  # the best is inside, whatever diverged above it
+    assert runs.trained("gpt", 0) is not None and runs.diverged == {}
+    assert rates_table(runs.rates, 0).rows[0][2] == "yes"  # the best is inside, whatever diverged above it
 
 
 def test_a_rate_at_which_the_loss_is_zero_is_the_best(tmp_path, monkeypatch):

@@ -95,7 +95,8 @@ def _predictions(document: b.Document) -> list[b.Row]:
 BENCHMARK = b.Benchmark(
     "explorer",
     "The explorer's dial",
-    "A turn to another number of steps. First the prediction: weights are generated and the text is taken through all "
+    "A turn to another number of steps, here by turns to that of a row and to one less. First the "
+    "prediction: weights are generated and the text is taken through all "
     "steps. Then the grid: predictions after all steps, and one cell that is opened. Nothing compiles after the first "
     "turns.",
     lambda document: "After a turn the prediction is there in " + ", ".join(

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from diffeqformer.config import Config, DataConfig
+from diffeqformer.config import Config, DataConfig, from_dict
+from diffeqformer.data.cache import prepare
 from diffeqformer.errors import Diverged
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
-from diffeqformer.runs.folder import RESULTS
+from diffeqformer.runs.folder import RESULTS, require_same_text
 from diffeqformer.runs.results import read_results
+from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper.claims import SEARCHED_WITH, Trained
 from diffeqformer.studies.paper.measures import OURS, measured
 from diffeqformer.studies.reproduce.experiments import rates_of
@@ -29,6 +31,20 @@ def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | No
     return None if other and any(text != list(other) for text in texts) else found
 
 
+@cache
+def _require_text(folder: Path, seed: int, progress: Progress) -> None:
+    """Check that the runs that have ended were trained on the other text as it is now.
+
+    **Raises:** `BadInput` if they were not.
+    """
+    document = read_results(folder / f"adapt/seed-{seed}" / RESULTS)
+    assert document is not None
+    entry = next(one for one in document["models"] if one["role"]["text"] == "other")
+    config = from_dict(Config, entry["config"])
+    content = prepare(config.data, progress).content
+    require_same_text(path_of(config.run), content, "choose another folder with --to, or put the text back")
+
+
 def _adapted(found: Trained, seed: int) -> Document | None:
     """The results of one seed, trained if they may be, at the rates of the seed that they are searched with; `None` at
     the size of other models than `reproduce adapt` has, or where training diverged."""
@@ -36,6 +52,8 @@ def _adapted(found: Trained, seed: int) -> Document | None:
     if ours is not None and ours.config.model.steps != Arguments.steps:
         return None
     document = adapted_runs(found.folder, seed, found.other)
+    if document is not None and found.other and found.train:
+        _require_text(found.folder, seed, found.progress)
     if document is not None or ours is None or not (found.other and found.train):
         return document
     searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)

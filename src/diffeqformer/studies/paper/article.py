@@ -59,7 +59,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
                     for figure in own]  # fmt: skip
     return Result(
         "paper", "The paper, item by item", tuple(findings(rows, runs)),
-        (summary(found), *(table for name in found for table in item_tables(name, found[name], tables)),
+        (summary(found), *(table for name in found for table in item_tables(name, found[name], tables, runs.diverged)),
          *models_tables(models, runs)),
         tuple(figures),
         document={
@@ -97,6 +97,11 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
     answers = {
         claim: f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}." for claim, verdict in asked
     }
+    joined = (
+        "Effects on record are of earlier runs: trained again on another machine, which rounds otherwise, the same "
+        "model and seed has a slightly different loss, so that effects of the same two models may differ a little "
+        "between items."
+    )
     losses = [answer for claim, answer in answers.items() if _nats(claim)]  # one without the other would flatter
     return [
         *([" ".join(losses)] if losses else []),
@@ -107,7 +112,9 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "
         "noise. Every effect is positive if the claim is so; where models are compared, they saw the same batches in "
-        "the same order.",
+        "the same order. Each claim is judged by itself, without a correction for their number: of effects that are "
+        "none in truth, one in twenty is decided by chance.",
+        *([joined] if a.record else []),
     ]
 
 
@@ -126,20 +133,24 @@ def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
     return {**record.tables, **{kind: asdict(table) for kind, table in found.items()}}
 
 
-def item_tables(name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values]) -> tuple[Table, ...]:
+def item_tables(
+    name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values], diverged: Mapping[str, Sequence[int]]
+) -> tuple[Table, ...]:
     """An item's verdicts, under what the paper reports and the models that are compared, the paper's numbers and ours.
 
-    **Arguments:** `tables`, as `tables_of`.
+    **Arguments:** `tables`, as `tables_of`; `diverged`, as `Runs` has it.
     """
     item, reported = ITEMS[name], REPORTED.get(name)
     cells = [
-        (claim.sentence, verdict.word, _shown(verdict), str(verdict.seeds), claim.unit)
+        (claim.sentence, verdict.word, _shown(verdict), _seeds(verdict), claim.unit)
         for claim, verdict in zip(item.claims, verdicts, strict=True)
     ]
     said = [f"The paper: {item.reported}" if "not in" not in item.where else item.reported]
     said += [f"{_capital(place)}: {there}" for place, there in (reported.places if reported else ())]
     said += [f"Its figure: {item.layout}"] if item.layout else []
     said += [f"Models: {', '.join(models)}."] if (models := models_of(item)) else []
+    lost = [f"{one} with seed {seed}" for one in models for seed in diverged.get(one, ())]
+    said += [f"Training diverged, so that these have no part in effects: {join(lost)}."] if lost else []
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     claims = Table("\n".join((_title(name), *said)), columns, cells)
@@ -177,7 +188,7 @@ def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
     columns = (*MODEL_COLUMNS, *(("tokens per second", "MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
     said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
     tables = [Table(said, columns, models)] if models else []
-    return [*tables, *([rates_table(tried)] if (tried := searched(runs)) else [])]
+    return [*tables, *([rates_table(tried, SEARCHED_WITH)] if (tried := searched(runs)) else [])]
 
 
 def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
@@ -235,6 +246,11 @@ def counted(verdicts: Sequence[Verdict]) -> str:
 
 def _nats(claim: Claim) -> str:
     return " nats" if claim.unit.startswith("nats") else ""
+
+
+def _seeds(verdict: Verdict) -> str:
+    """How many; of earlier runs whose effects were not kept nothing can be joined to them, nor the interval checked."""
+    return f"{verdict.seeds} (not kept)" if verdict.seeds and not verdict.effects else str(verdict.seeds)
 
 
 def _shown(verdict: Verdict) -> str:

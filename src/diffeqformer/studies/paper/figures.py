@@ -73,6 +73,10 @@ def _there(runs: Runs, names: Names) -> dict[str, Finished]:
     return {name: one for name, one in found.items() if one is not None}
 
 
+def _seed(runs: Runs) -> str:
+    return f"with seed {runs.arguments.seeds[0]}"
+
+
 def curves(runs: Runs, names: Names) -> list[Figure]:
     """Losses over training."""
     there = _there(runs, names)
@@ -80,7 +84,12 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
         return []
     models = [{**one.entry, "name": name} for name, one in there.items()]
     ends = join([f"{one.entry['validation']['loss']:.3f} in {name}" for name, one in there.items()])
-    said = f"Validation loss is {ends}, in nats per token. Training loss (lines) and validation loss (points)."
+    said = (
+        f"Validation loss is {ends}, in nats per token, {_seed(runs)}. Training loss (lines) and validation loss "
+        "(points)."
+    )
+    if missing := [name for name in names if name not in there]:
+        said += f" Not among these runs: {join(missing)}."
     return [both_widths(f"curves-{names[0]}", said, loss_curves, models)]
 
 
@@ -137,8 +146,9 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
         for pair in ("QK", "OV", "FF"):
             ratio = math.exp(grown(moments[-1][1], pair))
             said = (
-                f"In {name} the spectral radius of {pair} in the last third of depth is in the end {ratio:.2f} times "
-                "that in the first. Real parts of its eigenvalues over depth, in the course of training."
+                f"In {name}, {_seed(runs)}, the spectral radius of {pair} in the last third of depth is in the "
+                f"end {ratio:.2f} times that in the first. Real parts of its eigenvalues over depth, in the course of "
+                "training."
             )
             figures.append(both_widths(f"{name}-{pair.lower()}", said, real_parts, moments, pair))
     return figures
@@ -150,10 +160,11 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
     for name, one in _there(runs, names).items():
         found = heads_of(one, runs.arguments.seeds[0])
         best, rho = found.behaviours["prefix matching"].max(), found.inference.rho
-        heads = f"{name}: prefix matching of the best head is {best:.2f}. Every head at every step, and its spectra."
+        own = f"{name}, {_seed(runs)}"
+        heads = f"{own}: prefix matching of the best head is {best:.2f}. Every head at every step, and its spectra."
         ranked = f"have a rank correlation of {signed(rho, 2)}" if finite(rho) else "cannot be ranked"
         test = (
-            f"{name}: over heads, prefix matching and positive eigenvalues of both pairs {ranked}. What heads do "
+            f"{own}: over heads, prefix matching and positive eigenvalues of both pairs {ranked}. What heads do "
             "against their spectra."
         )
         figures += [
@@ -169,7 +180,8 @@ def particles(runs: Runs, names: Names) -> list[Figure]:
     said = (
         f"{'; '.join(cloud.title for cloud in clouds)} at the end of the paths (from ring to dot) of 40 particles. "
         "f is the factor by which weights grow, τ the time from 0 at the start to 1 at the end. Particles of one "
-        "colour end in one cluster: 10 % of the mean distance, or less, joins them. Dark ones end alone."
+        "colour end in one cluster: 10 % of the mean distance, or less, joins them. Dark ones end alone, or in one of "
+        "more clusters than there are colours."
     )
     return [both_widths("particles", said, trajectories, clouds)]
 

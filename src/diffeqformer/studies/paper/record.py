@@ -38,9 +38,10 @@ class Record:
     """Those of `tables`, by name."""
 
     def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
-        """Of what is `found` and the record's other seeds; if it has no effects, whichever has more seeds."""
+        """Of what is `found` and the record's other seeds; where nothing random enters, of what is found; if it has no
+        effects, whichever has more seeds."""
         known = self.claims.get((item, claim.sentence))
-        if known is None:
+        if known is None or (claim.exact and found.effects):  # without chance a seed says no more than another
             return found
         if len(known.effects) == known.seeds:
             return judge({**known.effects, **found.effects}, exact=claim.exact)

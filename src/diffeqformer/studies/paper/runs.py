@@ -108,6 +108,8 @@ class Runs:
         self.finished: dict[str, Finished | None] = {}
         self.counted: dict[str, float] = {}
         self.untrained: set[str] = set()
+        self.diverged: dict[str, list[int]] = {}
+        """Seeds with which a model's training diverged, by its name."""
         self.texts: dict[DataConfig, str | None] = {}
         """`TokenCache.content` of each text."""
 
@@ -141,8 +143,12 @@ class Runs:
         """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
         if name not in self.models or (self.models[name].other and not self.arguments.other):
             return None
-        rate = self.rate(name)
-        return None if rate is None else self._run(name, seed, rate)
+        if (rate := self.rate(name)) is None:
+            return None
+        found, run = self._run(name, seed, rate), self.config(name, seed, rate).run
+        if found is None and run not in self.untrained and seed not in self.diverged.setdefault(name, []):
+            self.diverged[name].append(seed)
+        return found
 
     def _loss(self, name: str, rate: float) -> float:
         found = self._run(name, SEARCHED_WITH, rate)
@@ -211,9 +217,11 @@ class Runs:
 
     @cached_property
     def ended(self) -> dict[tuple[str, str, str], Values]:
-        """The entries of finished runs, by model, rate and seed as their folders are named."""
-        from diffeqformer.runs.folder import RESULTS
+        """The entries of finished runs, by model, rate and seed as their folders are named; those of other settings are
+        none."""
+        from diffeqformer.runs.folder import RESULTS, settings_of
         from diffeqformer.runs.results import results_of
+        from diffeqformer.runs.settings import first_difference, numeric
 
         found = {}
         for path in sorted(self.folder.glob(f"*/rate-*/seed-*/{RESULTS}")):
@@ -224,7 +232,13 @@ class Runs:
                 continue
             name, rate, seed = path.parts[-4:-1]
             if results and name in self.models:
-                found[name, rate, seed] = results["models"][0]
+                entry = results["models"][0]
+                settings, trainer = numeric(entry["config"]), entry["config"]["trainer"]
+                asked = self.config(name, trainer["seed"], entry["config"]["optimizer"]["learning_rate"])
+                if different := first_difference(settings_of(asked), settings):
+                    self.progress.say(f"run {str(path.parent)!r} is of other settings: {different}.")
+                    continue
+                found[name, rate, seed] = entry
         return found
 
     @cached_property

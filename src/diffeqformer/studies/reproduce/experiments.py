@@ -176,12 +176,15 @@ def searches(found: Values) -> Rates:
     return {role["searched"]: (rates[role["searched"]], losses_of(role["tried"])) for role in roles}
 
 
-def rates_table(found: Rates) -> Table:
-    """The search for learning rates, those left out at which training diverged."""
+def rates_table(found: Rates, seed: int) -> Table:
+    """The search for learning rates with a seed, those left out at which training diverged."""
     rows = [
         (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
          ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items() if math.isfinite(loss)))
         for name, (best, losses) in found.items()
     ]  # fmt: skip
-    said = "Learning rates\nFactors of two, with the first seed, until the best is inside; at most 7 for any model."
+    said = (
+        f"Learning rates\nFactors of two, with seed {seed}, until the best is inside; at most 7 for any model. Chosen "
+        "by the validation loss that is reported."
+    )
     return Table(said, ("model", "best", "inside the grid", "loss by rate"), rows)

@@ -66,7 +66,7 @@ def result_of(
     return Result(
         "adapt", "Fine-tuning at other depths", (*findings(records, directions), *about, _terms(records)),
         (*(Table(direction, COLUMNS, _rows(records, direction)) for direction in directions),
-         *([rates_table(rates)] if rates else [])), tuple(figures),
+         *([rates_table(rates, records[0]["seed"])] if rates else [])), tuple(figures),
         arrays=_arrays(records), document=list(records), folder=folder,
     )  # fmt: skip
 

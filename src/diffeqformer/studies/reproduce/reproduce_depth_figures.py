@@ -68,7 +68,8 @@ def result_of(
     arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
     return Result(
         "depth", "Where depth pays", (headline(records), *about, _terms(records)),
-        (*judged, *reaches, losses, *_equivalent(records), _compute(records), *([rates_table(rates)] if rates else [])),
+        (*judged, *reaches, losses, *_equivalent(records), _compute(records),
+         *([rates_table(rates, records[0]["seed"])] if rates else [])),
         tuple(figures),
         arrays={"kind": np.asarray([r["kind"] for r in records]), **arrays}, document=list(records), folder=folder,
     )  # fmt: skip
@@ -79,8 +80,10 @@ def caption_of(records: Sequence[Record]) -> str:
     said = "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint."
     said += " Hollow marks: a model of its own for each depth." if any(r["kind"] in ALONE for r in records) else ""
     said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
-    beyond = [f"{y:.2f} at {n}" for n, y in means(records, "elastic").items() if y > _frame(records)[1]]
-    return said + (f" Above the frame: {join(beyond)}." if beyond else "")
+    top = _frame(records)[1]
+    beyond = {kind: [f"{y:.2f} at {n}" for n, y in means(records, kind).items() if y > top] for kind in kinds(records)}
+    above = "; ".join(f"{NAMES[kind]}, {join(read)}" for kind, read in beyond.items() if read)
+    return said + (f" Above the frame: {above}." if above else "")
 
 
 def _frame(records: Sequence[Record]) -> tuple[float, float]:

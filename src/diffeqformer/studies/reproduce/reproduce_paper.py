@@ -8,11 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from diffeqformer.errors import BadInput
+from diffeqformer.data.files import find_files
+from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration
+from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
@@ -81,14 +83,18 @@ def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
 def _kept(claim: Claim, trained: Trained) -> float | None:
     """The effect that was measured on these runs and files before; measured and kept if there is none."""
     path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
+    # Where nothing is trained, the other text may be elsewhere.
+    texts = find_files(trained.other, "--other") if trained.other and trained.train else []
     of: Document = {
         "claim": claim.sentence, "seed": trained.seed, "other": list(trained.other),
+        "content": [file_digest(text.path) for text in texts],
         "losses": {name: one.entry["validation"]["loss"] for name, one in sorted(trained.models.items())},
     }  # fmt: skip
     if path.is_file():
         document = read_sealed(path)
         unnamed = {} if trained.other else {"other": []}  # whatever the other text was
-        if document["of"] | unnamed == of:
+        unread = {} if texts else {"content": []}
+        if document["of"] | unnamed | unread == of:
             return document["effect"]
     if not trained.train:
         return None
@@ -104,18 +110,20 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     from diffeqformer.studies.paper.items import ITEMS
     from diffeqformer.studies.paper.measures import OURS
 
-    seeds, there = runs.arguments.seeds, {(name, seed) for name, _, seed in runs.ended}
+    seeds, other = runs.arguments.seeds, runs.arguments.other
+    there = {(name, seed) for name, _, seed in runs.ended}
     rows, listed, needed, longest = [], [], {}, 0.0
     runs.progress.say("Counting the operations of what is left …")
     for name in names:
-        models = [one for one in runs.models if one in models_of(ITEMS[name])]
+        models = [one for one in runs.models if one in models_of(ITEMS[name]) and (other or not runs.models[one].other)]
+        sources = dict.fromkeys(runs.models[one].rate_of or one for one in models)
         wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
         left = {run: seconds for run, seconds in wanted.items() if run not in there}
         own = {(name, f"own-{seed}"): ITEMS[name].length * runs.seconds(OURS)
-               for seed in seeds if ITEMS[name].length and runs.arguments.other}  # fmt: skip
+               for seed in seeds if ITEMS[name].length and other and not _is_adapted(runs, seed)}  # fmt: skip
         # The search's run at the best rate is the first seed's.
         searched = {(model, "search"): max(0, runs.searches(model) - ((model, f"seed-{seeds[0]}") in left))
-                    * runs.seconds(model) for model in models}  # fmt: skip
+                    * runs.seconds(model) for model in sources}  # fmt: skip
         needed |= left | own | searched
         first = sum(seconds for run, seconds in (left | own).items() if run[1].endswith(f"-{seeds[0]}"))
         alone = first + sum(searched.values(), 0.0)
@@ -143,6 +151,17 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
               Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
     return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
+
+
+def _is_adapted(runs: Runs, seed: int) -> bool:
+    """Whether what figure 5 trains itself with a seed has ended; what is damaged is trained again."""
+    from diffeqformer.studies.paper.adaptation import adapted_runs
+
+    try:
+        return adapted_runs(runs.folder, seed, runs.arguments.other) is not None
+    except Damaged as error:
+        runs.progress.say(str(error))
+        return False
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
