@@ -9,13 +9,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from diffeqformer.runs.signals import BURST
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C or SIGTERM."""
 SOON = 0.01
 """Seconds until an interruption that was dropped comes again."""
-BURST = 1.0
-"""Seconds in which further signals are the same request, as of a supervisor that sends two: raised anew while the first
-one is answered, it would end that answer."""
 
 
 class Interruption:

@@ -111,11 +111,18 @@ class _LinesStage:
         return " · ".join(part for part in (f"{self.name}: {_amount(self.done, self.total)}", self.note) if part)
 
 
+class _Console(Console):
+    """Silent once nobody reads it any more: what is computed is worth more than its display."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # Rich would end the program here
+
+
 class Terminal:
     """Live bars on standard error; plain lines when it is not a terminal. Names and texts cannot control it."""
 
     def __init__(self):
-        self.console = Console(stderr=True, highlight=False)
+        self.console = _Console(stderr=True, highlight=False)
 
     @contextmanager
     def stage(self, name: str, total: int, done: int = 0) -> Iterator[Stage]:

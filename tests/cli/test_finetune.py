@@ -80,3 +80,19 @@ def test_all_parameters_are_a_hundred_per_cent():
     assert said.startswith("DiffEqFormer 3 → 2 steps (time weights): training ") and "parameters (100 %)" in said
     one = _about(Config(base=BaseConfig(system="DiffEqFormer 3"), model=dataclasses.replace(model, steps=1)))
     assert one.startswith("DiffEqFormer 3 → 1 step (time weights)")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--depths", 2, 3, "--depth.sample", 3), "--depths is 2 3, but --depth.sample (3,); give one of them."),
+        (("--data", "a.txt", "--data.train", "b.txt"), "--data is a.txt, but --data.train ('b.txt',); give one"),
+    ],
+)
+def test_a_short_option_and_the_full_one_do_not_contradict_each_other(call, place, tmp_path, words, sentence):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("some text of its own\n" * 50)
+    words = [str(tmp_path / word) if str(word).endswith(".txt") else word for word in words]
+    called = call("finetune", place.run("time"), "--method", "continuous", *words, "--to", tmp_path / "to")
+    assert called.status == 2 and called.err.replace(f"{tmp_path}/", "").count(sentence) == 1
+    assert not (tmp_path / "to").exists()

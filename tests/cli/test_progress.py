@@ -1,6 +1,7 @@
 """What a log shows of long work, and what fits into a narrow terminal."""
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -67,3 +68,15 @@ def test_a_terminal_sees_bars(monkeypatch):
     with Terminal().stage("Training", 2) as stage:
         stage.advance(2, NOTE)
     assert "✓" in sys.stderr.getvalue() and "━" in sys.stderr.getvalue()
+
+
+def test_nobody_reading_ends_only_the_display(tmp_path):
+    """As in `train ... 2>&1 | head`: what is computed is not lost."""
+    code = (
+        "import time; from diffeqformer.progress import Terminal; t = Terminal()\n"
+        "for n in range(5): t.say(f'line {n}' * 1000); time.sleep(0.05)\n"
+        f"open({str(tmp_path / 'done')!r}, 'w').write('x')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait() == 0 and (tmp_path / "done").exists()

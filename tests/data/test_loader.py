@@ -115,3 +115,21 @@ def test_a_spread_of_batches_covers_the_text_from_its_beginning_without_repeats(
     assert [int(ids[0, 0]) for ids, _ in batches.spread(4)] == [0, 20, 50, 70]
     for count in (0, 10, 99):
         assert [int(ids[0, 0]) for ids, _ in batches.spread(count)] == list(range(0, 100, 10))
+
+
+@pytest.mark.parametrize("end", [None, 99])
+@pytest.mark.parametrize("mixture", [(), ((60, 1.0), (60, 3.0))])
+def test_windows_without_a_target_that_counts_are_left_out(end, mixture):
+    """A batch of such windows alone would have no loss; all that count are still drawn."""
+    tokens = np.arange(120)
+    tokens[9::10] = 99
+    mask = (tokens % 40) >= 30  # the last ten of forty; the end of each document, 99, does not count
+    loader = Loader(tokens, 8, 2, 3, mask, mixture, end)
+    counted = set()
+    for k in range(3 * len(loader)):
+        ids, counts = loader[k]
+        assert counts.any(axis=1).all()
+        counted |= set(ids[:, 1:][counts].tolist())
+    assert len(counted) > 15 and all(token % 40 >= 30 for token in counted)
+    with pytest.raises(BadInput, match="has no window of 8 tokens with a target that counts"):
+        Loader(tokens, 8, 2, 3, np.zeros_like(mask), mixture, end)

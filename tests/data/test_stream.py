@@ -12,6 +12,7 @@ from diffeqformer.config import DataConfig
 from diffeqformer.data import encode
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.corpus import _texts
+from diffeqformer.data.files import Given
 from diffeqformer.data.loader import DocumentWindows, Windows
 from diffeqformer.data.stream import Source, Stream
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
@@ -99,6 +100,24 @@ def test_a_batch_is_found_from_its_number_and_from_a_place(tokenizer, apart):
     assert same(spoiled[5], batches[5])
     with pytest.raises(IndexError, match="batch -1"):
         stream[-1]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_windows_of_prompts_alone_are_left_out(tokenizer, apart):
+    """And come again from a place; a source of which nothing counts is named."""
+    shard = lambda: iter([(Given("river " * 40), "songs "), (Given("cat "), "stars " * 3)])
+    stream = lambda: Stream([Source("it", [shard])], (), tokenizer, 8, 2, apart, masked=True)
+    found, whole = stream(), [stream()[k] for k in range(6)]
+    for k in range(6):
+        ids, counts = found[k]
+        assert counts.any(axis=1).all()
+        again = stream()
+        again.remember(json.loads(json.dumps(found.memory())))
+        after = again[k + 1]
+        assert all(map(np.array_equal, (ids, counts), whole[k])) and all(map(np.array_equal, after, stream()[k + 1]))
+    nothing = Source("it", [lambda: iter([(Given("river " * 40),)])])
+    with pytest.raises(BadInput, match="it has no text whose prediction is learned"):
+        Stream([nothing], (), tokenizer, 8, 2, apart, masked=True)[0]
 
 
 def test_sources_are_drawn_by_weight(tokenizer):

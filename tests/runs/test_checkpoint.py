@@ -376,3 +376,27 @@ def test_a_failure_in_the_background_is_told_by_the_next_question(tmp_path, monk
         writer.save(2, items(), {}, None)
         _ = 1 / 0
     assert store.steps() == [1] and [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["[x]", "a*", "b?", "a\\b", "c d"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    """Orbax reads brackets, stars and backslashes of a path as something else."""
+    (tmp_path / "a*b").mkdir()
+    found = Checkpoints(tmp_path / name / "checkpoints")
+    found.save(1, items(), {"a": 1})
+    restored = found.latest(items(1.0))
+    assert same(restored.items, items()) and restored.metadata == {"a": 1}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a*b", name}
+
+
+def test_what_could_not_be_read_again_is_no_checkpoint(tmp_path, monkeypatch):
+    write = checkpoint.write_arrays
+
+    def without_index(folder, items):
+        write(folder, items)
+        (folder / "model" / checkpoint.INDEX).unlink()
+
+    monkeypatch.setattr(checkpoint, "write_arrays", without_index)
+    with pytest.raises(RunFailed, match=r"could not be written .*model/manifest.ocdbt is missing"):
+        Checkpoints(tmp_path).save(1, items(), {})
+    assert Checkpoints(tmp_path).steps() == []

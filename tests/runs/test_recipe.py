@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,26 @@ def test_a_callback_that_logs_no_number_is_named(config):
 
     with pytest.raises(BadInput, match="a callback logs quotient inf at update 5, but numbers must be finite"):
         train(config, Silent(), recipe=Recipe(callbacks=(Bad(),)))
+
+
+@pytest.mark.parametrize("name", ["step", "kind"])
+def test_what_each_line_has_is_no_name_for_a_number_of_ones_own(config, name):
+    class Bad(Callback):
+        def evaluated(self, now, loss):
+            now.log(**{name: 1.0})
+
+    with pytest.raises(BadInput, match=f"a callback logs '{name}', but each line has one of its own"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Bad(),)))
+
+
+def test_a_rule_that_cannot_be_hashed_is_refused():
+    @dataclass
+    class Mine:
+        def __call__(self, settings, rate):
+            return optax.sgd(rate)
+
+    with pytest.raises(BadInput, match=r"rule is .*Mine\(\), but must be hashable"):
+        Recipe(rule=Mine())
 
 
 class Best(Callback):

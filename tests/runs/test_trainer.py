@@ -21,7 +21,7 @@ from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Damaged, Diverged, Interrupted, RunFailed
 from diffeqformer.progress import Silent
-from diffeqformer.runs import compare, recorder, trainer
+from diffeqformer.runs import compare, recorder, signals, trainer
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
@@ -30,6 +30,7 @@ from diffeqformer.runs.results import results_of
 from diffeqformer.runs.trainer import train
 from diffeqformer.store.lock import folder_lock
 from diffeqformer.training import loop
+from diffeqformer.training.recipe import Callback, Recipe
 from tests.runs.tiny_run import changed
 
 
@@ -147,25 +148,67 @@ def test_a_request_to_stop_is_answered_with_a_checkpoint_and_a_line(config, monk
     assert Interrupted.exit_code == 130
 
 
-def test_a_second_ctrl_c_ends_at_once(config, monkeypatch):
-    class Impatient(Loader):
-        def __getitem__(self, k: int):
-            if k == 6:
-                caught = signal.getsignal(signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-                while signal.getsignal(signal.SIGINT) is caught:  # until the main thread has seen it, two are one
-                    time.sleep(0.01)
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().__getitem__(k)
+class Impatient(Callback):
+    """Asks twice to end after some updates."""
 
-    monkeypatch.setattr(trainer, "Loader", Impatient)
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(config, Silent())
-    finally:
-        signal.signal(signal.SIGINT, earlier)
+    def __init__(self, updates: int, *numbers: int, pause: float = 0.0):
+        self.updates, self.numbers, self.pause = updates, numbers, pause
+
+    def before_update(self, step):
+        for number in self.numbers if step == self.updates else ():
+            os.kill(os.getpid(), number)
+            time.sleep(self.pause)
+
+
+@pytest.fixture
+def heeded(monkeypatch):
+    """Both signals as in a terminal: a shell's background jobs ignore Ctrl-C."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    earlier = [signal.signal(number, signal.default_int_handler) for number in both]
+    yield
+    for number, handler in zip(both, earlier, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_second_ctrl_c_ends_at_once(config, monkeypatch, heeded):
+    monkeypatch.setattr(signals, "BURST", 0.01)
+    impatient = Impatient(6, signal.SIGINT, signal.SIGINT, pause=0.02)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, Silent(), recipe=Recipe(callbacks=(impatient,)))
     assert Checkpoints(Path(config.run) / "checkpoints").steps() == [4, 5]
+
+
+def test_two_signals_in_a_burst_are_one_request(config, heeded):
+    """As of a supervisor that hands Ctrl-C on to a process that the terminal has told already."""
+    with pytest.raises(Interrupted, match="stopped at update 7 of 12"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Impatient(6, signal.SIGINT, signal.SIGTERM, signal.SIGINT),)))
+    assert Checkpoints(Path(config.run) / "checkpoints").steps()[-1] == 7
+
+
+def test_a_signal_that_is_ignored_stays_so(config, heeded):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    train(config, Silent(), recipe=Recipe(callbacks=(Impatient(6, signal.SIGINT),)))
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_request_while_the_last_checkpoint_is_written_is_answered(config, heeded):
+    class Late(Callback):
+        def saved(self, step):
+            if step == 12:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="stopped at update 12 of 12"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Late(),)))
+    assert train(config, Silent()).entry["updates"] == 12
+
+
+def test_a_file_of_ones_own_that_is_not_there_is_not_taken_for_the_runs(config, tmp_path):
+    class Own(Callback):
+        def after_update(self, now, measured):
+            (tmp_path / "nowhere" / "notes").write_text("x")
+
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Own(),)))
 
 
 def test_trains_outside_the_main_thread(config):

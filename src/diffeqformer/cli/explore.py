@@ -44,6 +44,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Serve the page and print its address, or write it."""
     arguments = parse(Arguments, words, "diffeqformer explore")
     if arguments.to:
+        if arguments.port:
+            raise BadInput(f"--port is {arguments.port}, but with --to nothing is served.")
         path = path_of(arguments.to)
         require_writable(path.parent, "--to")
         if path.suffix != ".html":

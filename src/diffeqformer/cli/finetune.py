@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -22,6 +23,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import shown
 
 if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
@@ -120,9 +122,12 @@ def run(words: Sequence[str], as_json: bool) -> None:
     )
     settings = parse(Arguments, words, PROG, default=replace(given, settings=usual)).settings
     _require_text(base, given, settings.data)
+    _require_one_of_two(given, settings)
+    folder = Path(given.run)
+    folder = folder.resolve() if folder.name in ("", "..") else folder
     config = finetune_config(
         base,
-        given.to or f"{given.run.rstrip('/')}-{given.method}-{base.model.grid(given.steps).steps}",
+        given.to or f"{folder}-{given.method}-{base.model.grid(given.steps).steps}",
         steps=given.steps,
         method=given.method,
         lora=lora,
@@ -181,6 +186,17 @@ def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:
         raise BadInput(
             f"run folder {given.run!r} holds an imported model, which has no text of its own; name some with --data."
         )
+
+
+def _require_one_of_two(given: Arguments, settings: Settings) -> None:
+    """Check that what an option is short for is not given otherwise, too."""
+    short = (
+        ("--depths", given.depths, "--depth.sample", settings.depth.sample),
+        ("--data", given.data, "--data.train", settings.data.train),
+    )
+    for name, own, full, other in short:
+        if own and tuple(own) != tuple(other):
+            raise BadInput(f"{name} is {' '.join(map(str, own))}, but {full} {shown(other)}; give one of them.")
 
 
 def _about(config: Config) -> str:

@@ -22,7 +22,7 @@ from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.digests import file_digest, json_digest
-from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed, write_whole
+from diffeqformer.store.files import flush, is_of, read_sealed, sync_folder, write_sealed, write_whole
 from diffeqformer.store.folders import candidate, install, made
 from diffeqformer.store.paths import path_of
 
@@ -266,6 +266,8 @@ def _disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if not is_of(error, root):  # of a corpus, or of code of the user's own
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(
                 f"the disk that holds the token cache {str(root)!r} is full: "

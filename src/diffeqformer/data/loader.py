@@ -24,39 +24,11 @@ def require_batches(tokens: np.ndarray, context: int, batch_size: int) -> None:
         raise BadInput(f"tokens go from {tokens.min()} to {tokens.max()}, but must be from 0 to {INT32}.")
 
 
-class Windows:
-    """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
+class Spans:
+    """Windows of a token array, by where each begins and where it has ended, in tokens."""
 
-    The last token of a window is the first of the next, so every token but the very first is a target exactly once;
-    fewer than `context` at the end, which fill no window, are left out.
-    """
-
-    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int):
-        self.tokens, self.context = tokens, context
-
-    def __len__(self) -> int:
-        return max(len(self.tokens) - 1, 0) // self.context
-
-    def span(self, index: int) -> tuple[int, int]:
-        """Where window `index` begins, and where it has ended."""
-        return index * self.context, (index + 1) * self.context + 1
-
-    def __getitem__(self, index: int) -> Int32[np.ndarray, " window"]:
-        return np.asarray(self.tokens[slice(*self.span(int(index)))], np.int32)
-
-
-class DocumentWindows:
-    """The same of every document by itself, its last one as short as it comes out: no window has text of two documents.
-
-    **Arguments:** `tokens (tokens,)`; `context`; `end`, the token that ends a document and belongs to it.
-    """
-
-    def __init__(self, tokens: Integer[np.ndarray, " tokens"], context: int, end: int):
-        stops = np.flatnonzero(tokens == end) + 1
-        firsts = np.concatenate([[0], stops[:-1]])[: len(stops)]
-        counts = -(-(stops - firsts - 1) // context)  # none of a document that is empty
-        self.starts = np.repeat(firsts, counts) + context * _ranges(counts)
-        self.stops = np.minimum(np.repeat(stops, counts), self.starts + context + 1)
+    def __init__(self, starts: Integer[np.ndarray, " window"], stops: Integer[np.ndarray, " window"]):
+        self.starts, self.stops = starts, stops
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -64,6 +36,43 @@ class DocumentWindows:
     def span(self, index: int) -> tuple[int, int]:
         """Where window `index` begins, and where it has ended."""
         return self.starts[index].item(), self.stops[index].item()
+
+    def counted(self, mask: Bool[np.ndarray, " token"]) -> "Spans":
+        """Those with a target that counts, of which there is a loss; `mask`, true where a token counts as a target."""
+        counted = np.flatnonzero(mask)
+        # The first token of a window is no target of it.
+        own = np.searchsorted(counted, self.stops) > np.searchsorted(counted, self.starts + 1)
+        return Spans(self.starts[own], self.stops[own])
+
+
+class Windows(Spans):
+    """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
+
+    The last token of a window is the first of the next, so every token but the very first is a target exactly once;
+    fewer than `context` at the end, which fill no window, are left out.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " token"], context: int):
+        self.tokens = tokens
+        starts = context * np.arange(max(len(tokens) - 1, 0) // context)
+        super().__init__(starts, starts + context + 1)
+
+    def __getitem__(self, index: int) -> Int32[np.ndarray, " window"]:
+        return np.asarray(self.tokens[slice(*self.span(int(index)))], np.int32)
+
+
+class DocumentWindows(Spans):
+    """The same of every document by itself, its last one as short as it comes out: no window has text of two documents.
+
+    **Arguments:** `tokens (tokens,)`; `context`; `end`, the token that ends a document and belongs to it.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " token"], context: int, end: int):
+        stops = np.flatnonzero(tokens == end) + 1
+        firsts = np.concatenate([[0], stops[:-1]])[: len(stops)]
+        counts = -(-(stops - firsts - 1) // context)  # none of a document that is empty
+        starts = np.repeat(firsts, counts) + context * _ranges(counts)
+        super().__init__(starts, np.minimum(np.repeat(stops, counts), starts + context + 1))
 
 
 def _ranges(counts: Integer[np.ndarray, " range"]) -> Integer[np.ndarray, " number"]:
@@ -78,7 +87,8 @@ class Loader:
     one index, Grain's); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
 
     Of a mixture each source has such an order of its own, and their windows are interleaved in proportion to the
-    weights (Grain's). Documents that are kept apart have windows of their own, padded at their ends.
+    weights (Grain's). Documents that are kept apart have windows of their own, padded at their ends. A window none of
+    whose targets counts is left out.
 
     **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `seed`, from 0 to 2^32 - 1; `mask (tokens,)`,
     true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are;
@@ -106,16 +116,20 @@ class Loader:
         self._offsets = np.cumsum([0, *counts])[:-1]
         parts = [tokens[first : first + count] for first, count in zip(self._offsets, counts, strict=True)]
         one = partial(Windows, context=context) if end is None else partial(DocumentWindows, context=context, end=end)
-        self._sources = list(map(one, parts))
-        for number, (part, windows) in enumerate(zip(parts, self._sources, strict=True), start=1):
-            what = f"source {number} of the mixture" if mixture else "the training split"
+        self._sources: list[Spans] = list(map(one, parts))
+        for number, (first, windows) in enumerate(zip(self._offsets, self._sources, strict=True)):
+            what = f"source {number + 1} of the mixture" if mixture else "the training split"
             if not len(windows) and end is not None:
-                raise BadInput(f"{what} has {len(part)} tokens, but no document of two.")
+                raise BadInput(f"{what} has {counts[number]} tokens, but no document of two.")
             if not len(windows):
                 raise BadInput(
-                    f"{what} has {len(part)} tokens, but a context of {context} needs at least "
+                    f"{what} has {counts[number]} tokens, but a context of {context} needs at least "
                     f"{context + 1}: give more text or a smaller model.context."
                 )
+            if mask is not None:
+                self._sources[number] = windows.counted(mask[first : first + counts[number]])
+            if not len(self._sources[number]):
+                raise BadInput(f"{what} has no window of {context} tokens with a target that counts.")
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
         self._ends = np.cumsum(list(map(len, self._sources)))

@@ -114,7 +114,8 @@ class Stream:
     interleaved in proportion to their weights (Grain's order).
 
     **Arguments:** `sources`; `weights`, one for each if there are several; `tokenizer`; `context` and `batch_size`,
-    positive; `apart`, whether no window has text of two documents; `masked`, whether some text is `Given`.
+    positive; `apart`, whether no window has text of two documents; `masked`, whether some text is `Given`: a window of
+    such text alone is left out.
 
     **Raises:** `BadInput`, when a batch is asked for, if a source gives no window at all.
     """
@@ -192,17 +193,23 @@ class Stream:
                 np.pad(ids[:stop], padding, constant_values=self.end), np.pad(counts[:stop], padding)[1:], after
             )
 
+        before, passes = None, 0  # ends of passes since a target that counts
         for at, last, own, own_counts in self._tokens(source, place):
+            passes = 0 if own_counts.any() else passes + (before is not None and at <= before)
+            before = at
+            if passes > 1:
+                raise BadInput(f"{source.name} has no text whose prediction is learned.")
             places.append((len(ids), at))
             ids, counts = np.concatenate([ids, own]), np.concatenate([counts, own_counts])
             while len(ids) >= size:
                 # The piece with the first token of the next window, which is the last one of this.
                 start, piece = next(found for found in reversed(places) if found[0] <= self.context)
-                yield window(size, piece._replace(token=piece.token + self.context - start))
+                if counts[1:size].any():  # without a target there is no loss
+                    yield window(size, piece._replace(token=piece.token + self.context - start))
                 ids, counts = ids[self.context :], counts[self.context :]
                 places = [(first - self.context, piece) for first, piece in places if first >= start]
             if self.apart and last:
-                if len(ids) > 1:
+                if counts[1:].any():
                     yield window(len(ids), Place(at.shard, at.document + 1))
                 ids, counts, places = ids[:0], counts[:0], []
 

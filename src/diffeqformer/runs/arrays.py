@@ -1,10 +1,12 @@
 """Arrays of a checkpoint, by Orbax: each process writes the parts on its devices; they are read to any devices."""
 
 import asyncio
+import glob
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,9 +32,9 @@ def write_arrays(folder: Path, items: Items) -> None:
 
     # A folder for each: a model is verified and read without its optimiser's state.
     for item, tree in items.items():
-        with _orbax() as checkpointer:
+        with _orbax() as checkpointer, _plain(folder) as there:
             # By path, as one flat dictionary: classes of nodes leave no trace in a checkpoint.
-            checkpointer.save(folder / item, args=StandardSave(by_path(tree)))
+            checkpointer.save(there / item, args=StandardSave(by_path(tree)))
 
 
 def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
@@ -41,11 +43,27 @@ def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
 
     items = {}
     for item, tree in like.items():
-        with _orbax() as checkpointer:
+        with _orbax() as checkpointer, _plain(folder) as there:
             targets = {name: _target(leaf) for name, leaf in by_path(tree).items()}
-            leaves = checkpointer.restore(folder / item, args=StandardRestore(targets))
+            leaves = checkpointer.restore(there / item, args=StandardRestore(targets))
         items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
     return items
+
+
+@contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """A path of the folder that Orbax takes literally.
+
+    It looks for the parts of an array by a glob of the whole path, in which brackets and stars stand for other names,
+    and takes a backslash for a slash: such an array would be written in parts that nobody finds.
+    """
+    if not glob.has_magic(str(folder)) and "\\" not in str(folder):
+        yield folder
+        return
+    with TemporaryDirectory() as aside:
+        link = Path(aside, "folder")
+        link.symlink_to(folder.parent)
+        yield link / folder.name
 
 
 def _target(leaf: Any) -> jax.ShapeDtypeStruct:

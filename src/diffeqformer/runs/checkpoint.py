@@ -30,6 +30,8 @@ from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed
 
 MANIFEST = "manifest.json"
+INDEX = "manifest.ocdbt"
+"""Of an item's arrays, which Orbax writes last."""
 REPLACED = "replaced-"
 
 
@@ -84,6 +86,9 @@ class Checkpoints:
             aside.mkdir(parents=True)
 
         def end() -> None:
+            for item, tree in items.items():
+                if kinds(tree) and not (aside / item / INDEX).is_file():
+                    raise OSError(f"{item}/{INDEX} is missing")  # and nothing of it could be read again
             files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
             manifest = {
                 "step": step,

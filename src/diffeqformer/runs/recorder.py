@@ -87,7 +87,8 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.exit.__exit__(kind, error, trace)
-        if self.stopped and error is None:
+        # Asked, it may be, while the last checkpoint was written.
+        if error is None and (self.stopped or self.agreement.any(self.asked_to_stop(), False)[0]):
             where = f"stopped at update {self.step} of {self.settings.updates}{self.why and f' ({self.why})'}"
             self.progress.say(f"{where}; saved; run the same command again to go on.")
             raise Interrupted(f"{where}.")

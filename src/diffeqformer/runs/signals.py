@@ -2,20 +2,26 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+BURST = 1.0
+"""Seconds in which further signals are the same request, as of a supervisor that sends two: raised anew while the first
+one is answered, it would end that answer."""
 
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Inside the `with` block, the first SIGINT or SIGTERM only makes the yielded function return true.
 
-    The first signal puts the earlier handlers back, so a second one ends the program at once. Outside the main thread,
-    where Python allows no handlers, nothing is caught.
+    Those within `BURST` of it are the same request; a later one is answered by the earlier handlers, which end the
+    program at once. A signal that is ignored, as a shell has it for jobs in the background, stays so. Outside the main
+    thread, where Python allows no handlers, nothing is caught.
     """
-    asked = False
+    asked, at = False, 0.0
     earlier: dict[signal.Signals, Any] = {}
 
     def restore() -> None:
@@ -25,13 +31,17 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        restore()
+        nonlocal asked, at
+        if not asked:
+            asked, at = True, time.monotonic()
+        elif time.monotonic() - at >= BURST:
+            restore()
+            signal.raise_signal(number)
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            earlier[number] = signal.signal(number, note)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                earlier[number] = signal.signal(number, note)
     try:
         yield lambda: asked
     finally:

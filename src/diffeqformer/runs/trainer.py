@@ -37,7 +37,7 @@ from diffeqformer.runs.resume import Beginning, Clock
 from diffeqformer.runs.sampling import Samples
 from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
-from diffeqformer.store.files import write_sealed
+from diffeqformer.store.files import is_of, write_sealed
 from diffeqformer.training.loop import train_loop
 from diffeqformer.training.optimizer import require_trained
 from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Checked, Recipe
@@ -130,6 +130,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
             except OSError as error:
+                if not is_of(error, folder.path):  # a callback's own
+                    raise
                 raise RunFailed(
                     f"run folder {str(folder.path)!r} could not be written ({reason(error)}); "
                     f"{folder.checkpoints.last_good()}."
@@ -149,7 +151,13 @@ def fitting(
     if vocabulary is not None and entries > vocabulary:
         raise BadInput(f"model.vocabulary is {vocabulary}, but must be at least {entries}, the tokenizer's size.")
     context, t = config.model.context, config.trainer
-    validation_batches(config, tokens)  # this and the next are made only for what they refuse
+    validation = validation_batches(config, tokens)
+    if t.evaluate_batches and not any(counts.any() for _, counts in validation.spread(t.evaluate_batches)):
+        raise BadInput(
+            f"trainer.evaluate_batches is {t.evaluate_batches}, but no prediction counts in so few batches of the "
+            "validation split; raise it, or 0 for all."
+        )
+    # Made only for what it refuses.
     Samples(t.samples, tokens.tokenizer, context)
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))

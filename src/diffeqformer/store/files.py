@@ -1,5 +1,6 @@
 """Files that are whole or not there (written aside, flushed to the disk, renamed), and whose damage is seen."""
 
+import errno
 import json
 import os
 import secrets
@@ -16,6 +17,8 @@ SEAL = "digest"
 """The entry of a JSON document that holds the digest of all others."""
 JSON_BYTES = 64 << 20
 """The most that a JSON document of a run, or beside a model, may have."""
+OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
+"""What writing to an open file, whose path the system does not know, fails with."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -40,6 +43,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         # Of the file that was to be written: nobody knows the one aside.
         raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
+
+
+def is_of(error: OSError, folder: Path) -> bool:
+    """Whether an error of the system is about a folder: about a path in it or above it, or, if it names none, about a
+    disk."""
+    if error.filename is None:
+        return error.errno in OF_DISKS
+    path, here = Path(os.path.abspath(os.fsdecode(error.filename))), Path(os.path.abspath(folder))
+    return path.is_relative_to(here) or here.is_relative_to(path)
 
 
 def flush(file: IO[str] | IO[bytes]) -> None:

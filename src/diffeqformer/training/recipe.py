@@ -71,8 +71,11 @@ class Now:
     def log(self, **numbers: float | int) -> None:
         """Write numbers into `metrics.jsonl`, and to the trackers.
 
-        **Raises:** `BadInput` for one that is not finite, which JSON does not have.
+        **Raises:** `BadInput` for one that is not finite, which JSON does not have, or has the name of what each line
+        has.
         """
+        if taken := {"kind", "step"} & numbers.keys():
+            raise BadInput(f"a callback logs {min(taken)!r}, but each line has one of its own; choose another name.")
         for name, number in numbers.items():
             if not (isinstance(number, SupportsFloat) and np.ndim(number) == 0 and math.isfinite(number)):  # pyright: ignore
                 raise BadInput(f"a callback logs {name} {number} at update {self.step}, but numbers must be finite.")
@@ -136,6 +139,11 @@ class Recipe:
                 raise BadInput(
                     f"{name} is {shown(part)}, but must be a function; the docstring of Recipe has its arguments."
                 )
+        if getattr(self.rule, "__hash__", None) is None:
+            raise BadInput(
+                f"rule is {shown(self.rule)}, but must be hashable, since compiled updates are kept by it: a dataclass "
+                "is with frozen=True."
+            )
         if not isinstance(self.callbacks, tuple | list):
             raise BadInput(f"callbacks is {shown(self.callbacks)}, but must be a tuple of callbacks.")
         for callback in self.callbacks:
