@@ -54,5 +54,7 @@ def test_only_tables_of_whole_steps_leave_layers_out():
     broken = model.replace(weights=jax.tree.map(lambda leaf: leaf * np.nan, model.weights))
     with pytest.raises(BadInput, match="the loss of this model on the text is nan, but must be finite"):
         kept_order(broken, TEXTS)
-    with pytest.raises(BadInput, match=r"texts have the shape \(5, 1\), but must have at least two tokens"):
+    with pytest.raises(
+        BadInput, match=r"texts have the shape \(5, 1\), but must have \(text, position\), of two tokens at"
+    ):
         kept_order(model, TEXTS[:, :1])

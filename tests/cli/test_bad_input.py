@@ -26,6 +26,9 @@ BAD_WORDS = {
     "unknown flag, without its section": ("train quickstart-gpt --widht 64", "did you mean --model.width?"),
     "unknown flag, like none": ("train quickstart-gpt --optimizer.name adam", "--optimizer.name: see `diffeqformer tr"),
     "unknown flag, before": ("eval --stesp 3 run", "unknown option --stesp: did you mean --steps?"),
+    "a record is a file": ("reproduce paper table-3 --record {here}", "is a folder, but must name a file"),
+    "a page is a file": ("reproduce paper table-3 --markdown {here}", "is a folder, but must name a file"),
+    "not served": ("explore runs/none --to x.html --port 80", "--port is 80, but with --to nothing is served"),
     "wrong type": ("train quickstart-gpt --model.width x", "--model.width is 'x', but must be a whole number"),
     "wrong type, may be none": ("sample x --prompt x --top-k y", "--top-k is 'y', but must be a whole number"),
     "wrong choice": (

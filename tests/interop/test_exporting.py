@@ -141,6 +141,7 @@ def explicit(m):
         ({"weights": {"kind": "splines"}}, "weights is 'splines', but must be one of 'time', 'time-shared-mlp', 'kn"),
         ({"weights": {"kind": "own"}}, "weights is 'own', but must be one of 'time', 'time-shared-mlp', 'knots'"),
         ({"weights": {"kind": "layer", "lora": {}}}, "weights.lora is .*, but must be None"),
+        ({"weights": {"kind": "knots", "knots": 2, "rank": 2}}, "weights.rank is 2, but must be None"),
         ({"weights": {"kind": "time", "d_emb": 7}}, "has shape .* but config.json asks for"),
         ({"nested_norm": True}, "nested_norm is True, but must be False"),
         ({"num_key_value_heads": 1}, "num_key_value_heads is 1, but must be 2"),

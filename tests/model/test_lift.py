@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from diffeqformer.model.lift import aligned, lift, table_of_whole_steps
 from diffeqformer.ode.field import Block
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
-from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.models import KINDS, TINY, logits, model_of, solved, tokens
 from tests.tolerances import STATES, roundoff
 
 VANILLA, KEY = KINDS["vanilla"], jax.random.key(0)
@@ -29,6 +30,19 @@ TABLES = {
 }
 UNEQUAL = replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1.0))
 BETWEEN_KNOTS = replace(TINY, weights=KnotsConfig(2, place="end"), scheme="lie-trotter", horizon=6.0)
+
+
+@pytest.mark.parametrize("kind", ["knots", "time"])
+def test_steps_that_add_layers_whole_become_those_of_a_flow(kind):
+    """Of twice as many steps each is half as long, so that what more of them change gets less."""
+    table = model_of(replace(VANILLA, scheme="residual"))
+    lifted = lift(table, kind, key=KEY).model
+    np.testing.assert_allclose(logits(lifted, tokens()), logits(table, tokens()), atol=1e-4)
+    ends = [solved(lifted, tokens(), steps).state for steps in (24, 48, 96)]
+    first, second = (float(jnp.abs(b - a).max()) for a, b in pairwise(ends))
+    assert second < 0.7 * first
+    with pytest.raises(BadInput, match="steps are of unequal lengths"):
+        lift(model_of(replace(VANILLA, scheme="residual", edges=(0.0, 0.2, 0.6, 1.0))), kind, key=KEY)
 
 
 @pytest.mark.parametrize("config", TABLES.values(), ids=TABLES)

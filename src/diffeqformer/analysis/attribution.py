@@ -17,7 +17,7 @@ from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.reading import log_probabilities
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.analysis.watch import watch_attention
-from diffeqformer.errors import BadInput
+from diffeqformer.config.bounds import whole
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
@@ -93,8 +93,7 @@ def attribute(
     **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `points` below 1.
     """
     ids, outputs = require_text(model, ids, outputs, tokens)
-    if points < 1:
-        raise BadInput(f"points is {points}, but must be at least 1.")
+    whole("points", points, 1)
     model = populated(model, steps)
     x, baseline = _ends(model, ids)
     at = jnp.asarray(outputs)

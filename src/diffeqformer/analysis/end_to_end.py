@@ -17,6 +17,7 @@ from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.tables import scores_html
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
@@ -79,7 +80,7 @@ def end_to_end(
     """
     ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
-    if not min(2, width) <= probes <= width:
+    if not min(2, width) <= whole("probes", probes) <= width:
         raise BadInput(f"probes is {probes}, but must be from 2 to the model's width, {width}.")
     model = populated(model, steps)
     x = model.embed(ids[None])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -98,11 +99,11 @@ def flow_exponents(
     Sources: Benettin et al. 1980, Meccanica 15:9; Wolf et al. 1985, Physica D 16:285.
     """
     number = x.size if tangents is None else tangents
-    if not 1 <= number <= x.size:
+    if not 1 <= whole("tangents", number) <= x.size:
         raise BadInput(f"tangents is {number}, but must be from 1 to the width of the state, {x.size}.")
     for name, value, least in (("steps", steps, 1), ("every", every, 1), ("skip", skip, 0)):
         whole(name, value, least)
-    if not (math.isfinite(dt) and dt != 0):
+    if not (isinstance(dt, SupportsFloat) and math.isfinite(dt) and dt != 0):
         raise BadInput(f"dt is {dt}, but must be a number other than 0.")
     key = jax.random.key(0) if key is None else key
 

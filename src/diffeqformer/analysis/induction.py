@@ -95,6 +95,7 @@ def measure_induction(
     model = model.with_norm_of(grid)
     for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):
         whole(name, number, 1)
+    whole("seed", seed, 0)
     positions = length * repeats
     if positions > config.context:
         raise BadInput(

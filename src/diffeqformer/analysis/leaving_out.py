@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.lift import of_rows, table_of_whole_steps
 from diffeqformer.model.loss import loss_sum
@@ -41,8 +42,9 @@ def kept_order(
     **Raises:** `BadInput` for a model that is no such table, one whose loss is not finite, and texts of one token.
     """
     table_of_whole_steps(model)
-    if not texts[:, 1:].size:
-        raise BadInput(f"texts have the shape {texts.shape}, but must have at least two tokens: nothing is predicted.")
+    whole("batch", batch, 1)
+    if texts.ndim != 2 or not texts[:, 1:].size:
+        raise BadInput(f"texts have the shape {texts.shape}, but must have (text, position), of two tokens at least.")
     parts = [jnp.asarray(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     predicted = texts[:, 1:].size
     loss = jax.jit(lambda model, rows, ids: loss_sum(of_rows(model, rows), ids).nats)

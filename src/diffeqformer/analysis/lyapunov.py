@@ -27,6 +27,7 @@ from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Steps
+from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
@@ -147,8 +148,9 @@ def pairwise(
     ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
     number = width if tangents is None else tangents
-    if not 1 <= number <= width:
+    if not 1 <= whole("tangents", number) <= width:
         raise BadInput(f"tangents is {number}, but must be from 1 to the model's width, {width}.")
+    whole("iterations", iterations, 0)
     model = populated(model, steps)
     dtype = wide(model.embedding.tokens.dtype)
     first = first_tangents(width, number, jax.random.key(seed), dtype)
@@ -175,7 +177,8 @@ def pairwise(
                 stage.advance(1)
             for found in (exponents, error, over_depth):
                 found[row, output + 1 :] = np.nan
-    found = -np.sort(-exponents, axis=-1), error, over_depth, width, model.config.interval
+    lengths = length_taken(model.scheme, model.config.interval * np.asarray(model.grid().lengths))
+    found = -np.sort(-exponents, axis=-1), error, over_depth, width, float(np.sum(lengths))
     return Pairwise(outputs, *found, tuple(tokens))
 
 

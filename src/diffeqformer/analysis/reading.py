@@ -120,8 +120,10 @@ def shares(
 ) -> Float[np.ndarray, "text target"]:
     """What each prediction of the tokens after the first weighs in a mean: all alike, or those `counted` alone.
 
-    **Raises:** `BadInput` if none counts.
+    **Raises:** `BadInput` if none counts, or for texts of another number of axes.
     """
+    if texts.ndim != 2:
+        raise BadInput(f"texts have the shape {texts.shape}, but must have (text, position).")
     weights = np.ones((len(texts), texts.shape[1] - 1)) if counted is None else counted.astype(float)
     if not weights.any():
         raise BadInput(f"none of {len(texts)} texts has a token that counts as a target, so that there is no loss.")

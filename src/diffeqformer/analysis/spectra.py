@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
 from diffeqformer.config import ModelConfig
+from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
@@ -208,7 +209,7 @@ def hidden_subsets(hidden: int, ranks: Sequence[int], seed: int = 0) -> dict[int
     **Raises:** `BadInput` if a rank is no whole number between 1 and `hidden`.
     """
     for rank in ranks:
-        if not 1 <= rank <= hidden:
+        if whole("rank", rank) > hidden or rank < 1:
             raise BadInput(f"rank is {rank}, but must be between 1 and {hidden}, the feed-forward's hidden width.")
     return {rank: np.sort(np.random.default_rng((seed, rank)).permutation(hidden)[:rank]) for rank in ranks}
 
@@ -253,7 +254,7 @@ def spectra(
 
     **Raises:** `BadInput` for a single time, a rank that does not fit, or a number of steps the model lacks.
     """
-    if times < 0 or times == 1:
+    if whole("times", times, 0) == 1:
         raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(config.hidden_width, ranks, seed)

@@ -15,6 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from diffeqformer.analysis.reading import lens, log_probabilities, shares, walk
+from diffeqformer.config.bounds import whole
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Steps
@@ -73,6 +74,7 @@ def tuned_lens(
     model = model.with_norm_of(model.grid(steps))
     walks = (walk(model, text, steps=steps).states for text in texts)
     states = [np.concatenate(each, 1) for each in zip(*walks, strict=True)]
+    whole("updates", updates, 1)
     order = np.random.default_rng(0).integers(states[0].shape[1], size=(updates, BATCH))
     found = []
     with (progress or Silent()).stage("Tuned lens", len(states) - 1) as stage:

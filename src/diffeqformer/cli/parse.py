@@ -84,9 +84,12 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
         sentence = _after_a_flag(words, options) or _sentence(heard.getvalue(), prog)
         raise BadInput(f"{sentence} See `{prog} --help`.") from None
     require_bounds(found, "--")
-    for name in ("to", "figure"):  # where every command that has it writes: known before it computes
+    # Where every command that has it writes: known before it computes.
+    for name, is_file in (("to", False), ("figure", True), ("markdown", True), ("record", True)):
         if where := getattr(found, name, None):
             require_writable(path_of(where), f"--{name}")
+            if is_file and path_of(where).is_dir():
+                raise BadInput(f"--{name} {shown(where)} is a folder, but must name a file.")
     return found
 
 

@@ -45,8 +45,7 @@ SETTINGS = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p", "nu
 """Of generation, that are read."""
 
 
-# The import of lm_eval.models above registers the harness's own models: it does that by itself only as long as it knows
-# no model at all, and would not after this line.
+# The import of lm_eval.models above registers the harness's own models, which it does only while it knows none.
 @register_model("diffeqformer")
 class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     """A run's model at a fixed number of depth steps, as lm-evaluation-harness asks for it.
@@ -291,6 +290,8 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     **Raises:** `BadInput` for new tokens that leave no room for a prompt, and for settings that are out of range or
     would be left unread.
     """
+    if unread := next((name for name in settings if name not in SETTINGS), None):
+        raise BadInput(f"the task's generation_kwargs have {unread}, but only {', '.join(SETTINGS)} are read here.")
     until = settings.get("until") or []
     name, given = next(((name, settings[name]) for name in LENGTHS if settings.get(name) is not None), ("", usual))
     new_tokens = whole(name, given)
@@ -304,9 +305,10 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     temperature = settings.get("temperature") or 0.0
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise BadInput(f"temperature is {shown(temperature)}, but must be a number.")
+    if settings.get("do_sample") and not temperature > 0:
+        raise BadInput("do_sample is True, but temperature is not given; give one above 0, or leave do_sample out.")
     temperature = float(temperature) if settings.get("do_sample", True) else 0.0
-    # A top_k of 0 is none, as in Transformers.
-    top_k, top_p = settings.get("top_k") or None, settings.get("top_p")
+    top_k, top_p = settings.get("top_k") or None, settings.get("top_p")  # 0 is none, as in Transformers
     require_choice(vocabulary, temperature, top_k, top_p)
     stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
     return _Plan(new_tokens, stops, temperature, top_k, top_p)

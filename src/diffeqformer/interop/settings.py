@@ -237,6 +237,8 @@ def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
     """
     if isinstance(settings.weights, LayerConfig | KnotsConfig):
         require("weights.lora", settings.weights.lora, None)
+    if isinstance(settings.weights, KnotsConfig):
+        require("weights.rank", settings.weights.rank, None)
     choices = choices_of(ModelConfig)
     sections = {name: section_of(choices[name], model[f"{name}.kind"], name) for name in ("field", "scheme")}
     for setting in fields(settings):

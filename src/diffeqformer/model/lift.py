@@ -19,6 +19,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import TransformerField
+from diffeqformer.ode.schemes import Residual
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
@@ -78,7 +79,8 @@ def lift(
             raise BadInput(f"{name} is {shown(value)}, but only the weights {read_by!r} read it.")
         if value is not None:
             whole(name, value, 1)
-    weights = table_of(model)
+    weights, original = table_of(model), model
+    model = _as_flow(model)
     config, node = model.config, _node_of(model)
     grid, layers = model.grid(), weights.layers
     if moments is not None and (kind != "knots" or knots is None or knots >= grid.steps):
@@ -104,7 +106,7 @@ def lift(
                 break
     own = replace(config, weights=section, horizon=config.interval)
     lifted = model.replace(weights=fit.weights, config=own)
-    found = Lifted(lifted, fit.condition, difference(model, lifted))
+    found = Lifted(lifted, fit.condition, difference(original, lifted))
     if found.difference > EXACT and not (kind == "knots" and section.knots != grid.steps):  # pyright: ignore
         raise BadInput(
             f"the lifted model would not be the same: logits differ by {found.difference:.1e} of the largest, but must "
@@ -209,6 +211,16 @@ def table_of(model: Transformer) -> LayerWeights:
             f"fractions {', '.join(f'{node:.3g}' for node in at)}), but only layers with weights at one can be taken."
         )
     return weights
+
+
+def _as_flow(model: Transformer) -> Transformer:
+    """The same table with steps whose lengths shrink as there are more: those of `residual` are 1, however many."""
+    if not isinstance(model.scheme, Residual):
+        return model
+    if not model.grid().equal:
+        raise BadInput("this model's steps are of unequal lengths, but 'residual' adds what layers give whole.")
+    config = replace(model.config, horizon=float(model.config.steps), scheme="lie-trotter-middle")
+    return model.replace(scheme=config.scheme.build(), config=config)
 
 
 def _node_of(model: Transformer) -> float:

@@ -1,6 +1,7 @@
 """Running a trained model by another scheme than the one it was trained with."""
 
 import dataclasses
+from typing import SupportsFloat
 
 from diffeqformer.config import (
     GradientConfig,
@@ -18,6 +19,7 @@ from diffeqformer.model.build import own_section, require_part
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.adaptive import USUAL, can_adapt
 from diffeqformer.ode.schemes import EULER_MIDDLE, Reversible, Scheme
+from diffeqformer.plain import shown
 
 
 def with_scheme(
@@ -47,6 +49,8 @@ def with_scheme(
     else:
         require_part("scheme", scheme, Scheme)
         section = own_section(scheme, config.scheme)
+    if rtol is not None and (isinstance(rtol, bool) or not isinstance(rtol, SupportsFloat)):
+        raise BadInput(f"rtol is {shown(rtol)}, but must be a number.")
     if rtol is not None and config.first_step is not None and model.scheme != EULER_MIDDLE:
         raise BadInput(
             f"the first step of this model is one of scheme {config.scheme.kind!r}, but before adaptive steps it is "

@@ -141,7 +141,7 @@ class RunFolder:
             there, wanted = (filesize.decimal(size, precision=2) for size in (free, needed))
             raise BadInput(
                 f"run folder {str(self.path)!r} needs {wanted} for checkpoints, but its disk has {there} left; free "
-                f"some, choose another disk with {OPTIONS}, or lower trainer.keep_last."
+                f"some, choose another disk with {OPTIONS}, or, where there is such a setting, lower trainer.keep_last."
             )
 
 

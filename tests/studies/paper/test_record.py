@@ -8,6 +8,7 @@ import pytest
 
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
+from diffeqformer.store.files import write_sealed
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper.claims import Verdict, judge
@@ -24,7 +25,7 @@ def seeds(*effects, first=0):
 
 
 def test_seeds_of_these_runs_join_those_of_the_record(tmp_path):
-    path, of = tmp_path / "record.json", {"scale": "laptop"}
+    path, of = tmp_path / "record.json", {"scale": "laptop", "updates": 500, "text": "a"}
     item, claim = "table-1", ITEMS["table-1"].claims[0]
     three, other = seeds(0.1, 0.11, 0.12), seeds(-0.1, -0.11, -0.12)
     rates = {"m": {"best": 0.1, "losses": {"0.1": 4.0, "0.2": None}}}  # at 0.2 training diverged
@@ -92,6 +93,41 @@ def test_a_record_is_of_its_texts(tmp_path):
     assert paper_record.read(path, without).of == first
     paper_record.write(path, {"claims": [], "models": [], "rates": {}}, without)
     assert paper_record.read(path, without).of == first
+
+
+SOUND = {
+    "of": {"scale": "laptop", "updates": 3, "text": "a.txt"},
+    "claims": [of_claim("table-1", "it is so", "nats", seeds(0.1, 0.2))],
+    "models": [["gpt", "1.00", "0.001", "its own", "4.0", "2"]],
+    "rates": {"gpt": {"best": 1e-3, "losses": {"0.001": 4.0}}},
+    "texts": {"gpt": "one"},
+}
+OTHERS = {
+    "nothing": {}, "no scale": SOUND | {"of": {"a": 1}}, "words": SOUND | {"of": SOUND["of"] | {"updates": "3"}},
+    "claims": SOUND | {"claims": "x"}, "verdict": SOUND | {"claims": [SOUND["claims"][0] | {"verdict": "perhaps"}]},
+    "mean": SOUND | {"claims": [SOUND["claims"][0] | {"mean": "much"}]}, "models": SOUND | {"models": "x"},
+    "short row": SOUND | {"models": [["gpt"]]}, "rate": SOUND | {"rates": {"gpt": {"best": -1.0, "losses": {}}}},
+    "figures": SOUND | {"figures": {"a": 1}}, "tables": SOUND | {"tables": {"a": 1}}, "results": {"models": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("document", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_record_is_refused_in_a_sentence_and_stays(tmp_path, document):
+    path, of = tmp_path / "record.json", SOUND["of"]
+    write_sealed(path, SOUND)
+    assert paper_record.read(path, of).texts == {"gpt": "one"}
+    write_sealed(path, document)
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=r"file '.*record.json' is no record of `reproduce paper`"):
+        paper_record.read(path, of)
+    assert path.read_bytes() == before
+
+
+def test_a_record_of_a_text_of_the_same_name_is_another_one():
+    record = Record({}, texts={"gpt": "one", "shared": "two"})
+    record.require_texts({"gpt": "one", "diffeqformer": "three"})
+    with pytest.raises(BadInput, match="shared was trained on another text, or with another tokenizer, than it was"):
+        record.require_texts({"gpt": "one", "shared": "one"})
 
 
 def test_ends_that_are_not_zero_are_not_written_as_zero():

@@ -79,8 +79,9 @@ def mean_basis(
     pieces = half[:, None] * (first + second)
     within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
     length = (t[1:] - t[:-1])[:, None]
-    # No matrix product, which would be in TensorFloat-32 on cards.
-    mean = xp.where(within[..., None], pieces, 0).sum(1) / xp.where(length > 0, length, 1)
+    # Traced, no matrix product, which would be in TensorFloat-32 on cards.
+    sums = within.astype(t.dtype) @ pieces if xp is np else xp.where(within[..., None], pieces, 0).sum(1)
+    mean = sums / xp.where(length > 0, length, 1)
     return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
 
 

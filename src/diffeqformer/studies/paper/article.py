@@ -68,6 +68,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
                       for name, (best, tried) in searched(runs).items()},
             "models": models,
             "tables": tables,
+            "texts": {**record.texts, **runs.contents},
             "figures": {**record.figures, **{figure.name: figure.caption for figure in figures}},
         },
         folder=runs.folder,

@@ -28,6 +28,7 @@ SEARCHED_WITH = 0
 SEEDS = 3
 """That a verdict needs."""
 LEVEL = 0.95
+VERDICTS = ("holds", "fails", "within noise", "untested")
 
 
 @dataclass(frozen=True)

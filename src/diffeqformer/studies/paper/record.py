@@ -12,8 +12,10 @@ from pathlib import Path
 
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, finite_or_none
+from diffeqformer.report.table import Table
+from diffeqformer.report.text import finite
 from diffeqformer.store.files import read_sealed, write_sealed
-from diffeqformer.studies.paper.claims import Claim, Verdict, judge
+from diffeqformer.studies.paper.claims import VERDICTS, Claim, Verdict, judge
 from diffeqformer.studies.reproduce.experiments import Rates, losses_of
 
 MODEL_COLUMNS = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds")
@@ -36,6 +38,8 @@ class Record:
     """Captions of the figures beside the page, by name."""
     tables: Mapping[str, Values] = field(default_factory=dict)
     """Those of `tables`, by name."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """`TokenCache.content` of what models were trained on, by their names: files of one name need not have one text."""
 
     def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
         """Of what is `found` and the record's other seeds; where nothing random enters, of what is found; if it has no
@@ -46,6 +50,18 @@ class Record:
         if len(known.effects) == known.seeds:
             return judge({**known.effects, **found.effects}, exact=claim.exact)
         return found if known.seeds <= found.seeds else known
+
+    def require_texts(self, texts: Mapping[str, str]) -> None:
+        """Check that models were trained on the record's texts.
+
+        **Raises:** `BadInput` naming one that was not.
+        """
+        for name in texts.keys() & self.texts.keys():
+            if texts[name] != self.texts[name]:
+                raise BadInput(
+                    f"{name} was trained on another text, or with another tokenizer, than it was for the record; name "
+                    "another --record."
+                )
 
     def other(self, item: str, claim: Claim, found: Verdict) -> Verdict | None:
         """The record's verdict where what is `found` changes it; `None` if it stands or is untested before or after."""
@@ -63,18 +79,35 @@ def read(path: Path, of: Values) -> Record:
     if not path.is_file():
         return Record(of)
     document = read_sealed(path)
+    try:
+        record = _parsed(document, of)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise BadInput(f"file {str(path)!r} is no record of `reproduce paper`; name another --record.") from None
     if any(document["of"][name] != of[name] for name in document["of"].keys() & of):
         known = ", ".join(f"{name} {value}" for name, value in document["of"].items())
         asked = ", ".join(f"{name} {value}" for name, value in of.items())
         raise BadInput(f"the record {str(path)!r} is of {known}, but this would be of {asked}; name another --record.")
-    return Record(
-        {**document["of"], **of},
-        {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]},
-        {row[0]: tuple(row) for row in document["models"]},
-        {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()},
-        document.get("figures", {}),
-        document.get("tables", {}),
-    )
+    return record
+
+
+def _parsed(document: Values, of: Values) -> Record:
+    """**Raises:** one of Python's own errors if it is no record."""
+    known, figures, tables = document["of"], document.get("figures", {}), document.get("tables", {})
+    texts = document.get("texts", {})
+    if any(type(known[name]) is not kind for name, kind in (("scale", str), ("updates", int), ("text", str))):
+        raise TypeError
+    rates = {name: (one["best"], losses_of(one["losses"])) for name, one in document["rates"].items()}
+    if not all(finite(best) and best > 0 for best, _ in rates.values()):
+        raise ValueError
+    rows = {row[0]: tuple(map(str, row)) for row in document["models"]}
+    if any(len(row) < len(MODEL_COLUMNS) or not row[SEEDS_COLUMN].isdecimal() for row in rows.values()):
+        raise ValueError
+    if not all(isinstance(said, str) for said in (*figures.values(), *texts.values())):
+        raise TypeError
+    for table in tables.values():
+        Table(**table)
+    claims = {(one["item"], one["claim"]): _verdict(one) for one in document["claims"]}
+    return Record({**known, **of}, claims, rows, rates, dict(figures), dict(tables), dict(texts))
 
 
 def write(path: Path, document: Values, of: Values) -> None:
@@ -94,7 +127,9 @@ def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:
 
 
 def _verdict(one: Values) -> Verdict:
-    number = lambda name: math.nan if one[name] is None else one[name]
+    number = lambda name: math.nan if one[name] is None else float(one[name])
     ends = number("mean"), number("low"), number("high")
-    effects = {int(seed): effect for seed, effect in one["effects"].items()}
-    return Verdict(one["verdict"], effects, *ends, one["seeds"])
+    effects = {int(seed): float(effect) for seed, effect in one["effects"].items()}
+    if one["verdict"] not in VERDICTS:
+        raise ValueError
+    return Verdict(one["verdict"], effects, *ends, int(one["seeds"]))

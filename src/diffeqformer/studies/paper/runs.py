@@ -110,6 +110,8 @@ class Runs:
         self.untrained: set[str] = set()
         self.diverged: dict[str, list[int]] = {}
         """Seeds with which a model's training diverged, by its name."""
+        self.contents: dict[str, str] = {}
+        """`TokenCache.content` of what models were trained on, by their names."""
         self.texts: dict[DataConfig, str | None] = {}
         """`TokenCache.content` of each text."""
 
@@ -141,11 +143,15 @@ class Runs:
 
     def trained(self, name: str, seed: int) -> Finished | None:
         """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
+        from diffeqformer.runs.folder import text_digest_of
+
         if name not in self.models or (self.models[name].other and not self.arguments.other):
             return None
         if (rate := self.rate(name)) is None:
             return None
         found, run = self._run(name, seed, rate), self.config(name, seed, rate).run
+        if found is not None and (content := text_digest_of(path_of(run))) is not None:
+            self.contents[name] = content
         if found is None and run not in self.untrained and seed not in self.diverged.setdefault(name, []):
             self.diverged[name].append(seed)
         return found
