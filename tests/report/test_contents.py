@@ -2,12 +2,14 @@
 
 import os
 from html import unescape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from diffeqformer.report.contents import look, write_contents
 from diffeqformer.report.page import TokenMap, write
+from diffeqformer.studies import run_report
 from diffeqformer.studies.all import write_index
 
 KNOWN = {
@@ -112,3 +114,13 @@ def test_a_damaged_map_is_no_text(tmp_path, shown):
     page.write_text(f'{begin}<script type="application/json">{shown}</script>{rest.split("</script>", 1)[1]}')
     seen = look(page)
     assert seen is not None and (seen.headline, seen.tokens) == ("of two", ())
+
+
+def test_a_comparison_that_was_moved_is_linked_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_report, "run_report", lambda results, inside: SimpleNamespace(page=lambda: repr(inside)))
+    (tmp_path / "new/gpt").mkdir(parents=True)
+    (tmp_path / "new/gpt/config.yaml").write_text("")
+    results = {"models": [{"config": {"run": str(tmp_path / "old/gpt")}}]}
+    run_report.write_linked_report(results, tmp_path / "new/report.html")
+    assert "'gpt/analysis/index.html'" in (tmp_path / "new/report.html").read_text()
+    assert (tmp_path / "new/gpt/analysis/index.html").is_file() and not (tmp_path / "old").exists()
