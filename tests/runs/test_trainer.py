@@ -306,6 +306,15 @@ def test_the_best_checkpoint_is_kept_beside_the_last(config, monkeypatch):
     assert load_run(config.run, "best").step == 6 and load_run(config.run).step == 12
 
 
+def test_a_folder_below_one_whose_name_is_no_text_is_refused(config, tmp_path, monkeypatch):
+    here = tmp_path / os.fsdecode(b"caf\xe9")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    with pytest.raises(BadInput, match="run folder .* has a name that is not UTF-8"):
+        train(changed(config, run="run"), Silent())
+    assert not [*here.iterdir()]
+
+
 def test_minutes_alone_make_checkpoints(config):
     minutes = changed(config, trainer__checkpoint_every=0, trainer__checkpoint_minutes=1e-9, trainer__keep_last=20)
     train(minutes, Silent())

@@ -24,7 +24,7 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document
+from diffeqformer.plain import Document, is_utf8, shown
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.runs.settings import difference, first_difference, numeric
@@ -69,6 +69,8 @@ class RunFolder:
         or cannot be written; `Damaged` for a tokenizer that is not what it was.
         """
         require_writable(self.path, "run folder")
+        if not is_utf8(str(self.path.absolute())):  # Orbax takes no others
+            raise BadInput(f"run folder {shown(str(self.path.absolute()))} has a name that is not UTF-8.")
         try:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:

@@ -33,6 +33,12 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     """
     if not config.depth.drawn:
         return lambda update: None
+    draws = _draws(config)
+    return lambda update: int(draws(np.asarray(update)))
+
+
+def _draws(config: Config) -> Callable[[np.ndarray], np.ndarray]:
+    """The depths of many updates."""
     depths, shares = np.asarray(config.depth.drawn), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
     # Stream 2 of the run; `initial_state` (training/update.py) lists them all.
@@ -40,8 +46,8 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
     start = float(jax.random.uniform(key, dtype=jax.numpy.float32))  # the same depths with JAX_ENABLE_X64
     shallow = config.depth.shallow_fraction * config.trainer.updates
     # Without the last end, which rounding may leave below 1: the index would be one too many.
-    drawn = lambda update: int(depths[np.searchsorted(ends[:-1], (start + update * GOLDEN) % 1.0, side="right")])
-    return lambda update: int(depths.min()) if update < shallow else drawn(update)
+    drawn = lambda updates: depths[np.searchsorted(ends[:-1], (start + updates * GOLDEN) % 1.0, side="right")]
+    return lambda updates: np.where(updates < shallow, depths.min(), drawn(updates))
 
 
 def trained_depths(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
@@ -94,6 +100,7 @@ def compute_of(config: Config) -> int:
 
     Exact for schemes that evaluate the field once a step.
     """
-    times = Counter(map(depth_of_update(config), range(config.trainer.updates)))
+    updates = config.trainer.updates
+    times = Counter(_draws(config)(np.arange(updates)).tolist()) if config.depth.drawn else {None: updates}
     steps = sum(n * one.steps * one.sequences for drawn, n in times.items() for one in passes(config, drawn))
     return round(steps / config.trainer.batch_size)
