@@ -48,7 +48,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def is_of(error: OSError, folder: Path) -> bool:
     """Whether an error of the system is about a folder: about a path in it or above it, or, if it names none, about a
     disk."""
-    if error.filename is None:
+    if not isinstance(error.filename, str | bytes):
         return error.errno in OF_DISKS
     path, here = Path(os.path.abspath(os.fsdecode(error.filename))), Path(os.path.abspath(folder))
     return path.is_relative_to(here) or here.is_relative_to(path)
