@@ -136,7 +136,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(config, monkeypatch, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_is_answered_with_a_checkpoint_and_a_line(config, monkeypatch, number):
+def test_a_request_to_stop_is_answered_with_a_checkpoint_and_a_line(config, monkeypatch, heeded, number):
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     stop_after(monkeypatch, 6, number)
     said = Lines()
