@@ -282,6 +282,18 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
     assert longer.tables[0].rows[0][2] == "0 of 6" and said[-2].endswith("is of other settings: trainer.updates.")
 
 
+def test_effects_of_another_text_are_not_joined(trained):
+    """Though its file has the same name."""
+    result, arguments, folder = trained
+    assert result.document["texts"].keys() == {"wide", "normed"}
+    asked = replace(arguments, record=str(folder / "record.json"))
+    paper_record.write(folder / "record.json", result.document, asked.of)
+    assert study(asked, Silent()).document["texts"] == result.document["texts"]
+    paper_record.write(folder / "record.json", result.document | {"texts": {"normed": "another"}}, asked.of)
+    with pytest.raises(BadInput, match="normed was trained on another text, or with another tokenizer, than it was"):
+        study(asked, Silent())
+
+
 def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):
     _, arguments, folder = trained
     measured = []

@@ -12,7 +12,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.runs.folder import RESULTS, require_same_text
 from diffeqformer.runs.results import read_results
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.paper.claims import SEARCHED_WITH, Trained
+from diffeqformer.studies.paper.claims import PUT_BACK, SEARCHED_WITH, Trained
 from diffeqformer.studies.paper.measures import OURS, measured
 from diffeqformer.studies.reproduce.experiments import rates_of
 from diffeqformer.studies.reproduce.reproduce_adapt import Arguments, records, reproduce
@@ -42,7 +42,7 @@ def _require_text(folder: Path, seed: int, progress: Progress) -> None:
     entry = next(one for one in document["models"] if one["role"]["text"] == "other")
     config = from_dict(Config, entry["config"])
     content = prepare(config.data, progress).content
-    require_same_text(path_of(config.run), content, "choose another folder with --to, or put the text back")
+    require_same_text(path_of(config.run), content, PUT_BACK)
 
 
 def _adapted(found: Trained, seed: int) -> Document | None:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
 
 
 def item_tables(
-    name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values], diverged: Mapping[str, Sequence[int]]
+    name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values], diverged: Mapping[str, Iterable[int]]
 ) -> tuple[Table, ...]:
     """An item's verdicts, under what the paper reports and the models that are compared, the paper's numbers and ours.
 
@@ -150,7 +150,7 @@ def item_tables(
     said += [f"{_capital(place)}: {there}" for place, there in (reported.places if reported else ())]
     said += [f"Its figure: {item.layout}"] if item.layout else []
     said += [f"Models: {', '.join(models)}."] if (models := models_of(item)) else []
-    lost = [f"{one} with seed {seed}" for one in models for seed in diverged.get(one, ())]
+    lost = [f"{one} with seed {seed}" for one in models for seed in sorted(diverged.get(one, ()))]
     said += [f"Training diverged, so that these have no part in effects: {join(lost)}."] if lost else []
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")

@@ -28,6 +28,8 @@ SEARCHED_WITH = 0
 SEEDS = 3
 """That a verdict needs."""
 LEVEL = 0.95
+PUT_BACK = "choose another folder with --to, or put the text back"
+"""What to do where runs are of another text than there is now."""
 VERDICTS = ("holds", "fails", "within noise", "untested")
 
 

@@ -20,7 +20,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import File, Files, Folder, Seeds
-from diffeqformer.studies.paper.claims import SEARCHED_WITH, Finished, Model
+from diffeqformer.studies.paper.claims import PUT_BACK, SEARCHED_WITH, Finished, Model
 from diffeqformer.studies.reproduce.experiments import Rates, on_text, search, with_length
 
 Scale = Literal["laptop", "gpu"]
@@ -108,7 +108,7 @@ class Runs:
         self.finished: dict[str, Finished | None] = {}
         self.counted: dict[str, float] = {}
         self.untrained: set[str] = set()
-        self.diverged: dict[str, list[int]] = {}
+        self.diverged: dict[str, set[int]] = {}
         """Seeds with which a model's training diverged, by its name."""
         self.contents: dict[str, str] = {}
         """`TokenCache.content` of what models were trained on, by their names."""
@@ -143,17 +143,13 @@ class Runs:
 
     def trained(self, name: str, seed: int) -> Finished | None:
         """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
-        from diffeqformer.runs.folder import text_digest_of
-
         if name not in self.models or (self.models[name].other and not self.arguments.other):
             return None
         if (rate := self.rate(name)) is None:
             return None
-        found, run = self._run(name, seed, rate), self.config(name, seed, rate).run
-        if found is not None and (content := text_digest_of(path_of(run))) is not None:
-            self.contents[name] = content
-        if found is None and run not in self.untrained and seed not in self.diverged.setdefault(name, []):
-            self.diverged[name].append(seed)
+        found = self._run(name, seed, rate)
+        if found is None and self.config(name, seed, rate).run not in self.untrained:
+            self.diverged.setdefault(name, set()).add(seed)
         return found
 
     def _loss(self, name: str, rate: float) -> float:
@@ -161,9 +157,13 @@ class Runs:
         return math.inf if found is None else found.entry["validation"]["loss"]
 
     def _run(self, name: str, seed: int, rate: float) -> Finished | None:
+        from diffeqformer.runs.folder import text_digest_of
+
         config = self.config(name, seed, rate)
         if config.run not in self.finished:
-            self.finished[config.run] = self._train(config, self.models[name])
+            self.finished[config.run] = found = self._train(config, self.models[name])
+            if found is not None and (content := text_digest_of(path_of(config.run))) is not None:
+                self.contents[name] = content
         return self.finished[config.run]
 
     def _train(self, config: Config, model: Model) -> Finished | None:
@@ -219,7 +219,7 @@ class Runs:
         if config.data not in self.texts:
             trains = not self.arguments.finished
             self.texts[config.data] = prepare(config.data, self.progress).content if trains else text_digest_of(run)
-        require_same_text(run, self.texts[config.data], "choose another folder with --to, or put the text back")
+        require_same_text(run, self.texts[config.data], PUT_BACK)
 
     @cached_property
     def ended(self) -> dict[tuple[str, str, str], Values]:
