@@ -286,10 +286,10 @@ def test_effects_of_another_text_are_not_joined(trained):
     """Though its file has the same name."""
     result, arguments, folder = trained
     assert result.document["texts"].keys() == {"wide", "normed"}
-    asked = replace(arguments, record=str(folder / "record.json"))
-    paper_record.write(folder / "record.json", result.document, asked.of)
+    asked = replace(arguments, record=str(folder / "texts.json"))
+    paper_record.write(folder / "texts.json", result.document, asked.of)
     assert study(asked, Silent()).document["texts"] == result.document["texts"]
-    paper_record.write(folder / "record.json", result.document | {"texts": {"normed": "another"}}, asked.of)
+    paper_record.write(folder / "texts.json", result.document | {"texts": {"normed": "another"}}, asked.of)
     with pytest.raises(BadInput, match="normed was trained on another text, or with another tokenizer, than it was"):
         study(asked, Silent())
 
