@@ -1,4 +1,5 @@
 import dataclasses
+from contextlib import nullcontext
 
 import equinox as eqx
 import jax
@@ -22,8 +23,9 @@ from diffeqformer.ode.field import Block, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 from diffeqformer.ode.weights import populated
-from diffeqformer.ode.weights.source import unstack
+from diffeqformer.ode.weights.source import mixed, unstack
 from diffeqformer.ode.weights.time_features import frequencies, time_features
+from diffeqformer.sharding import AXES
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -181,12 +183,31 @@ class _Mixed(eqx.Module):
 @pytest.mark.parametrize(("whole", "last"), [("attention", "down"), ("feed_forward", "output")])
 def test_rows_that_serve_all_steps_stand_beside_rows_of_each_step(whole, last):
     model = model_of(KINDS["macaron"])
-    mixed = model.replace(weights=_Mixed(model.weights.layers, whole))
-    populated = mixed.populate()
-    np.testing.assert_allclose(logits(mixed, tokens()), logits(populated, tokens()), rtol=0, atol=STATES)
-    gradient = jax.grad(lambda weights: next_token_loss(mixed.replace(weights=weights), tokens()))(mixed.weights)
+    both = model.replace(weights=_Mixed(model.weights.layers, whole))
+    populated = both.populate()
+    np.testing.assert_allclose(logits(both, tokens()), logits(populated, tokens()), rtol=0, atol=STATES)
+    gradient = jax.grad(lambda weights: next_token_loss(both.replace(weights=weights), tokens()))(both.weights)
     other = "feed_forward" if whole == "attention" else "attention"
     assert (abs(getattr(getattr(gradient.rows, other), last).weight).max((1, 2)) > 0).all()  # all steps' rows learn
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (2, 3, 4)], ids=len)
+def test_rows_are_mixed_by_their_shares_and_so_are_gradients_on_their_way_back(shape, divided):
+    keys = jax.random.split(jax.random.key(0), 3)
+    shares, rows, back = (
+        np.asarray(jax.random.normal(key, axes), np.float64)
+        for key, axes in zip(keys, [(5, 3), (3, *shape), (5, *shape)], strict=True)
+    )
+    mesh = jax.make_mesh((1, 1, 1), AXES, devices=jax.devices()[:1]) if divided else None
+    with jax.enable_x64(True), jax.set_mesh(mesh) if mesh else nullcontext():
+        found, transposed = jax.vjp(lambda rows: mixed(jnp.asarray(shares), {"rows": rows}), jnp.asarray(rows))
+        (gradient,) = transposed({"rows": jnp.asarray(back)})
+    expected = [sum(shares[t, k] * rows[k] for k in range(3)) for t in range(5)]
+    np.testing.assert_allclose(found["rows"], expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        gradient, [sum(shares[t, k] * back[t] for t in range(5)) for k in range(3)], rtol=0, atol=1e-14
+    )
 
 
 def _products(jaxpr):

@@ -36,7 +36,7 @@ from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
-from diffeqformer.ode.weights.source import initial_rows, number_of_rows, unstack
+from diffeqformer.ode.weights.source import initial_rows, mixed, number_of_rows, unstack
 from diffeqformer.sharding import constrain_weights
 
 PLACES = {"middle": 0.5, "end": 1.0}
@@ -148,9 +148,9 @@ class KnotWeights(eqx.Module):
         def half(nodes: tuple[float, ...], rows: PyTree, corrections: PyTree) -> PyTree:
             shares = means if means is not None else cardinal_basis(grid.times(nodes), *self._how)
             if grid.equal or corrections is None:
-                mixed = self._mixed(corrected(rows, corrections, 1 / grid.steps), shares)
+                stacked = self._mixed(corrected(rows, corrections, 1 / grid.steps), shares)
                 # Of means there is one per step, for all its nodes.
-                return unstack(mixed, grid.steps, len(shares) // grid.steps)
+                return unstack(stacked, grid.steps, len(shares) // grid.steps)
             by_step = shares.reshape(grid.steps, -1, self.knots)
             lengths = grid.lengths
             if isinstance(lengths, np.ndarray) and len(np.unique(lengths.round(12))) <= FEW:
@@ -171,8 +171,8 @@ class KnotWeights(eqx.Module):
         steps = [np.flatnonzero(which == number) for number in range(len(first))]
 
         def part(length: float, own: np.ndarray) -> PyTree:
-            mixed = self._mixed(corrected(rows, corrections, length), by_step[own].reshape(-1, self.knots))
-            return unstack(mixed, len(own), by_step.shape[1])
+            stacked = self._mixed(corrected(rows, corrections, length), by_step[own].reshape(-1, self.knots))
+            return unstack(stacked, len(own), by_step.shape[1])
 
         # The argsort of a permutation is its inverse: it puts the rows back into the order of steps.
         parts, order = map(part, lengths[first].tolist(), steps), np.argsort(np.concatenate(steps))
@@ -183,8 +183,7 @@ class KnotWeights(eqx.Module):
         return self.knots, self.basis, self.place, self.rows.attention.norm.scale.dtype
 
     def _mixed(self, rows: PyTree, shares: Float[Array, "time knot"]) -> PyTree:
-        mixed = lambda leaf: jnp.tensordot(shares, leaf, 1, precision="highest")  # not in TensorFloat-32
-        return constrain_weights(jax.tree.map(mixed, rows))
+        return constrain_weights(mixed(shares, rows))
 
 
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:

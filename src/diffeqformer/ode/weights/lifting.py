@@ -18,9 +18,12 @@ from diffeqformer.nn.linear import Linear, Norm
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.weights.knots import PLACES, KnotWeights, cardinal_basis
+from diffeqformer.ode.weights.source import mixed
 from diffeqformer.ode.weights.time import TimeWeights, init_time, is_time_unit
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
+
+_sums = jax.jit(mixed)
 
 
 class Fit(NamedTuple):
@@ -61,10 +64,10 @@ def fit_knots(
         # The layers as knots, read at the places of the new ones.
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
-    mixed = rows if knots == layers else _mixed(jnp.asarray(matrix, jnp.float32), rows)
+    fitted = rows if knots == layers else _sums(jnp.asarray(matrix, jnp.float32), rows)
     if moments is not None and knots < layers:
-        mixed = _weighted(jnp.asarray(system, jnp.float32), rows, mixed, list(moments))
-    return Fit(KnotWeights(mixed, section.basis, section.place), condition)
+        fitted = _weighted(jnp.asarray(system, jnp.float32), rows, fitted, list(moments))
+    return Fit(KnotWeights(fitted, section.basis, section.place), condition)
 
 
 def fit_time(
@@ -157,16 +160,10 @@ def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Arra
     units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
 
     def unit(row: Linear | Norm, network: TimeNetwork, inverse: Array) -> TimeLinear | TimeNorm:
-        last = lambda values: None if values is None else jnp.moveaxis(_mixed(inverse, values), 0, -1)
+        last = lambda values: None if values is None else jnp.moveaxis(_sums(inverse, values), 0, -1)
         if isinstance(row, Norm):
             return TimeNorm(network, last(row.scale - 1.0), last(row.shift))  # pyright: ignore[reportArgumentType]
         constant = row.weight.mean(0)
         return TimeLinear(network, last(row.weight - constant[None]), constant, last(row.bias))  # pyright: ignore
 
     return jax.tree.unflatten(structure, list(map(unit, units, networks, inverses)))
-
-
-@jax.jit
-def _mixed(matrix: Float[Array, "parameter time"], rows: PyTree) -> PyTree:
-    """Of every array of `rows` a sum over its leading axis for each parameter."""
-    return jax.tree.map(lambda row: jnp.tensordot(matrix, row, 1, precision="highest"), rows)

@@ -11,11 +11,12 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from diffeqformer.nn.linear import Linear, LinearShape, Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
+from diffeqformer.sharding import is_divided
 
 
 @runtime_checkable
@@ -37,6 +38,20 @@ class WeightSource(Protocol):
 def number_of_rows(rows: BlockWeights) -> int:
     """How many rows a block has on its leading axis."""
     return rows.attention.norm.scale.shape[0]
+
+
+def mixed(shares: Float[Array, "time row"], rows: PyTree) -> PyTree:
+    """Of each array the sums over its rows, `sum_k shares[t, k] rows[k]`, one for each of `shares`' own."""
+
+    def sums(leaf: Array) -> Array:
+        if is_divided():  # merged axes cannot be sharded each in its own way
+            return jnp.tensordot(shares, leaf, 1, precision="highest")  # not in TensorFloat-32
+        # As two matrices: the gradient of the other is written with rows on the last axis, and then transposed, which
+        # on CPUs takes eight times as long.
+        flat = jnp.matmul(shares, leaf.reshape(leaf.shape[0], -1), precision="highest")
+        return flat.reshape(-1, *leaf.shape[1:])
+
+    return jax.tree.map(sums, rows)
 
 
 def by_half(of: Callable[[PyTree, tuple[float, ...]], PyTree], block: PyTree, nodes: Nodes) -> PyTree:
