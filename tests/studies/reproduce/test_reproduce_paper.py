@@ -292,6 +292,12 @@ def test_effects_of_another_text_are_not_joined(trained):
     paper_record.write(folder / "texts.json", result.document | {"texts": {"normed": "another"}}, asked.of)
     with pytest.raises(BadInput, match="normed was trained on another text, or with another tokenizer, than it was"):
         study(asked, Silent())
+    paper_record.write(folder / "texts.json", result.document | {"texts": {"wide": "another"}}, asked.of)
+    said = []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="wide was trained on another text"):
+        patch.setattr(Silent, "say", lambda self, line: said.append(line))
+        study(asked, Silent())
+    assert [line[:2] for line in said if "/" in line[:3]] == ["1/"]  # not after the models of all claims
 
 
 def test_slow_effects_are_kept_until_a_run_or_the_other_text_changes(trained):

@@ -59,8 +59,8 @@ class Record:
         for name in texts.keys() & self.texts.keys():
             if texts[name] != self.texts[name]:
                 raise BadInput(
-                    f"{name} was trained on another text, or with another tokenizer, than it was for the record; name "
-                    "another --record."
+                    f"{name} was trained on another text, or with another tokenizer, than it was for the record (the "
+                    "standard library of another Python is another text); name another --record."
                 )
 
     def other(self, item: str, claim: Claim, found: Verdict) -> Verdict | None:

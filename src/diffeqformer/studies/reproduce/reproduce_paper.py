@@ -56,7 +56,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         progress.say(f"{number}/{len(claims)} {name}: {claim.sentence}")
         seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
         found[name].append(judge({seed: _effect(claim, runs, seed) for seed in seeds}, exact=claim.exact))
-    record.require_texts(runs.contents)
+        record.require_texts(runs.contents)  # after the first models, not after hours
     for sentence in contradictions(found, record):  # not of the page: with these the record says so too
         progress.say(sentence)
     return result_of(found, runs, record)
