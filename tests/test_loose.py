@@ -70,6 +70,10 @@ REFUSED = {
     "trajectory of one text": "ids have the shape (4,), but must have (batch, position), none of them 0.",
     "scheme": "but must be an object with the methods of Scheme.",
     "flow": "dt is 0.0, but must be a number other than 0.",
+    "flow of whole numbers": "the state is int32 of the shape (2,), but must be real numbers on one axis.",
+    "flow of two axes": "the state is float32 of the shape (2, 2), but must be real numbers on one axis.",
+    "mask of one axis": "the mask is bool of the shape (3,), but must be bool of the shape (1, 2).",
+    "listed mask of weights": "the mask is int64 of the shape (1, 2), but must be bool of the shape (1, 2).",
     "checkpoint": "checkpoint is 'Best', but must be one of latest, best, sound.",
     "method": "method is 'adapter', but must be one of lora, full, continuous, dyadic.",
     "tuned steps": "steps is [0, 0.1, 1], but must be a whole number.",
@@ -107,7 +111,8 @@ def test_it_is_refused_by_name(said, thing):
 
 SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
-    "sum of lengths", "whole", "known threshold", "lists of the loss", "narrow ids",
+    "trained edges", "flow of a list", "listed mask", "sum of lengths", "whole", "known threshold",
+    "lists of the loss", "narrow ids",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -147,6 +152,7 @@ def _say() -> dict[str, str]:
         measure_induction,
         next_token_loss,
         pairwise,
+        participation,
         simulate,
         speculate,
         validate,
@@ -240,6 +246,10 @@ def _say() -> dict[str, str]:
     refused("trajectory of one text", lambda: model.trajectory(ids[0]))
     refused("scheme", lambda: with_scheme(model, 3))
     refused("flow", lambda: flow_exponents(lambda t, x: x, jnp.ones(2), dt=0.0, steps=2))
+    refused("flow of whole numbers", lambda: flow_exponents(lambda t, x: x, jnp.array([1, 2]), dt=0.1, steps=2))
+    refused("flow of two axes", lambda: flow_exponents(lambda t, x: x, jnp.ones((2, 2)), dt=0.1, steps=2))
+    refused("mask of one axis", lambda: participation(model, [[3, 4, 5]], np.ones(3, bool)))
+    refused("listed mask of weights", lambda: participation(model, [[3, 4, 5]], [[2, 0]]))
     refused("exported model", lambda: export(model, "nowhere"))
     refused("checkpoint", lambda: load_run("nowhere", "Best"))
     base = SimpleNamespace(model=model, config=Config(model=TINY))
@@ -285,6 +295,12 @@ def _say() -> dict[str, str]:
     same("grid", *(Grid.of(three).edges for three in (3, np.int64(3), np.array(3), jnp.int32(3))))
     same("evaluate", *(at_depths(model, [batch], depths)[0].loss for depths in ([2], np.array([2]))))
     unequal = (0.0, 0.25, 1.0)
+    uneven = model_of(dataclasses.replace(TINY, steps=2, edges=unequal))
+    same("trained edges", *(uneven.grid(two).edges for two in (None, 2, np.int64(2), np.array(2), jnp.asarray(2))))
+    listed, state = ([1.0, 2.0], jnp.array([1.0, 2.0]))
+    same("flow of a list", *(flow_exponents(lambda t, x: -x, one, dt=0.1, steps=2) for one in (listed, state)))
+    masks = ([[True, False]], np.array([[True, False]]))
+    same("listed mask", *(participation(model, [[3, 4, 5]], mask).loss for mask in masks))
     edges = [pairwise(model, ids[0], [3], steps=one, iterations=0).exponents for one in (unequal, np.array(unequal))]
     number = [pairwise(model, ids[0], [3], steps=one, iterations=0).exponents for one in (2, np.int64(2))]
     same("pairwise", *edges)

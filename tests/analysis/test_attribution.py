@@ -9,7 +9,7 @@ import pytest
 from diffeqformer.analysis.attribution import ATTRIBUTIONS, attribute
 from diffeqformer.analysis.lyapunov import populated
 from diffeqformer.analysis.watch import watch_attention
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed
 from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 POSITIONS, OUTPUTS = 7, (3, 6)
@@ -65,6 +65,13 @@ def test_in_bfloat16_no_token_counts_for_nothing():
     exact = attribute(model_of(TINY), text(), OUTPUTS, points=1)
     assert np.array_equal(found.scores["occlusion"], exact.scores["occlusion"], equal_nan=True)
     assert np.all(found.scores["occlusion"][0, : OUTPUTS[0]] != 0)
+
+
+def test_predictions_that_are_not_finite_are_told():
+    model = model_of(TINY)
+    broken = model.replace(embedding=jax.tree.map(lambda leaf: leaf * np.nan, model.embedding))
+    with pytest.raises(RunFailed, match="predictions of the model are not finite"):
+        attribute(broken, text(), OUTPUTS, points=1)
 
 
 def test_completeness_improves_with_points():

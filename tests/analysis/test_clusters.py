@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import get_args
 
 import equinox as eqx
+import jax
 import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -185,6 +186,13 @@ def test_states_that_are_not_finite_are_told():
     broken = eqx.tree_at(lambda m: m.embedding.tokens, model, model.embedding.tokens * np.nan)
     with pytest.raises(RunFailed, match="hidden states of the model are not finite"):
         watch_states(broken, np.asarray(tokens(batch=1)))
+
+
+def test_states_that_are_all_zero_are_no_fault():
+    model = model_of(KINDS["diffeqformer"])
+    empty = eqx.tree_at(lambda m: m.embedding, model, jax.tree.map(lambda leaf: leaf * 0, model.embedding))
+    found = watch_states(empty, np.asarray(tokens(batch=1)))
+    assert np.isfinite(found.projection).all() and not found.projection[0].any()
 
 
 def test_other_depths_and_bad_ones():

@@ -19,7 +19,7 @@ from diffeqformer.analysis.lyapunov import (
     populated,
 )
 from diffeqformer.config import LlamaConfig
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block
 from tests.models import KINDS, TINY, model_of, of_dtype, tokens
@@ -318,3 +318,11 @@ def test_a_text_that_is_empty_or_too_long():
         pairwise(model, jnp.zeros(0, jnp.int32), [0])
     with pytest.raises(BadInput, match="the text has 13 tokens, but the model's context is 12"):
         pairwise(model, jnp.zeros(13, jnp.int32), [0])
+
+
+@pytest.mark.parametrize(("tangents", "iterations"), [(None, 0), (1, 0), (1, 2)])
+def test_derivatives_that_are_not_finite_are_told(tangents, iterations):
+    model = model_of(TINY)
+    broken = model.replace(embedding=jax.tree.map(lambda leaf: leaf * np.nan, model.embedding))
+    with pytest.raises(RunFailed, match="derivatives of the model are not finite"):
+        pairwise(broken, text(), [2], tangents=tangents, iterations=iterations)

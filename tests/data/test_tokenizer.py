@@ -1,6 +1,7 @@
 import json
 import random
 import re
+from contextlib import nullcontext
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -12,7 +13,6 @@ from diffeqformer.data.tokenizer import (
     end_of_text,
     ends_of_generation,
     leading,
-    load_tokenizer,
     ordinary,
     pieces,
     reading_special_tokens,
@@ -20,6 +20,7 @@ from diffeqformer.data.tokenizer import (
     vocabulary_size,
 )
 from diffeqformer.data.tokenizer import encode as checked
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the quick brown fox doesn't jump\n\n\n  over 漢字 é\t\n"] * 20
@@ -240,6 +241,49 @@ def test_a_vocabulary_that_another_class_cuts_text_for_is_refused(trained, tmp_p
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
     with pytest.raises(BadInput, match="the vocabulary of a 'Qwen2Tokenizer', which does not cut text as GPT-2 does"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    for model_type in ("gpt2", "qwen2"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with nullcontext() if model_type == "gpt2" else pytest.raises(BadInput, match="the vocabulary of a 'qwen2'"):
+            assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, "a b")
+
+
+def test_gpt2s_vocabulary_with_a_space_or_a_token_before_the_text(trained, tmp_path):
+    trained.model.save(str(tmp_path))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True, "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = load_tokenizer(tmp_path)
+    assert leading(loaded) == [0] and encode(loaded, "a b") == encode(trained, " a b")
+    trained.save(str(tmp_path / "tokenizer.json"))
+    assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, " a b")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "Other"}))
+    assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, "a b")
+
+
+def test_the_token_before_a_text_is_found_without_the_letter_a():
+    entries = {"<s>": 0, "</s>": 1, "C": 2, "G": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=entries, merges=[]))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    assert leading(tokenizer) == [0]
+    assert adding_nothing(tokenizer).encode("CG", add_special_tokens=True).ids == [2, 3]
+    assert leading(Tokenizer(models.WordLevel({"</s>": 0}, unk_token="</s>"))) == []
+
+
+def test_entries_that_settings_name_as_special_are_special(trained, tmp_path):
+    """Though the tokenizer's own file does not say so."""
+    found = json.loads(trained.to_str())
+    for number, name in enumerate(("<|turn|>", "<|im_end|>", "<|more|>"), 300):
+        found["model"]["vocab"][name] = number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    settings = {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|turn|>", "<|none|>", 3]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"extra_special_tokens": {"x": "<|more|>"}}))
+    loaded = load_tokenizer(tmp_path)
+    text = "<|turn|>a<|im_end|><|more|>"
+    assert encode(reading_special_tokens(loaded), text) == [300, *encode(trained, "a"), 301, 302]
+    assert loaded.token_to_id("<|none|>") is None and encode(loaded, text) == encode(trained, text)
 
 
 def test_saved_truncation_padding_and_added_tokens_are_off(trained, tmp_path):

@@ -15,7 +15,8 @@ from diffeqformer.cli import main
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
 from diffeqformer.data import files
 from diffeqformer.data.corpus import open_corpus
-from diffeqformer.data.tokenizer import load_tokenizer, train_tokenizer
+from diffeqformer.data.tokenizer import train_tokenizer
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, Damaged, RunFailed
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface

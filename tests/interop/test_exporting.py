@@ -28,7 +28,7 @@ from diffeqformer.config import (
     read_yaml,
     to_dict,
 )
-from diffeqformer.data.tokenizer import load_tokenizer
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.interop import exporting
 from diffeqformer.interop.card import fenced, inline
@@ -189,7 +189,7 @@ def test_files(tmp_path):
     assert (own["model_type"], own["horizon"], own["steps"], own["dtype"]) == ("diffeqformer", 1.0, 3, "float32")
     assert "auto_map" not in read(tmp_path / "stock")
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    assert read(tmp_path / "own", "generation_config.json") == {"max_new_tokens": 6, **ids}
+    assert read(tmp_path / "own", "generation_config.json") == {"max_length": 12, **ids}
     assert own | ids == own
     tokenizer = read(tmp_path / "own", "tokenizer_config.json")
     assert (tokenizer["eos_token"], tokenizer["bos_token"], tokenizer["model_max_length"]) == ("</s>", "</s>", 12)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffeqformer.data.tokenizer import load_tokenizer
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.opening import load_run

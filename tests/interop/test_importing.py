@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface

@@ -1,6 +1,7 @@
 """Weights between knots: the basis is SciPy's, a table at its own nodes, and continuous in between."""
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -59,6 +60,15 @@ def test_in_double_precision_it_is_exact_between_knots():
     share = 5 / 3 - 0.5 - 1
     np.testing.assert_allclose(found, [[0, 1 - share, share, 0, 0]], atol=1e-15)
     assert abs(mean[0, 2] - 3 / 5 * share**2 / 2) < 1e-15  # a triangle, a fifth as wide in t, over a third
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_traced_times_halfway_between_knots_are_halfway_between_boxes(place):
+    """Which float32 does not always have: 7 * (1 / 7) - 1/2 is off by an eps."""
+    times = np.concatenate([np.arange(2 * steps + 1) / (2 * steps) for steps in range(1, 12)])
+    for knots in (3, 5, 7):
+        boxes = partial(cardinal_basis, knots=knots, basis="box", place=place)
+        np.testing.assert_array_equal(jax.jit(boxes)(times.astype(np.float32)), boxes(times))
 
 
 def test_traced_times_give_the_same_basis():

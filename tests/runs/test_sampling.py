@@ -1,12 +1,17 @@
 """Continuations are what follows the prompt, read by the model as it was trained to."""
 
+import dataclasses
+import json
+
 import jax.numpy as jnp
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from diffeqformer.data.beside import SPECIAL
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import sampling
 from diffeqformer.runs.sampling import continue_text
+from tests.interop.runs import run_of
 from tests.models import TINY, model_of
 
 WORDS = ["</s>", "<s>", "\u2581a", "\u2581Pa", "\u2581b", "rt"]
@@ -26,12 +31,26 @@ def tokenizer() -> Tokenizer:
 def test_the_space_between_prompt_and_text_stays(tokenizer):
     assert tokenizer.decode([3]) == "Pa"
     drawn = jnp.asarray([[3, 4, 0, 2], [5, 3, 0, 0]])
-    assert sampling._texts(tokenizer, "a", drawn) == [" Pa b", "rt Pa"]
+    assert sampling._texts(tokenizer, "a", drawn, []) == [" Pa b", "rt Pa"]
 
 
 def test_text_ends_where_a_turn_does(tokenizer):
     tokenizer.add_special_tokens(["<|im_end|>"])
-    assert sampling._texts(tokenizer, "a", jnp.asarray([[3, 6, 4], [3, 4, 0]])) == [" Pa", " Pa b"]
+    assert sampling._texts(tokenizer, "a", jnp.asarray([[3, 6, 4], [3, 4, 0]]), []) == [" Pa", " Pa b"]
+
+
+def test_a_models_files_declare_where_text_begins_and_ends(tokenizer, tmp_path):
+    run = dataclasses.replace(run_of("vanilla", tmp_path), tokenizer=tokenizer)
+    imported = dataclasses.replace(run, origin="imported")
+    assert (run.stops, run.before, imported.before) == ([0], 0, 1)
+    tokenizer.post_processor = processors.Sequence([])
+    assert (imported.start, imported.before) == ([], 0)
+    (tmp_path / SPECIAL).write_text(json.dumps({"eos_token": "rt", "bos_token": "\u2581b"}))
+    assert (run.stops, run.before, imported.before) == ([5, 0], 0, 4)
+    (tmp_path / SPECIAL).write_text(json.dumps({"eos_token": "rt", "bos_token": "nothing"}))
+    assert (run.stops, run.before, imported.before) == ([5, 0], 0, 5)
+    drawn = jnp.asarray([[3, 4, 5, 2]])
+    assert sampling._texts(tokenizer, "a", drawn, imported.stops) == [" Pa b"]
 
 
 def test_a_start_stands_before_the_prompt_and_takes_room(tokenizer, monkeypatch):

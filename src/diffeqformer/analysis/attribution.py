@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.reading import log_probabilities
 from diffeqformer.analysis.tables import scores_html
@@ -90,7 +91,8 @@ def attribute(
 
     **Returns:** `Attributions`.
 
-    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `points` below 1.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `points` below 1;
+    `RunFailed` if predictions are not finite.
     """
     ids, outputs = require_text(model, ids, outputs, tokens)
     whole("points", points, 1)
@@ -98,6 +100,7 @@ def attribute(
     x, baseline = _ends(model, ids)
     at = jnp.asarray(outputs)
     targets, log_p = _predictions(model, x, at)
+    require_finite(log_p, "predictions")
     occluded_together = int(np.clip(BATCH_NUMBERS // x.size, 1, ids.size))
     blocks = range(0, max(outputs) + 1, occluded_together)
     with (progress or Silent()).stage("Attributions", 2 + points + len(blocks)) as stage:

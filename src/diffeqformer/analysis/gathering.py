@@ -93,7 +93,9 @@ def watch_states(
             measures.append(together([measure(now[None]) for now in states], 0))  # one depth's pairs at a time
             norms.append(np.linalg.norm(states, axis=-1).mean(-1))
             if number == 0:
-                projection, explained = _principal(states[:, 0] / norms[0][:, :, None])
+                projection, explained = _principal(
+                    states[:, 0] / np.maximum(norms[0], np.finfo(float).tiny)[:, :, None]
+                )
             stage.advance()
     times = np.asarray(grid.edges)
     return HiddenStates(times, together(measures, 1), np.concatenate(norms, 1), projection, explained)

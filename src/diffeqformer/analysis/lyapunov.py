@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int, PyTree
 
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
+from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.in_blocks import InBlocks
 from diffeqformer.analysis.tables import scores_html
 from diffeqformer.config.bounds import whole
@@ -143,7 +144,7 @@ def pairwise(
     **Returns:** a `Pairwise`.
 
     **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `tangents` out of
-    range; `RunFailed` if derivatives that first tangents are refined by are not finite.
+    range; `RunFailed` if derivatives are not finite.
     """
     ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
@@ -172,6 +173,7 @@ def pairwise(
                 if iterations:
                     directions, bound = leading_directions(partial(flow_and_transpose, *of), many, iterations, SETTLED)
                 growth = np.asarray(pairwise_growth(*of, directions))[:, : len(block)]
+                require_finite(np.where(growth == -np.inf, 0, growth), "derivatives")  # -inf where one is zero
                 exponents[row, block], over_depth[row, block] = growth.sum(0), growth[..., 0].cumsum(0).T
                 error[row, block] = np.broadcast_to(bound, together)[: len(block)]
                 stage.advance(1)

@@ -120,11 +120,17 @@ def shares(
 ) -> Float[np.ndarray, "text target"]:
     """What each prediction of the tokens after the first weighs in a mean: all alike, or those `counted` alone.
 
-    **Raises:** `BadInput` if none counts, or for texts of another number of axes.
+    **Raises:** `BadInput` if none counts, for texts of another number of axes, or for another mask.
     """
     if texts.ndim != 2:
         raise BadInput(f"texts have the shape {texts.shape}, but must have (text, position).")
-    weights = np.ones((len(texts), texts.shape[1] - 1)) if counted is None else counted.astype(float)
+    own = (len(texts), texts.shape[1] - 1)
+    counted = np.ones(own, bool) if counted is None else np.asarray(counted)
+    if counted.shape != own or counted.dtype != bool:
+        raise BadInput(
+            f"the mask is {counted.dtype} of the shape {counted.shape}, but must be bool of the shape {own}."
+        )
+    weights = counted.astype(float)
     if not weights.any():
         raise BadInput(f"none of {len(texts)} texts has a token that counts as a target, so that there is no loss.")
     return weights / weights.sum()

@@ -92,7 +92,8 @@ def _with_vocabulary(config: Config) -> Config:
     data = config.data
     size = data.tokenizer_vocabulary
     if data.puzzle or data.tokenizer != "train":
-        from diffeqformer.data.tokenizer import load_tokenizer, vocabulary_size
+        from diffeqformer.data.tokenizer import vocabulary_size
+        from diffeqformer.data.tokenizer_files import load_tokenizer
 
         size = vocabulary_size(data.puzzle.build().tokenizer() if data.puzzle else load_tokenizer(data.tokenizer))
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary=size))

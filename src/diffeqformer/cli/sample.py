@@ -74,6 +74,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     settings = {
         "new_tokens": arguments.tokens,
         "start": opened.start,
+        "stops": opened.stops,
         **{name: getattr(arguments, name) for name in names},
     }
     drafts = {}

@@ -42,6 +42,17 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
+def more_special_tokens(folder: Path) -> list[str]:
+    """The names of special tokens that have no such role, such as those that begin a turn of a chat."""
+    found: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = settings_of(folder).get(key)
+        names = listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else ()
+        contents = (one.get("content") if isinstance(one, dict) else one for one in names)
+        found += [name for name in contents if isinstance(name, str) and is_utf8(name)]
+    return found
+
+
 def chat_template(folder: Path) -> dict[str, str]:
     """The chat template in such a folder, as a file by its name; nothing if there is none.
 

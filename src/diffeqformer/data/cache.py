@@ -17,7 +17,8 @@ from diffeqformer.data.encode import LostText, encoded, pieces_of
 from diffeqformer.data.files import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, train_tokenizer, vocabulary_size
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, Damaged, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress

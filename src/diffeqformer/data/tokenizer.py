@@ -1,30 +1,21 @@
-"""Byte-level BPE tokenizers: trained on a corpus, or loaded from files or from the Hugging Face hub."""
+"""Tokenizers: byte-level BPE trained on a corpus, and what is asked of any (`tokenizer_files.py` loads others)."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from itertools import chain
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from diffeqformer.config.bounds import MOST_ENTRIES
-from diffeqformer.data.beside import TOKENIZER_BYTES, settings_of, special_tokens
 from diffeqformer.errors import BadInput, reason
-from diffeqformer.plain import Document, shown
-from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
-from diffeqformer.store.paths import path_of
-from diffeqformer.store.regular import read_small
+from diffeqformer.plain import shown
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
 """Names that published tokenizers give to the token that ends a document."""
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
-ADDED = "added_tokens.json"
-"""Beside the files of a vocabulary; tokenizer.json has itself what it says, unless it is older."""
-_LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
@@ -39,7 +30,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
     **Returns:** the tokenizer.
     """
-    tokenizer = _byte_level(models.BPE())
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[END_OF_TEXT],
@@ -47,27 +38,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _plain_text(tokenizer)
-
-
-def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens, and no
-    merges that are left out at random.
-
-    **Arguments:** `spec`, a `tokenizer.json`, a folder that holds `tokenizer.json`, or `vocab.json` and `merges.txt`,
-    or `encoder.json` and `vocab.bpe` (GPT-2's own names), or else a name on the Hugging Face hub.
-
-    **Raises:** `BadInput` if there is no such tokenizer, or if it cannot be read or fetched.
-    """
-    path = path_of(spec)
-    if path.is_dir():
-        return _plain_text(_from_folder(path))
-    if path.is_file():
-        return _plain_text(_from_file(path))
-    repository = None if path.suffix == ".json" else Repository.named(spec)
-    if repository is None:
-        raise BadInput(f"tokenizer {str(spec)!r} does not exist; give a file, a folder, a hub name or 'train'.")
-    return _plain_text(_from_folder(fetch(repository, TOKENIZER_FILES)))
+    return plain_text(tokenizer)
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
@@ -124,16 +95,27 @@ def _of_library(error: BaseException) -> bool:
 
 def leading(tokenizer: Tokenizer) -> list[int]:
     """The special tokens that the tokenizer puts before a text, such as Llama's `<s>`; none that it puts after one."""
-    whole, alone = encode(tokenizer, "a", around=True), encode(tokenizer, "a")
+    text, alone = _any_text(tokenizer)
+    whole = encode(tokenizer, text, around=True)
     starts = range(len(whole) - len(alone) + 1)
     return whole[: next((k for k in starts if whole[k : k + len(alone)] == alone), 0)]
 
 
+def _any_text(tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """A text that has tokens, and these: not every vocabulary has the letter a, such as one of proteins."""
+    for text in chain("a", map(tokenizer.id_to_token, ordinary(tokenizer))):
+        with suppress(BadInput):
+            if ids := encode(tokenizer, text):
+                return text, ids
+    return "", []
+
+
 def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer, which puts no special tokens around a text in Transformers either."""
-    if len(encode(tokenizer, "a", around=True)) == len(encode(tokenizer, "a")):
+    text, alone = _any_text(tokenizer)
+    if len(encode(tokenizer, text, around=True)) == len(alone):
         return tokenizer
-    return _plain_text(Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None})))
+    return plain_text(Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None})))
 
 
 def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list[str]]:
@@ -147,7 +129,7 @@ def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list
     beyond = [token for token in found["added_tokens"] if token["id"] >= entries and token["special"]]
     left = [token["content"] for token in beyond if json.dumps(token["content"]) not in used]
     found["added_tokens"] = [token for token in found["added_tokens"] if token["content"] not in left]
-    return (_plain_text(Tokenizer.from_str(json.dumps(found))) if left else tokenizer), left
+    return (plain_text(Tokenizer.from_str(json.dumps(found))) if left else tokenizer), left
 
 
 def reading_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -197,139 +179,17 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
     yield rest
 
 
-def _byte_level(model: models.BPE) -> Tokenizer:
+def byte_level(model: models.BPE, prefix_space: bool = False) -> Tokenizer:
+    """A tokenizer that cuts text as GPT-2's does; `prefix_space`, as if a space were before its first word."""
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
-    """Tokens that were added to a vocabulary, with the ids that they were given; special where the settings beside the
-    file declare them so, or name them as one that begins, ends or pads a text.
-
-    **Raises:** `BadInput` for a file that is no table of ids, and for an id that would be another.
-    """
-    try:
-        added = json.loads(read_small(file, TOKENIZER_BYTES))
-        tokens = sorted(added.items(), key=lambda one: int(one[1]))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
-    declared = settings_of(file.parent).get("added_tokens_decoder")
-    listed = [one for one in declared.values() if isinstance(one, dict)] if isinstance(declared, dict) else []
-    said = {one["content"]: one for one in listed if isinstance(one.get("content"), str)}
-    with_role = {*special_tokens(file.parent).values()}
-    for name, number in tokens:
-        if tokenizer.token_to_id(name) is None:
-            _add(tokenizer, {"special": name in with_role, **said.get(name, {}), "content": name})
-        if (own := tokenizer.token_to_id(name)) != number:
-            raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
-
-
-def _add(tokenizer: Tokenizer, declared: Document) -> None:
-    """A token as `added_tokens_decoder` declares it."""
-    how = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    token = AddedToken(declared["content"], **{name: bool(declared[name]) for name in how if name in declared})
-    (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-
-
-def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
-    """Tokens that the settings beside a tokenizer declare and it has not itself, as older files do.
-
-    Those whose id is not the next one are left out: they are not what the model was trained with.
-    """
-    try:
-        declared = sorted(
-            (int(number), dict(one)) for number, one in settings_of(folder)["added_tokens_decoder"].items()
-        )
-        missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return
-    for one, number in missing:
-        if number == vocabulary_size(tokenizer):
-            _add(tokenizer, one)
-
-
-def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer with the tokens that files beside it add."""
-    if (folder / ADDED).is_file():
-        _add_tokens(tokenizer, folder / ADDED)
-    _add_declared(tokenizer, folder)
-    return tokenizer
-
-
-def _from_folder(folder: Path) -> Tokenizer:
-    if (folder / "tokenizer.json").is_file():
-        return _with_added(_from_file(folder / "tokenizer.json"), folder)
-    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-        if (folder / vocabulary).is_file() and (folder / merges).is_file():
-            _require_gpt2(folder)
-            with _reading(f"tokenizer folder {str(folder)!r}"):
-                _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
-                read_small(folder / merges, TOKENIZER_BYTES)
-                model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
-            tokenizer = _with_added(_byte_level(model), folder)
-            # A bare vocabulary does not say which of its entries are special.
-            tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
-            return tokenizer
-    raise BadInput(
-        f"tokenizer folder {str(folder)!r} holds neither tokenizer.json, nor vocab.json and merges.txt, "
-        "nor encoder.json and vocab.bpe."
-    )
-
-
-def _require_gpt2(folder: Path) -> None:
-    """Check that a vocabulary without tokenizer.json is not said to be another class's: each cuts text in its own way.
-
-    **Raises:** `BadInput` naming the class.
-    """
-    kind = settings_of(folder).get("tokenizer_class")
-    if isinstance(kind, str) and not kind.startswith("GPT2"):
-        raise BadInput(
-            f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "
-            "does; AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of Transformers writes tokenizer.json."
-        )
-
-
-def _from_file(path: Path) -> Tokenizer:
-    with _reading(f"tokenizer file {str(path)!r}"):
-        content = read_small(path, TOKENIZER_BYTES)
-        if content.startswith(b"version https://git-lfs"):
-            raise BadInput("it is a Git LFS pointer; `git lfs pull` fetches the file.")
-        _require_small_ids(content)
-        return Tokenizer.from_str(content.decode())
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """**Raises:** `BadInput` that names `what` is read, if it cannot be."""
-    try:
-        yield
-    except BadInput as error:
-        raise BadInput(f"{what} cannot be read: {error}") from None
-    except Exception as error:  # the library raises bare exceptions
-        raise BadInput(f"{what} cannot be read: {reason(error)}.") from error
-
-
-def _require_small_ids(content: bytes) -> None:
-    """Check a tokenizer's JSON for an id that no embedding has: the library would make a table of that many entries.
-
-    **Raises:** `BadInput` naming it.
-    """
-    # Only a file with so many digits in a row is parsed here, and then again by the library.
-    if not _LARGE.search(content):
-        return
-    found: Any = json.loads(content)
-    model, added = (found.get(name) for name in ("model", "added_tokens")) if isinstance(found, dict) else (None, None)
-    entries = model.get("vocab") if isinstance(model, dict) else found  # a vocab.json is nothing but entries
-    ids = list(entries.values()) if isinstance(entries, dict) else []
-    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    largest = max((number for number in ids if isinstance(number, int)), default=0)
-    if largest >= MOST_ENTRIES:
-        raise BadInput(f"it has the id {largest}, but no model has more than {MOST_ENTRIES:,} entries.")
-
-
-def _plain_text(tokenizer: Tokenizer) -> Tokenizer:
+def plain_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, set to read text as nothing but text: no truncation, padding or special tokens, and no merges that
+    are left out at random."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a document does not end it

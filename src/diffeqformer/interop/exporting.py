@@ -18,7 +18,7 @@ import numpy as np
 
 from diffeqformer.config.sections import LayerConfig
 from diffeqformer.data.beside import SPECIAL, chat_template, special_tokens
-from diffeqformer.data.tokenizer import adding_nothing, ends_of_generation
+from diffeqformer.data.tokenizer import adding_nothing, end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
 from diffeqformer.interop.families import OWN, is_continuous
@@ -93,7 +93,7 @@ def export(
     model = model if continuous else model.populate(steps)
     settings, tensors = to_huggingface(model)
     special, ids, stops = _special(run)
-    tokenizer = run.tokenizer if run.start else adding_nothing(run.tokenizer)
+    tokenizer = run.tokenizer if run.from_imported else adding_nothing(run.tokenizer)
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
     if own_code:
         settings["auto_map"] = AUTO
@@ -103,8 +103,8 @@ def export(
         require_space(aside, parameters * np.dtype(DTYPES[dtype]).itemsize, "the model")
         write_tensors(aside, tensors, dtype, shard_bytes, progress)
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
-        new_tokens = max(1, model.config.context // 2)  # if the user does not say: half of it is left for the prompt
-        _write_json(aside / "generation_config.json", {"max_new_tokens": new_tokens, **ids, **stops})
+        # Not `max_new_tokens`, which would go before a `max_length` that a caller names.
+        _write_json(aside / "generation_config.json", {"max_length": model.config.context, **ids, **stops})
         for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **chat_template(run.folder)}.items():
             write_whole(aside / name, text)
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
@@ -129,9 +129,9 @@ def _special(run: Run) -> tuple[dict[str, str], dict[str, int], dict[str, list[i
 
     **Raises:** `BadInput` if what the run keeps of them is damaged.
     """
-    ends, entries = ends_of_generation(run.tokenizer), run.tokenizer.get_vocab(with_added_tokens=True)
+    ends, entries = run.stops, run.tokenizer.get_vocab(with_added_tokens=True)
     named = {number: name for name, number in entries.items()}
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), named[ends[0]])
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), named[end_of_text(run.tokenizer)])
     if run.start:
         special["bos_token"] = named[run.start[0]]
     kept = special_tokens(run.folder)

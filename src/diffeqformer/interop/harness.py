@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model  # pyright: ignore[reportMissing
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from diffeqformer.config.bounds import whole
-from diffeqformer.data.tokenizer import encode, ends_of_generation
+from diffeqformer.data.tokenizer import encode
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
@@ -81,20 +81,19 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         self.opened = run if isinstance(run, Run) else load_run(run, checkpoint, self.progress)
         model = self.opened.model if scheme is None else with_scheme(self.opened.model, scheme)
         self.model: Transformer = model.merge().populate(steps)
-        self._ends, self._prompts = ends_of_generation(self.opened.tokenizer), self.opened.prompts
-        self._start = self.opened.start
+        self._ends, self._prompts, self._start = self.opened.stops, self.opened.prompts, self.opened.start
 
     # What the harness asks about a model.
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document."""
+        """The token that ends a text."""
         return self._ends[0]
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text that has nothing before it."""
-        return self._start[0] if self._start else self._ends[0]
+        return self.opened.before
 
     @property
     def max_length(self) -> int:

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
 from diffeqformer.data.beside import SPECIAL, TEMPLATE, beside_tokenizer
-from diffeqformer.data.tokenizer import end_of_text, load_tokenizer, vocabulary_size, without_special
+from diffeqformer.data.tokenizer import end_of_text, vocabulary_size, without_special
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
 from diffeqformer.interop.peft import load_adapter

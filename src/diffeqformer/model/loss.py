@@ -5,7 +5,6 @@ made; neither is a one-hot target.
 """
 
 from collections.abc import Iterator, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,7 +20,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.early_exit import EarlyExit
-from diffeqformer.ode.grid import Steps
+from diffeqformer.ode.grid import Steps, whole_number
 from diffeqformer.ode.schemes import Evaluations
 from diffeqformer.sharding import BATCH, batch_parts, constrain
 
@@ -193,7 +192,7 @@ def _readings(
 ) -> Iterator[Array]:
     """What `hidden` gives at each depth; from one pass if the model has early exits and depths are numbers of steps."""
     own = [model.config.steps if steps is None else steps for steps in depths]
-    numbers = [int(steps) for steps in own if isinstance(steps, Integral)]
+    numbers = [number for steps in own if (number := whole_number(steps)) is not None]
     if model.early_exits and len(numbers) == len(depths) and len(set(numbers)) > 1:
         yield from model.hidden_at_each(ids, numbers, key=key)
         return

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +22,7 @@ from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
 from diffeqformer.ode.field import BlockWeights, Field, Window
-from diffeqformer.ode.grid import Grid, Steps
+from diffeqformer.ode.grid import Grid, Steps, whole_number
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Residual, Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
@@ -203,7 +202,7 @@ class Transformer(eqx.Module):
         if isinstance(steps, EarlyExit):
             raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
         # The trained number stands for the trained grid, whose edges may be unequal.
-        if steps is None or (isinstance(steps, Integral) and steps == self.config.steps):
+        if steps is None or whole_number(steps) == self.config.steps:
             return Grid.of_config(self.config)
         return Grid.of(steps, self.config.first_step, self.config.spacing)
 

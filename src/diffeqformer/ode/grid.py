@@ -107,16 +107,22 @@ def _no_grid(asked: object) -> BadInput:
     )
 
 
+def whole_number(steps: object) -> int | None:
+    """Steps as a number of Python's own, if it is by a number that they are asked for, such as NumPy's or an array's of
+    no axes; `None` if by edges or a grid, and for what is no whole number."""
+    try:
+        return None if isinstance(steps, bool) else operator.index(steps)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        return None
+
+
 def _number(steps: object) -> int:
     """A number of steps, such as NumPy's, as Python's own.
 
     **Raises:** `BadInput` if it is none.
     """
-    try:
-        number = 0 if isinstance(steps, bool) else operator.index(steps)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = whole_number(steps)
+    if number is None or number < 1:
         raise BadInput(f"steps is {shown(steps)}, but must be a whole number of at least 1.")
     if number > MOST_STEPS:
         raise BadInput(f"steps is {number}, but must be at most {MOST_STEPS}.")

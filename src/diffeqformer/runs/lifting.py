@@ -14,7 +14,7 @@ from diffeqformer.config import BaseConfig, DepthConfig, Which, validate
 from diffeqformer.data.beside import beside_tokenizer
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import spread_windows
-from diffeqformer.data.tokenizer import load_tokenizer
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.count import count

@@ -7,7 +7,9 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, Which
-from diffeqformer.data.tokenizer import leading, load_tokenizer, reading_special_tokens
+from diffeqformer.data.beside import special_tokens
+from diffeqformer.data.tokenizer import end_of_text, ends_of_generation, leading, reading_special_tokens
+from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import Build, abstract
 from diffeqformer.model.build import build as usual_build
@@ -46,6 +48,25 @@ class Run:
         """The tokens that stand before every text, as an imported model was trained, and what was made of it; none of a
         model trained here."""
         return leading(self.tokenizer) if self.from_imported else []
+
+    @property
+    def stops(self) -> list[int]:
+        """The tokens at which generated text ends: the one that the model's files declare, if they do, then those that
+        go by their names."""
+        return list(dict.fromkeys((*self._declared("eos_token"), *ends_of_generation(self.tokenizer))))
+
+    @property
+    def before(self) -> int:
+        """The token that stands before a text that has nothing before it: of an imported model, and what was made of
+        it, the first of `start`, or the one that its files declare to begin a text, or to end one; else end-of-text."""
+        own = (*self.start, *self._declared("bos_token"), *self._declared("eos_token")) if self.from_imported else ()
+        return next(iter(own), end_of_text(self.tokenizer))
+
+    def _declared(self, role: str) -> list[int]:
+        """The token that files beside the tokenizer name for a role; none if they name none."""
+        name = special_tokens(self.folder).get(role)
+        number = None if name is None else self.tokenizer.token_to_id(name)
+        return [] if number is None else [number]
 
     @property
     def prompts(self) -> Tokenizer:

@@ -34,18 +34,20 @@ def continue_text(
     top_k: int | None = None,
     top_p: float | None = None,
     start: Sequence[int] = (),
+    stops: Sequence[int] = (),
 ) -> list[str]:
-    """`count` continuations of `prompt`, each ending before the end-of-text token if one is drawn.
+    """`count` continuations of `prompt`, each ending before the first token drawn that ends a text or a turn.
 
     **Arguments:** `new_tokens`, 100 or what the context has room for if not given; `start`, tokens before the prompt,
-    `Run.start` of an imported model; the rest as for `generate`.
+    and `stops`, at which text ends besides those known by name: `Run.start` and `Run.stops` of an imported model; the
+    rest as for `generate`.
 
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
     sampling = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed, start)
     drawn = generate(model, prompts, new, key=key, **sampling)
-    return _texts(tokenizer, prompt, drawn)
+    return _texts(tokenizer, prompt, drawn, stops)
 
 
 def continue_text_with_drafts(
@@ -60,6 +62,7 @@ def continue_text_with_drafts(
     count: int = 1,
     seed: int = 0,
     start: Sequence[int] = (),
+    stops: Sequence[int] = (),
     **sampling: Any,
 ) -> tuple[list[str], Speculation]:
     """The same by self-speculative decoding: the draft model runs at `draft_steps`, the target model verifies.
@@ -75,7 +78,7 @@ def continue_text_with_drafts(
     prompts, new, key = _arguments(model, tokenizer, prompt, new_tokens, count, seed, start)
     target, draft = model.populate(deep), model.populate(shallow)
     found = speculate(target, draft, prompts, new, key=key, draft_length=draft_length, **sampling)
-    return _texts(tokenizer, prompt, found.tokens), found
+    return _texts(tokenizer, prompt, found.tokens, stops), found
 
 
 class Samples(Callback):
@@ -129,9 +132,9 @@ def _arguments(
     return prompts, min(NEW_TOKENS, room) if new_tokens is None else new_tokens, jax.random.key(seed)
 
 
-def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array) -> list[str]:
+def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array, stops: Sequence[int]) -> list[str]:
     """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
-    stops, before = ends_of_generation(tokenizer), encode(tokenizer, prompt)
+    stops, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
     known = tokenizer.decode(before)
     new = [list(takewhile(lambda token: token not in stops, row)) for row in np.asarray(drawn).tolist()]
     whole = [tokenizer.decode([*before, *row]) for row in new]

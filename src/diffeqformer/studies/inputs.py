@@ -215,7 +215,7 @@ def evaluation_text(
     changed since.
     """
     from diffeqformer.data.cache import cached_by_content, masked_tokens_of, prepare
-    from diffeqformer.data.tokenizer import load_tokenizer
+    from diffeqformer.data.tokenizer_files import load_tokenizer
     from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_digest_of
 
     if data:

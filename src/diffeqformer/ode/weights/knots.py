@@ -33,7 +33,7 @@ from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
 from diffeqformer.ode.weights.source import initial_rows, mixed, number_of_rows, unstack
@@ -88,15 +88,15 @@ def mean_basis(
 def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Times:
     place_in_knots = xp.clip(t * knots - PLACES[place], 0.0, knots - 1.0)
     if xp is np:  # l / K * K may be off by a rounding, and a knot's own time would then mix in its neighbour
-        # To halves: at knots, and at the middles between them, where boxes jump.
-        near = np.round(2 * place_in_knots) / 2
+        near = np.round(place_in_knots)
         place_in_knots = np.where(np.abs(place_in_knots - near) < 1e-9, near, place_in_knots)
     # The last knot is the right end (b = 1) of the last interval; a single knot is both ends of its own.
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]
-    if basis == "box":
-        b = (xp.sign(b - 0.5) + 1) / 2
+    if basis == "box":  # the middle between knots, where it jumps, is met up to the rounding of times
+        beyond = xp.where(abs(b - 0.5) <= knots * rounding(t, 1 / knots), 0, b - 0.5)
+        b = (xp.sign(beyond) + 1) / 2
     unit = xp.asarray(np.eye(knots), t.dtype)
     rows = (1 - b) * unit[left] + b * unit[right]
     if len(second := bends(basis, knots)):

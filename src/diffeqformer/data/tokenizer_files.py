@@ -1,0 +1,183 @@
+"""Tokenizers from files, as Transformers writes them, or from the Hugging Face hub."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+from diffeqformer.config.bounds import MOST_ENTRIES
+from diffeqformer.data.beside import TOKENIZER_BYTES, more_special_tokens, settings_of, special_tokens
+from diffeqformer.data.tokenizer import END_OF_TEXT, ENDS_OF_TEXT, byte_level, plain_text, vocabulary_size
+from diffeqformer.errors import BadInput, reason
+from diffeqformer.plain import Document, shown
+from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
+from diffeqformer.store.paths import path_of
+from diffeqformer.store.regular import read_small
+
+ADDED = "added_tokens.json"
+"""Beside the files of a vocabulary; tokenizer.json has itself what it says, unless it is older."""
+_LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens, and no
+    merges that are left out at random.
+
+    **Arguments:** `spec`, a `tokenizer.json`, a folder that holds `tokenizer.json`, or `vocab.json` and `merges.txt`,
+    or `encoder.json` and `vocab.bpe` (GPT-2's own names), or else a name on the Hugging Face hub.
+
+    **Raises:** `BadInput` if there is no such tokenizer, or if it cannot be read or fetched.
+    """
+    path = path_of(spec)
+    if path.is_dir():
+        return plain_text(_from_folder(path))
+    if path.is_file():
+        return plain_text(_from_file(path))
+    repository = None if path.suffix == ".json" else Repository.named(spec)
+    if repository is None:
+        raise BadInput(f"tokenizer {str(spec)!r} does not exist; give a file, a folder, a hub name or 'train'.")
+    return plain_text(_from_folder(fetch(repository, TOKENIZER_FILES)))
+
+
+def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
+    """Tokens that were added to a vocabulary, with the ids that they were given; special where the settings beside the
+    file declare them so, or name them as one that begins, ends or pads a text.
+
+    **Raises:** `BadInput` for a file that is no table of ids, and for an id that would be another.
+    """
+    try:
+        added = json.loads(read_small(file, TOKENIZER_BYTES))
+        tokens = sorted(added.items(), key=lambda one: int(one[1]))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
+    declared = settings_of(file.parent).get("added_tokens_decoder")
+    listed = [one for one in declared.values() if isinstance(one, dict)] if isinstance(declared, dict) else []
+    said = {one["content"]: one for one in listed if isinstance(one.get("content"), str)}
+    with_role = {*special_tokens(file.parent).values()}
+    for name, number in tokens:
+        if tokenizer.token_to_id(name) is None:
+            _add(tokenizer, {"special": name in with_role, **said.get(name, {}), "content": name})
+        if (own := tokenizer.token_to_id(name)) != number:
+            raise BadInput(f"file {str(file)!r} gives token {shown(name)} the id {number}, but it would be {own} here.")
+
+
+def _add(tokenizer: Tokenizer, declared: Document) -> None:
+    """A token as `added_tokens_decoder` declares it."""
+    how = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    token = AddedToken(declared["content"], **{name: bool(declared[name]) for name in how if name in declared})
+    (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+
+
+def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
+    """Tokens that the settings beside a tokenizer declare and it has not itself, as older files do.
+
+    Those whose id is not the next one are left out: they are not what the model was trained with.
+    """
+    try:
+        declared = sorted(
+            (int(number), dict(one)) for number, one in settings_of(folder)["added_tokens_decoder"].items()
+        )
+        missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return
+    for one, number in missing:
+        if number == vocabulary_size(tokenizer):
+            _add(tokenizer, one)
+
+
+def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer with the tokens that files beside it add, those special that have a role in a text."""
+    if (folder / ADDED).is_file():
+        _add_tokens(tokenizer, folder / ADDED)
+    _add_declared(tokenizer, folder)
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    named = dict.fromkeys((*special_tokens(folder).values(), *more_special_tokens(folder)))
+    known = [name for name in named if name not in special and tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens(known)
+    return tokenizer
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    own = settings_of(folder)
+    before = own.get("add_prefix_space") is True
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = _from_file(folder / "tokenizer.json")
+        if before and str(own.get("tokenizer_class")).startswith("GPT2"):
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        return _with_added(tokenizer, folder)
+    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            _require_gpt2(folder)
+            with _reading(f"tokenizer folder {str(folder)!r}"):
+                _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
+                read_small(folder / merges, TOKENIZER_BYTES)
+                model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
+            tokenizer = _with_added(byte_level(model, before), folder)
+            # A bare vocabulary does not say which of its entries are special.
+            tokenizer.add_special_tokens([n for n in ENDS_OF_TEXT if tokenizer.token_to_id(n) is not None])
+            first = special_tokens(folder).get("bos_token", END_OF_TEXT)
+            if own.get("add_bos_token") is True and (number := tokenizer.token_to_id(first)) is not None:
+                tokenizer.post_processor = processors.TemplateProcessing(
+                    single=f"{first} $A", special_tokens=[(first, number)]
+                )
+            return tokenizer
+    raise BadInput(
+        f"tokenizer folder {str(folder)!r} holds neither tokenizer.json, nor vocab.json and merges.txt, "
+        "nor encoder.json and vocab.bpe."
+    )
+
+
+def _require_gpt2(folder: Path) -> None:
+    """Check that a vocabulary without tokenizer.json is not said to be another class's, nor lies beside another model:
+    each cuts text in its own way.
+
+    **Raises:** `BadInput` naming the class, or the kind of model.
+    """
+    kind = settings_of(folder).get("tokenizer_class") or settings_of(folder, "config.json").get("model_type")
+    if isinstance(kind, str) and not kind.lower().startswith("gpt2"):
+        raise BadInput(
+            f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "
+            "does; AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of Transformers writes tokenizer.json."
+        )
+
+
+def _from_file(path: Path) -> Tokenizer:
+    with _reading(f"tokenizer file {str(path)!r}"):
+        content = read_small(path, TOKENIZER_BYTES)
+        if content.startswith(b"version https://git-lfs"):
+            raise BadInput("it is a Git LFS pointer; `git lfs pull` fetches the file.")
+        _require_small_ids(content)
+        return Tokenizer.from_str(content.decode())
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """**Raises:** `BadInput` that names `what` is read, if it cannot be."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{what} cannot be read: {error}") from None
+    except Exception as error:  # the library raises bare exceptions
+        raise BadInput(f"{what} cannot be read: {reason(error)}.") from error
+
+
+def _require_small_ids(content: bytes) -> None:
+    """Check a tokenizer's JSON for an id that no embedding has: the library would make a table of that many entries.
+
+    **Raises:** `BadInput` naming it.
+    """
+    # Only a file with so many digits in a row is parsed here, and then again by the library.
+    if not _LARGE.search(content):
+        return
+    found: Any = json.loads(content)
+    model, added = (found.get(name) for name in ("model", "added_tokens")) if isinstance(found, dict) else (None, None)
+    entries = model.get("vocab") if isinstance(model, dict) else found  # a vocab.json is nothing but entries
+    ids = list(entries.values()) if isinstance(entries, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest >= MOST_ENTRIES:
+        raise BadInput(f"it has the id {largest}, but no model has more than {MOST_ENTRIES:,} entries.")
