@@ -94,8 +94,8 @@ def flow_exponents(
 
     **Returns:** exponents in units of 1 / time, in the order of the decomposition, which over long times is descending.
 
-    **Raises:** `BadInput` if `x` has other axes or is no float, `tangents` is not from 1 to the width, a number of steps
-    is out of range, or `dt` is 0.
+    **Raises:** `BadInput` if `x` has other axes or is no float, `tangents` is not from 1 to the width, a number of
+    steps is out of range, or `dt` is 0.
 
     Sources: Benettin et al. 1980, Meccanica 15:9; Wolf et al. 1985, Physica D 16:285.
     """
