@@ -212,6 +212,18 @@ def test_an_imported_models_first_token_stays_its_own(tmp_path):
         assert read(tmp_path / origin, "tokenizer_config.json")["bos_token"] == ["</s>", "<unk>"][first]
 
 
+def test_an_imported_model_without_a_token_that_begins_a_text_gets_none(tmp_path):
+    run = dataclasses.replace(run_of("vanilla", tmp_path), origin="imported")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<unk>"}))
+    export(run, tmp_path / "out")
+    own = read(tmp_path / "out", "generation_config.json")
+    assert (own["bos_token_id"], own["eos_token_id"], own["pad_token_id"]) == (None, [1, 0], 0)
+    assert read(tmp_path / "out")["bos_token_id"] is None
+    assert "bos_token" not in read(tmp_path / "out", "tokenizer_config.json")
+    export(dataclasses.replace(run, origin="trained"), tmp_path / "trained")
+    assert read(tmp_path / "trained", "generation_config.json")["bos_token_id"] == 0
+
+
 def source(name: str) -> str:
     return (files("diffeqformer.interop") / "torch" / f"{name}_diffeqformer.py").read_text()
 

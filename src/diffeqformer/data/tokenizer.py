@@ -103,7 +103,7 @@ def leading(tokenizer: Tokenizer) -> list[int]:
 
 def _any_text(tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """A text that has tokens, and these: not every vocabulary has the letter a, such as one of proteins."""
-    for text in chain("a", map(tokenizer.id_to_token, ordinary(tokenizer))):
+    for text in chain("a", (tokenizer.id_to_token(entry) or "" for entry in ordinary(tokenizer))):
         with suppress(BadInput):
             if ids := encode(tokenizer, text):
                 return text, ids

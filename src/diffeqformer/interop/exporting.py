@@ -121,11 +121,11 @@ def export(
     return made
 
 
-def _special(run: Run) -> tuple[dict[str, str], dict[str, int], dict[str, list[int]]]:
+def _special(run: Run) -> tuple[dict[str, str], dict[str, int | None], dict[str, list[int]]]:
     """The names of special tokens, their ids, and at which generation stops, if at several.
 
-    They are those of the model that was imported; else the end-of-text token also stands before a text's first token,
-    and padding is made of it.
+    They are those of the model that was imported, which may have none that begins a text; else the end-of-text token
+    also stands before a text's first token, and padding is made of it.
 
     **Raises:** `BadInput` if what the run keeps of them is damaged.
     """
@@ -138,8 +138,11 @@ def _special(run: Run) -> tuple[dict[str, str], dict[str, int], dict[str, list[i
     if (run.folder / SPECIAL).is_file() and not (kept and entries.keys() >= {*kept.values()}):
         raise BadInput(f"file {str(run.folder / SPECIAL)!r} names no tokens of the run's tokenizer; it is damaged.")
     special |= kept
-    ids = {f"{role}_id": entries[name] for role, name in special.items() if role != "unk_token"}
-    several = list(dict.fromkeys((ids["eos_token_id"], *ends)))
+    if run.from_imported and "eos_token" in kept and "bos_token" not in kept and not run.start:
+        del special["bos_token"]  # such as a Qwen's, which has none
+    roles = ("bos_token", "eos_token", "pad_token")
+    ids = {f"{role}_id": entries[special[role]] if role in special else None for role in roles}
+    several = list(dict.fromkeys((entries[special["eos_token"]], *ends)))
     return special, ids, {"eos_token_id": several} if len(several) > 1 else {}
 
 

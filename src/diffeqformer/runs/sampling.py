@@ -134,9 +134,9 @@ def _arguments(
 
 def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array, stops: Sequence[int]) -> list[str]:
     """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
-    stops, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
+    ends, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
     known = tokenizer.decode(before)
-    new = [list(takewhile(lambda token: token not in stops, row)) for row in np.asarray(drawn).tolist()]
+    new = [list(takewhile(lambda token: token not in ends, row)) for row in np.asarray(drawn).tolist()]
     whole = [tokenizer.decode([*before, *row]) for row in new]
     return [
         text[len(known) :] if text.startswith(known) else tokenizer.decode(row)
