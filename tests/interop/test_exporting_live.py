@@ -181,6 +181,12 @@ def test_pipeline(kind, tmp_path):
     pipe = pipeline("text-generation", model=load(tmp_path / "made"), tokenizer=tokenizer)
     (one,) = pipe(text, do_sample=False)
     assert one["generated_text"].startswith(text)
+    model, ids = load(tmp_path / "made"), tokenizer(text, return_tensors="pt")
+    whole = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    lengths = [
+        model.generate(**ids, **whole, **given).shape[1] for given in ({}, {"max_length": 7}, {"max_new_tokens": 4})
+    ]
+    assert lengths == [12, 7, 9]  # the context, where no length is given
     several = pipe(["the cat", text], do_sample=False, max_new_tokens=4, batch_size=2)
     assert [part[0]["generated_text"].startswith(start) for part, start in zip(several, ["the cat", text], strict=True)]
 

@@ -3,6 +3,7 @@
 # ruff: noqa: E402 - imports stand behind the check that lm_eval is there
 
 import dataclasses
+import json
 import subprocess
 import sys
 from functools import partial
@@ -240,6 +241,20 @@ def test_after_nothing_a_text_follows_the_end_of_another():
     assert [nats for nats, _ in found] == pytest.approx(
         [by_hand(run, [end], ids)[0] for ids in ([the], [the, cat])], abs=nats(2)
     )
+
+
+def test_before_nothing_stands_what_an_imported_models_files_declare(tmp_path):
+    """As in the `hf` class: the token that begins a text, or else the one that ends it."""
+    run, first = small_run(folder=tmp_path), asked("loglikelihood", ("", "the"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "cat", "bos_token": "sees"}))
+    the, cat, sees = (run.tokenizer.token_to_id(word) for word in ("the", "cat", "sees"))
+    imported = dataclasses.replace(run, origin="imported")
+    assert DiffEqFormerLM(imported).loglikelihood(first)[0][0] == pytest.approx(
+        by_hand(run, [sees], [the])[0], abs=nats(2)
+    )
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "cat"}))
+    assert DiffEqFormerLM(imported).prefix_token_id == DiffEqFormerLM(imported).eot_token_id == cat
+    assert DiffEqFormerLM(run).prefix_token_id == 0
 
 
 MODELS = """
