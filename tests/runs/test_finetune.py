@@ -13,6 +13,7 @@ from diffeqformer.config import (
     Config,
     DataConfig,
     DepthConfig,
+    LayerConfig,
     LoRAConfig,
     ModelConfig,
     OptimizerConfig,
@@ -85,6 +86,21 @@ def tuned(base, folder, text=None, **settings):
 def test_adapters_take_ten_times_the_rate_up_to_a_hundredth(base, lora, rate):
     optimizer, _ = usual_settings(Config(optimizer=OptimizerConfig(learning_rate=base)), lora)
     assert optimizer.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("roles", "lora", "rate"),
+    [
+        (("adapter", "embedding"), LORA, 3e-3),
+        (("adapter",), None, 3e-4),
+        (("matrix",), LORA, 1e-2),
+        (("matrix",), None, 3e-3),
+    ],
+)
+def test_a_rate_of_adapters_is_one_in_the_next_generation(roles, lora, rate):
+    model = ModelConfig(weights=LayerConfig(lora=LORA))
+    base = Config(model=model, optimizer=OptimizerConfig(learning_rate=3e-3, train_roles=roles))
+    assert usual_settings(base, lora)[0].learning_rate == pytest.approx(rate)
 
 
 populated = eqx.filter_jit(lambda model, steps: model.populate(steps))  # compiled, as where training starts

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from diffeqformer.cli import info, main
@@ -13,7 +14,7 @@ from diffeqformer.config import Config, DepthConfig, MeshConfig, ModelConfig, Op
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import count
 from diffeqformer.runs.footprint import update_footprint
-from diffeqformer.training.update import initial_state
+from diffeqformer.training.update import initial_state, make_update
 
 MODEL = ModelConfig(
     width=256, heads=8, steps=4, context=128, vocabulary=2048, weights=TimeConfig(d_emb=16, frequencies=8)
@@ -86,6 +87,17 @@ def test_devices_share_what_fsdp_cuts():
     for part in ("weights", "optimizer", "gradients", "generated"):
         assert 0.25 * getattr(alone, part) <= getattr(four, part) < 0.27 * getattr(alone, part)
     assert four.temporary < 0.4 * alone.temporary
+
+
+def test_the_model_that_updates_learn_from_is_counted():
+    model = dataclasses.replace(MODEL, width=16, heads=2, vocabulary=40, context=16)
+    config = Config(model=model, depth=DepthConfig(sample=(2, 4), distill=0.5), trainer=TrainerConfig(batch_size=2))
+    taught = dataclasses.replace(config, depth=dataclasses.replace(config.depth, teacher="base"))
+    teacher = initial_state(config).model.populate()
+    alone, both = map(update_footprint, (config, taught))
+    assert both.weights == alone.weights + 4 * count(teacher)
+    assert both.temporary is not None and both.optimizer == alone.optimizer
+    assert make_update(taught, teacher=teacher)(initial_state(taught), np.zeros((2, 17), np.int32), 2)
 
 
 def test_parts_of_the_footprint():

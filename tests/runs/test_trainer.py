@@ -1,6 +1,7 @@
 """Training as a whole: it learns, it resumes to the bit, and it ends badly in one sentence with nothing lost."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -440,6 +441,18 @@ def test_too_little_room_for_the_checkpoints_is_refused_at_the_start(config, mon
     with pytest.raises(BadInput, match=r"needs \d+\.\d\d kB for checkpoints, but its disk has 100\.00 kB left"):
         train(config, Silent())
     assert not Path(config.run).exists()
+
+
+def test_a_finished_run_needs_no_room(config, monkeypatch):
+    result = train(config, Silent())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    for module in ("runs.folder", "store.files"):
+        monkeypatch.setattr(f"diffeqformer.{module}.write_whole", _full)
+    assert train(config, Silent()).entry["validation"] == result.entry["validation"]
+
+
+def _full(path, content):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_folder_that_is_being_written_is_refused(config):

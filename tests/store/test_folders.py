@@ -1,5 +1,6 @@
 """A folder is whole or not there, and a refusal says why."""
 
+import errno
 import os
 import shutil
 
@@ -18,6 +19,16 @@ def test_an_error_of_a_library_says_what_happened(tmp_path):
     with pytest.raises(BadInput, match=said), becoming(tmp_path / "run", "run folder", "importing") as aside:
         shutil.copytree(tmp_path / "from", aside, dirs_exist_ok=True)
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(BadInput, match="cannot be written: No space"), becoming(tmp_path / "run", "run", "importing"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("written", ["{}  {}", "{} *{}", "{}  ./{}", "# sums\n\n{}  {}"])

@@ -105,7 +105,8 @@ def test_trials_whose_names_would_be_one_have_folders_of_their_own():
     for over in ([*long, "optimizer.spike=2,3"], ["data.tokenizer=a/b,a b"]):
         first, second = trials_of(over, None)
         assert _name(first) != _name(second) and max(map(len, map(_name, (first, second)))) < 220
-    assert _name({"model.steps": 2, "optimizer.b2": 0.9}) == "model.steps=2,optimizer.b2=0.9"
+    for trial in ({"model.steps": 2, "optimizer.b2": 0.9}, {"optimizer.b2": 0.9, "model.steps": 2}):
+        assert _name(trial) == "model.steps=2,optimizer.b2=0.9"
 
 
 def test_trials_of_other_batches_or_lengths_are_not_called_alike():

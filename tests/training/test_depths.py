@@ -20,9 +20,18 @@ from diffeqformer.config import (
     validate,
 )
 from diffeqformer.errors import BadInput
+from diffeqformer.model.count import flops
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.grid import Grid
-from diffeqformer.training.depths import Pass, compute_of, depth_of_update, largest_drawn, passes, trained_depths
+from diffeqformer.training.depths import (
+    Pass,
+    compute_of,
+    depth_of_update,
+    largest_drawn,
+    mean_operations,
+    passes,
+    trained_depths,
+)
 from diffeqformer.training.update import initial_state, make_update
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
@@ -210,6 +219,21 @@ def test_early_exits_take_one_pass_for_all_depths_of_a_sequence():
     assert passes(by_rows, None) == (Pass(6, 2), Pass(2, 2)) and compute_of(by_rows) == 50 * 4
     shared = changed(asked, model=replace(MODEL, weights="shared", scheme="residual"), depth__jitter=0.5)
     assert passes(shared, 3) == (Pass(6, 4), Pass(3, 4), Pass(2, 4))  # each with times of its own
+
+
+def test_operations_are_those_of_all_depths_that_a_run_is_trained_at():
+    def at(steps: int) -> tuple[float, float]:
+        found = flops(replace(MODEL, steps=steps))
+        return found.training_per_token * MODEL.context, found.generating_weights
+
+    training, generating = mean_operations(config())
+    assert (training, generating) == (4 * at(3)[0], at(3)[1])
+    asked = config(sample=(2, 4), always=(6,))
+    twos, fours = (drawn(50, sample=(2, 4), always=(6,)).count(steps) / 50 for steps in (2, 4))
+    expected = [4 * (at(6)[0] + twos * at(2)[0] + fours * at(4)[0]), at(6)[1] + twos * at(2)[1] + fours * at(4)[1]]
+    np.testing.assert_allclose(mean_operations(asked), expected, rtol=1e-12)
+    by_rows = config(sample=(2, 4), weights=(1.0, 3.0), together="rows")
+    np.testing.assert_allclose(mean_operations(by_rows), [3 * at(4)[0] + at(2)[0], at(4)[1] + at(2)[1]], rtol=1e-12)
 
 
 def test_memory_is_planned_for_the_update_that_takes_the_most_steps():

@@ -69,9 +69,9 @@ class Arguments:
     """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
     train those (continuous); or give each step of length 1, 1/2, 1/4, ... a block of its own and train all of them
     (dyadic)."""
-    depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((), least=1, most=MOST_STEPS)
-    """Numbers of steps to draw each update's depth from (methods continuous and dyadic), short for --depth.sample;
-    those of the base run if not given."""
+    depths: Annotated[tuple[int, ...] | str, tyro.conf.arg(metavar="N")] = ()
+    """Numbers of steps to draw each update's depth from, such as 4 6 9 or a range, 4-9 (methods continuous and dyadic),
+    short for --depth.sample; those of the base run if not given."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base
     run's own text if not given."""
@@ -196,7 +196,8 @@ def _require_one_of_two(given: Arguments, settings: Settings) -> None:
     )
     for name, own, full, other in short:
         if own and tuple(own) != tuple(other):
-            raise BadInput(f"{name} is {' '.join(map(str, own))}, but {full} {shown(other)}; give one of them.")
+            said = own if isinstance(own, str) else " ".join(map(str, own))
+            raise BadInput(f"{name} is {said}, but {full} {shown(other)}; give one of them.")
 
 
 def _about(config: Config) -> str:
@@ -211,5 +212,6 @@ def _about(config: Config) -> str:
     trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
     return (
         f"{config.base.system} → {steps(m.steps)} ({m.weights.kind} weights): training {trained:,} of {whole:,} "
-        f"parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}"
+        f"parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}, at a learning rate of "
+        f"{config.optimizer.learning_rate:g}"
     )

@@ -103,9 +103,11 @@ def _measure(config: Config, compiled: bool) -> Document:
     """Parameters, NFE, operations and memory of one model, as `--json` prints them."""
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import update_footprint
+    from diffeqformer.training.depths import mean_operations
 
-    tokens = config.tokens_per_update
-    operations, memory = flops(config.model), update_footprint(config, compiled=compiled)
+    memory, tokens = update_footprint(config, compiled=compiled), config.tokens_per_update
+    training, generating = mean_operations(config)  # over all depths that it is trained at
+    operations = flops(config.model)._replace(training_per_token=training / tokens, generating_weights=generating)
     return {
         "parameters": parameters(config.model)._asdict(),
         "evaluations": config.model.scheme.build().evaluations.times(config.model.steps)._asdict(),
@@ -117,14 +119,13 @@ def _measure(config: Config, compiled: bool) -> Document:
 def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
     """What other widths of the time networks would cost."""
     from diffeqformer.model.build import abstract
-    from diffeqformer.model.count import count, flops
+    from diffeqformer.model.count import count
+    from diffeqformer.training.depths import mean_operations
 
-    operations = flops(config.model)
-    training = config.tokens_per_update * operations.training_per_token
-    choices = []
+    (training, own), choices = mean_operations(config), []
     for d_emb in sorted({*D_EMB_TABLE, time.d_emb}):
         model = dataclasses.replace(config.model, weights=dataclasses.replace(time, d_emb=d_emb))
-        generating = operations.generating_weights * d_emb / time.d_emb
+        generating = own * d_emb / time.d_emb
         share = generating / (training + generating)
         choices.append({"d_emb": d_emb, "stored": count(abstract(model)), "generation_share": share})
     return choices
@@ -156,6 +157,8 @@ def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
         ],
     )
     print(_about_memory(config) if compiled else "What activations take, --memory tells: it compiles the update.")
+    if config.depth.depths or config.depth.always:
+        print("Training is the mean over a run's updates and the depths that each is trained at.")
     if m.tolerance:
         print(f"NFE and operations are those of {m.steps} fixed steps; the tolerance will choose its own.")
 

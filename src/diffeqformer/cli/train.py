@@ -56,7 +56,7 @@ def _require_own_folder(config: Path, run: str) -> None:
     if config.name == CONFIG and (folder / CHECKPOINTS).is_dir() and path_of(run).resolve() != folder.resolve():
         raise BadInput(
             f"config {str(config)!r} lies in the run folder {str(folder)!r}, but names {run!r}, as after copying or "
-            f"renaming; say which with --run, for example --run {shlex.quote(str(folder))}."
+            f"renaming; say which with --run, for example `--run {shlex.quote(str(folder))}`."
         )
 
 

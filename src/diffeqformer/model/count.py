@@ -47,6 +47,7 @@ def parameters(config: ModelConfig) -> Parameters:
     return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate().merge(), model)))
 
 
+@lru_cache
 def flops(config: ModelConfig) -> Flops:
     """Floating-point operations of a model config.
 

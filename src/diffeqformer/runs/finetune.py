@@ -19,7 +19,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, Missing
 from diffeqformer.model.adapt import Become, adapt, adapted_config
 from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
@@ -49,12 +49,16 @@ and where that stops: higher ones harm narrow models."""
 
 
 def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConfig, TrainerConfig]:
-    """The base's own settings, but `UPDATES` updates, evaluated each `EVALUATE_EVERY`, and a rate of adapters.
+    """The base's own settings, but `UPDATES` updates, evaluated each `EVALUATE_EVERY`, and a rate of what is trained.
 
-    With LoRA the rate is `ADAPTER_RATE` times the base's, at most `HIGHEST_ADAPTER_RATE`.
+    With LoRA the rate is `ADAPTER_RATE` times that of a base whose weights were trained, at most
+    `HIGHEST_ADAPTER_RATE`; of a base whose adapters were trained it is the same, and without LoRA as much less.
     """
-    rate = base.optimizer.learning_rate
-    rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE) if lora else rate
+    rate, adapters = base.optimizer.learning_rate, base.model.lora and "adapter" in base.optimizer.train_roles
+    if lora and not adapters:
+        rate = min(ADAPTER_RATE * rate, HIGHEST_ADAPTER_RATE)
+    elif adapters and not lora:
+        rate /= ADAPTER_RATE
     trainer = replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
     return replace(base.optimizer, learning_rate=rate), trainer
 
@@ -134,6 +138,11 @@ def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) 
 
     **Raises:** `BadInput` if it is gone, or has been trained further; what `load_run` raises.
     """
+    if not path_of(base.run).is_dir():
+        raise Missing(
+            f"the base run {base.run!r} does not exist, from which this run starts or learns; put it back there, or "
+            "start another run from where it is now."
+        )
     found = load_run(base.run, base.checkpoint, progress, build)
     if base.update not in (None, found.step):
         raise BadInput(

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.errors import BadInput, Damaged, named
+from diffeqformer.errors import BadInput, Damaged, DiffEqFormerError, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, is_utf8, shown
@@ -110,7 +110,8 @@ class RunFolder:
         with ExitStack() as stack:
 
             def take() -> None:
-                self._require_space(checkpoint_bytes)
+                if self.config.trainer.updates not in self.checkpoints.steps():  # else nothing large is written
+                    self._require_space(checkpoint_bytes)
                 try:
                     self.path.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(folder_lock(self.path))
@@ -121,10 +122,13 @@ class RunFolder:
                     for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
                         left.unlink()
                     # First: a kill after any other file would leave a folder that is refused as no run.
-                    write_whole(self.path / CONFIG, dump_yaml(self.config))
-                    for name, text in {TOKENIZER: tokens.tokenizer.to_str(pretty=True), **more}.items():
-                        write_whole(self.path / name, text)
-                    write_sealed(self.path / DATA, {"content": tokens.content, **tokens.statistics})
+                    about = {CONFIG: dump_yaml(self.config), TOKENIZER: tokens.tokenizer.to_str(pretty=True)}
+                    for name, text in (about | dict(more)).items():
+                        if not _is_there(self.path / name, text):  # a finished run may lie on a full disk
+                            write_whole(self.path / name, text)
+                    described = {"content": tokens.content, **tokens.statistics}
+                    if _kept(self.path / DATA) != described:
+                        write_sealed(self.path / DATA, described)
                 except OSError as error:
                     raise BadInput(f"run folder {str(self.path)!r} cannot be written: {named(error)}.") from error
 
@@ -145,6 +149,21 @@ class RunFolder:
                 f"run folder {str(self.path)!r} needs {wanted} for checkpoints, but its disk has {there} left; free "
                 f"some, choose another disk with {OPTIONS}, or, where there is such a setting, lower trainer.keep_last."
             )
+
+
+def _is_there(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
+
+
+def _kept(path: Path) -> Document | None:
+    """What a sealed file holds; `None` if there is none, or it is damaged."""
+    try:
+        return read_sealed(path)
+    except (OSError, DiffEqFormerError):
+        return None
 
 
 def open_config(folder: Path) -> Config:

@@ -78,7 +78,7 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
     if compiled:
         temporary, _ = _compile(config) if devices <= len(jax.devices()) else _on_virtual_devices(config, devices)
     return Footprint(
-        weights=bytes_on_each((state.model, state.average), mesh),
+        weights=bytes_on_each((state.model, state.average, _teacher(config)), mesh),
         optimizer=bytes_on_each(state.optimizer, mesh),
         temporary=temporary,
         gradients=bytes_on_each(jax.eval_shape(partial(_gradients, config), state.model), mesh),
@@ -110,15 +110,23 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
         shape = (parts, config.trainer.batch_size // parts, context + 1)
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-        update, steps = make_update(config), largest_drawn(config)
-        # `update` calls two compiled functions; planned is one program of both.
-        lowered = jax.jit(lambda state, ids: update(state, ids, steps), donate_argnums=0).lower(state, ids)
+        teacher, steps = with_shardings(_teacher(config)), largest_drawn(config)
+        # An update calls two compiled functions; planned is one program of both.
+        update = lambda state, ids, teacher: make_update(config, teacher=teacher)(state, ids, steps)
+        lowered = jax.jit(update, donate_argnums=0).lower(state, ids, teacher)
         plan = lowered.compile(compiler_options=options).memory_analysis()
     written = Path(dump).glob("*after_spmd-partitioning*.txt") if options else ()
     found = [one for path in written for one in collectives(path.read_text())]
     # What the update returns and does not write over what it was given lives beside the temporaries.
     beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
     return None if plan is None else plan.temp_size_in_bytes + beside, found
+
+
+def _teacher(config: Config) -> Transformer | None:
+    """Shapes of the model that updates learn from, if they do: those of the base, populated, at the run's own depth."""
+    if config.depth.teacher != "base":
+        return None
+    return eqx.filter_eval_shape(lambda model: model.merge().populate(), abstract(config.model))
 
 
 def _gradients(config: Config, model: Transformer) -> PyTree:

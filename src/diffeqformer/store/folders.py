@@ -107,6 +107,8 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
                 (folder / LOCK).unlink()
         sync_folder(folder.parent)
     except OSError as error:
+        if error.errno == errno.ENOSPC:  # for the lock's own number, too: it is held, but the block has not begun
+            shutil.rmtree(aside, ignore_errors=True)
         raise BadInput(f"{what} {str(folder)!r} cannot be written: {reason(error)}.") from error
 
 

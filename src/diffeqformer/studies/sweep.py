@@ -165,8 +165,8 @@ def _drawn(values: Any, random: Any) -> Any:
 
 
 def _name(trial: Values) -> str:
-    """Of a trial's folder."""
-    said = ",".join(f"{name}={value}" for name, value in trial.items())
+    """Of a trial's folder, in whichever order its settings are named."""
+    said = ",".join(f"{name}={value}" for name, value in sorted(trial.items()))
     # File systems take 255 bytes; what is cut or replaced is told apart by a digest.
     plain = re.sub(r"[^\w.=+,-]+", "-", said, flags=re.ASCII)[:200]
     return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from diffeqformer.config import Config, LayerDropConfig
+from diffeqformer.config import Config, LayerDropConfig, with_steps
+from diffeqformer.model.count import flops, update_operations
 
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -100,7 +101,27 @@ def compute_of(config: Config) -> int:
 
     Exact for schemes that evaluate the field once a step.
     """
-    updates = config.trainer.updates
-    times = Counter(_draws(config)(np.arange(updates)).tolist()) if config.depth.drawn else {None: updates}
-    steps = sum(n * one.steps * one.sequences for drawn, n in times.items() for one in passes(config, drawn))
+    steps = sum(n * one.steps * one.sequences for drawn, n in _times(config).items() for one in passes(config, drawn))
     return round(steps / config.trainer.batch_size)
+
+
+def mean_operations(config: Config) -> tuple[float, float]:
+    """Floating-point operations of an update, without those that generate weights, and these: means over a run's
+    updates, as `update_operations` counts them; without a forward pass of `depth.teacher`."""
+
+    def of(one: Pass) -> tuple[float, float]:
+        model = with_steps(config.model, one.steps)
+        generating = float(flops(model).generating_weights)
+        return update_operations(model, one.sequences, one.readings) - generating, generating
+
+    found = np.zeros(2)
+    for drawn, n in _times(config).items():
+        found += n * np.sum([of(one) for one in passes(config, drawn)], axis=0)
+    training, generating = (found / config.trainer.updates).tolist()
+    return training, generating
+
+
+def _times(config: Config) -> dict[int | None, int]:
+    """How many of a run's updates have each of the depths drawn."""
+    updates = config.trainer.updates
+    return Counter(_draws(config)(np.arange(updates)).tolist()) if config.depth.drawn else {None: updates}

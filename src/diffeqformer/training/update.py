@@ -110,7 +110,8 @@ def make_update(
     context), true for the targets that the loss is a mean over; or has the parts below on a leading axis already.
     `steps` is the depth drawn, the model's own if not given, each of which compiles once. With
     `trainer.accumulation` A the batch is A parts of equal size, one after the other, and the gradient is the mean of
-    theirs, which equals the whole batch's. Runs that differ in their length, folder or evaluations alone share one
+    theirs, which equals the whole batch's; with `depth.together: rows` each part has its own share of every depth, at
+    least one sequence. Runs that differ in their length, folder or evaluations alone share one
     compiled program.
     """
     t = config.trainer
