@@ -278,11 +278,12 @@ def test_entries_that_settings_name_as_special_are_special(trained, tmp_path):
     for number, name in enumerate(("<|turn|>", "<|im_end|>", "<|more|>"), 300):
         found["model"]["vocab"][name] = number
     (tmp_path / "tokenizer.json").write_text(json.dumps(found))
-    settings = {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|turn|>", "<|none|>", 3]}
+    settings = {"eos_token": "<|im_end|>", "pad_token": "x", "additional_special_tokens": ["<|turn|>", "<|none|>", 3]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"extra_special_tokens": {"x": "<|more|>"}}))
     loaded = load_tokenizer(tmp_path)
     text = "<|turn|>a<|im_end|><|more|>"
     assert encode(reading_special_tokens(loaded), text) == [300, *encode(trained, "a"), 301, 302]
+    assert loaded.decode(encode(loaded, "x!")) == "x!"  # what is text stays text, though some pad with it
     assert loaded.token_to_id("<|none|>") is None and encode(loaded, text) == encode(trained, text)
 
 

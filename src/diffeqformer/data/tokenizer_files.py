@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.data.beside import TOKENIZER_BYTES, more_special_tokens, settings_of, special_tokens
-from diffeqformer.data.tokenizer import END_OF_TEXT, ENDS_OF_TEXT, byte_level, plain_text, vocabulary_size
+from diffeqformer.data.tokenizer import END_OF_TEXT, ENDS_OF_TEXT, byte_level, encode, plain_text, vocabulary_size
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import Document, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
@@ -95,10 +95,18 @@ def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
         _add_tokens(tokenizer, folder / ADDED)
     _add_declared(tokenizer, folder)
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    named = dict.fromkeys((*special_tokens(folder).values(), *more_special_tokens(folder)))
-    known = [name for name in named if name not in special and tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens(known)
+    for name in {*special_tokens(folder).values(), *more_special_tokens(folder)} - special:
+        if tokenizer.token_to_id(name) is not None and not _is_text(tokenizer, name):
+            tokenizer.add_special_tokens([name])
     return tokenizer
+
+
+def _is_text(tokenizer: Tokenizer, name: str) -> bool:
+    """Whether an entry is what its name is read as anyway, such as the `!` that some pad with: it stays text."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    with suppress(BadInput):
+        return name not in added and encode(tokenizer, name) == [tokenizer.token_to_id(name)]
+    return False
 
 
 def _from_folder(folder: Path) -> Tokenizer:
