@@ -95,7 +95,7 @@ def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
         _add_tokens(tokenizer, folder / ADDED)
     _add_declared(tokenizer, folder)
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    for name in {*special_tokens(folder).values(), *more_special_tokens(folder)} - special:
+    for name in sorted({*special_tokens(folder).values(), *more_special_tokens(folder)} - special):
         if tokenizer.token_to_id(name) is not None and not _is_text(tokenizer, name):
             tokenizer.add_special_tokens([name])
     return tokenizer
