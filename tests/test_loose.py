@@ -152,13 +152,13 @@ def _say() -> dict[str, str]:
         measure_induction,
         next_token_loss,
         pairwise,
-        participation,
         simulate,
         speculate,
         validate,
         with_scheme,
     )  # fmt: skip
     from diffeqformer.analysis.gathering import watch_states
+    from diffeqformer.analysis.participation import participation
     from diffeqformer.config import dump_yaml
     from diffeqformer.config.files import read_yaml
     from diffeqformer.data.loader import EvaluationBatches
