@@ -95,6 +95,17 @@ def test_runs_on_a_second_text_that_has_changed_since_are_refused(tmp_path, monk
     assert by.adapted(6)(found) == (0.25 + 1.5) / 2
 
 
+def test_rates_on_record_are_not_searched_again(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(by, "reproduce", lambda *given: asked.append((given[2], given[5])) or {"models": []})
+    config = Config(model=ModelConfig(steps=6), trainer=TrainerConfig(updates=16))
+    found = Trained({by.OURS: Finished(config, {}, lambda: None)}, 3, tmp_path, Silent(), ("a.txt",))
+    by._adapted(replace(found, rates={"own-to-other/gpt-lora": 0.01}), 3)
+    assert asked == [(3, {"own-to-other/gpt-lora": 0.01})]
+    by._adapted(found, 3)
+    assert asked[1:] == [(0, {}), (3, {})]  # searched with the first seed
+
+
 def test_fine_tuning_that_diverges_has_no_effect_and_is_not_tried_again(tmp_path, monkeypatch):
     asked = []
 

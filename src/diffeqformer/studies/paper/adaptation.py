@@ -46,8 +46,8 @@ def _require_text(folder: Path, seed: int, progress: Progress) -> None:
 
 
 def _adapted(found: Trained, seed: int) -> Document | None:
-    """The results of one seed, trained if they may be, at the rates of the seed that they are searched with; `None` at
-    the size of other models than `reproduce adapt` has, or where training diverged."""
+    """The results of one seed, trained if they may be, at the rates on record, or those of the seed that they are
+    searched with; `None` at the size of other models than `reproduce adapt` has, or where training diverged."""
     ours = found.models.get(OURS)
     if ours is not None and ours.config.model.steps != Arguments.steps:
         return None
@@ -56,9 +56,9 @@ def _adapted(found: Trained, seed: int) -> Document | None:
         _require_text(found.folder, seed, found.progress)
     if document is not None or ours is None or not (found.other and found.train):
         return document
-    searched = None if seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
-    rates = rates_of(searched) if searched else None
-    return _reproduced(ours.config, found.other, seed, found.folder, found.progress, tuple((rates or {}).items()))
+    searched = None if found.rates or seed == SEARCHED_WITH else _adapted(found, SEARCHED_WITH)
+    rates = rates_of(searched) if searched else found.rates
+    return _reproduced(ours.config, found.other, seed, found.folder, found.progress, tuple(rates.items()))
 
 
 @cache

@@ -12,7 +12,17 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, join, number, percent, signed, with_spread
 from diffeqformer.studies.paper import tables as paper_tables
 from diffeqformer.studies.paper.adaptation import adapted_runs
-from diffeqformer.studies.paper.claims import LEVEL, SEARCHED_WITH, SEEDS, Claim, Finished, Verdict, judge, models_of
+from diffeqformer.studies.paper.claims import (
+    FINE_TUNED,
+    LEVEL,
+    SEARCHED_WITH,
+    SEEDS,
+    Claim,
+    Finished,
+    Verdict,
+    judge,
+    models_of,
+)
 from diffeqformer.studies.paper.figures import FIGURES, effects
 from diffeqformer.studies.paper.items import ITEMS
 from diffeqformer.studies.paper.measures import planned_memory
@@ -162,7 +172,7 @@ def item_tables(
 def searched(runs: Runs) -> Rates:
     """Of each model whose rate was searched for the best one, and all losses, infinite where training diverged."""
     tuned = adapted_runs(runs.folder, SEARCHED_WITH, runs.arguments.other)
-    rates = runs.rates | {f"figure 5, {name}": one for name, one in (searches(tuned) if tuned else {}).items()}
+    rates = runs.rates | {FINE_TUNED + name: one for name, one in (searches(tuned) if tuned else {}).items()}
     return {name: one for name, one in rates.items() if any(map(math.isfinite, one[1].values()))}
 
 

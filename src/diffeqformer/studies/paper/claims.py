@@ -28,6 +28,8 @@ SEARCHED_WITH = 0
 SEEDS = 3
 """That a verdict needs."""
 LEVEL = 0.95
+FINE_TUNED = "figure 5, "
+"""Before the names of its learning rates, where those of other models stand beside them."""
 PUT_BACK = "choose another folder with --to, or put the text back"
 """What to do where runs are of another text than there is now."""
 VERDICTS = ("holds", "fails", "within noise", "untested")
@@ -80,6 +82,8 @@ class Trained:
     """Whether a claim may train what it needs besides, and evaluate tasks."""
     tasks: tuple[str, ...] = ()
     """Folders of files of the harness's tasks; it takes their data from the hub if there are none."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of fine-tuning that are on record, as `rates_of` names them; searched if there are none."""
 
     def loss(self, name: str) -> float:
         """Of the whole validation split, in nats per token."""

@@ -19,7 +19,7 @@ from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.paper import record as paper_record
-from diffeqformer.studies.paper.claims import Claim, Model, Trained, Verdict, judge, models_of
+from diffeqformer.studies.paper.claims import FINE_TUNED, Claim, Model, Trained, Verdict, judge, models_of
 from diffeqformer.studies.paper.record import Record
 from diffeqformer.studies.paper.runs import Arguments, Runs, Scale
 from diffeqformer.studies.study import Result
@@ -77,7 +77,10 @@ def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
     if len(known) < len(models):
         return None
     a = runs.arguments
-    trained = Trained(known, seed, runs.folder, runs.progress, a.other, not a.finished, a.include_path)
+    rates = {
+        name.removeprefix(FINE_TUNED): rate for name, (rate, _) in runs.rates.items() if name.startswith(FINE_TUNED)
+    }
+    trained = Trained(known, seed, runs.folder, runs.progress, a.other, not a.finished, a.include_path, rates)
     return _kept(claim, trained) if claim.slow else claim.measure(trained)
 
 
