@@ -124,7 +124,8 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "
         "noise. Every effect is positive if the claim is so; where models are compared, they saw the same batches in "
         "the same order. Each claim is judged by itself, without a correction for their number: of effects that are "
-        "none in truth, one in twenty is decided by chance.",
+        "none in truth, one in twenty is decided by chance, and more where seeds are added after the first verdict, "
+        "as claims are judged again with each.",
         *([joined] if a.record else []),
     ]
 
