@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 from diffeqformer.cli import main
@@ -15,6 +17,14 @@ from diffeqformer.studies.study import Result
 def printed(capsys, columns, rows, title="A title") -> list[str]:
     print_table(title, columns, rows)
     return capsys.readouterr().out.splitlines()
+
+
+def test_help_ends_in_a_terminal_without_room_for_its_boxes():
+    """In a process of its own: it did not."""
+    words = [sys.executable, "-m", "diffeqformer", "eval", "--help"]
+    narrow = os.environ | {"COLUMNS": "5"}
+    ended = subprocess.run(words, env=narrow, capture_output=True, text=True, timeout=120, check=True)
+    assert "--steps" in ended.stdout
 
 
 def test_a_table_that_fits_is_one(capsys, monkeypatch):

@@ -306,3 +306,16 @@ def test_bad_input_writes_nothing(tmp_path, files_config, progress, settings, mo
     with pytest.raises(BadInput):
         prepare(files_config(*train, tokenizer=settings.get("tokenizer", "train")), progress)
     assert not (tmp_path / "cache").exists()
+
+
+def test_tokens_without_a_temporary_folder_are_no_matter_of_standard_output(
+    tmp_path, files_config, progress, monkeypatch
+):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "file").write_text("")
+    tokenizer = prepare(files_config(), progress).tokenizer
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(
+        RunFailed, match=r"^tokens cannot be written to a temporary folder: .*; name another one with TMPDIR\.$"
+    ):
+        module.tokens_of((str(tmp_path / "a.txt"),), files_config(), tokenizer, progress)

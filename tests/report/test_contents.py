@@ -116,11 +116,16 @@ def test_a_damaged_map_is_no_text(tmp_path, shown):
     assert seen is not None and (seen.headline, seen.tokens) == ("of two", ())
 
 
-def test_a_comparison_that_was_moved_is_linked_where_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_comparison_that_was_moved_or_copied_is_linked_where_it_is(tmp_path, monkeypatch, copied):
     monkeypatch.setattr(run_report, "run_report", lambda results, inside: SimpleNamespace(page=lambda: repr(inside)))
     (tmp_path / "new/gpt").mkdir(parents=True)
     (tmp_path / "new/gpt/config.yaml").write_text("")
+    if copied:
+        (tmp_path / "old/gpt").mkdir(parents=True)
+        (tmp_path / "old/gpt/config.yaml").write_text("")
     results = {"models": [{"config": {"run": str(tmp_path / "old/gpt")}}]}
     run_report.write_linked_report(results, tmp_path / "new/report.html")
     assert "'gpt/analysis/index.html'" in (tmp_path / "new/report.html").read_text()
-    assert (tmp_path / "new/gpt/analysis/index.html").is_file() and not (tmp_path / "old").exists()
+    assert (tmp_path / "new/gpt/analysis/index.html").is_file()
+    assert [path.name for path in tmp_path.glob("old/gpt/*")] == ["config.yaml"] * copied

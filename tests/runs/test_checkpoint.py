@@ -1,5 +1,6 @@
 """Checkpoints: what is written is read back, what is damaged is named, what was interrupted never counts."""
 
+import errno
 import json
 import os
 import re
@@ -144,8 +145,9 @@ def test_damage_to_any_file_is_named_and_the_checkpoint_before_is_used(tmp_path,
     assert restored is not None and restored.step == 300
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
 @pytest.mark.parametrize("reader", ["file_digest", "read_sealed"])
-def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch, reader):
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(tmp_path, monkeypatch, reader, number):
     """It may be sound: an older one in its place would lose updates, and then the checkpoint."""
     store = Checkpoints(tmp_path)
     for step in (1, 2):
@@ -154,14 +156,14 @@ def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch,
 
     def refused(path):
         if "2" in path.parts:
-            raise PermissionError(13, "Permission denied", str(path))
+            raise OSError(number, os.strerror(number), str(path))
         return usual(path)
 
     if reader == "file_digest":
         monkeypatch.setattr(checkpoint, reader, refused)
     else:
         monkeypatch.setattr(files, "read_small", lambda path, most: refused(path))
-    with pytest.raises(RunFailed, match=r"file '.*/2/.*' cannot be read: Permission denied\.") as refusal:
+    with pytest.raises(RunFailed, match=rf"file '.*/2/.*' cannot be read: {os.strerror(number)}\.") as refusal:
         store.latest(items(), refuse_to_say)
     assert not isinstance(refusal.value, Damaged) and store.steps() == [1, 2]
 

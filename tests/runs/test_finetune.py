@@ -29,7 +29,7 @@ from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
-from diffeqformer.runs.finetune import ROLES, finetune_config, usual_settings
+from diffeqformer.runs.finetune import ROLES, as_begun, finetune_config, usual_settings
 from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
@@ -269,6 +269,18 @@ def test_a_base_that_was_trained_further_is_refused(bases, tmp_path):
     with pytest.raises(BadInput, match=r"base.update is 5, but the latest checkpoint of '.*vanilla' is at 6"):
         train(config, Silent())
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_base_learns_later_is_nothing_to_a_run_of_its_own(bases, tmp_path, other_text):
+    """The same command again goes on, though the base has other checkpoints now."""
+    config = tuned(bases / "vanilla", tmp_path / "run", other_text)
+    later = changed(config, base__update=9)
+    assert as_begun(later) == later  # which is refused: there is nothing to go on from
+    train(config, Silent())
+    found = as_begun(later)
+    assert found.base == config.base and train(found, Silent()).entry["steps"]
+    for other in (changed(later, base__checkpoint="best"), changed(later, base__run="elsewhere")):
+        assert as_begun(other) == other
 
 
 def test_another_tokenizer_is_refused(bases, tmp_path, other_text):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from diffeqformer.progress import Silent
 from diffeqformer.report.figures import color
 from diffeqformer.studies.compare import (
     Arguments,
+    _way,
     accuracies,
     compare_document,
     findings,
@@ -170,7 +172,14 @@ def test_runs_of_one_system_and_one_folder_name_have_their_own_sentences_and_pag
     assert "Vanilla GPT (a/gpt) is significantly better on piqa, f1" in findings(compare_runs(one, other))[1]
     pairs = (one, beside), (beside, other), (beside, one)
     pages = [study(Arguments(*map(str, pair)), Silent()).folder for pair in pairs]
-    assert [page.name for page in pages] == ["compare-new", "compare-b-gpt", "compare-gpt"]
+    assert [page.name for page in pages] == ["compare-new", "compare-b,gpt", "compare-gpt"]
+
+
+def test_no_two_ways_to_a_run_have_one_page(tmp_path):
+    ways = ("x-y", "x y", "x_y", "x/y", "x,y", "..,x", "x", "other/x", "other-x", "y/../z/x")
+    names = [_way(tmp_path / "one", tmp_path / way) for way in ways]
+    assert len({*names}) == len(ways) and (names[0], names[3]) == ("x-y", "x,y")
+    assert all(re.fullmatch(r"[\w.,-]+", name) for name in names)
 
 
 def test_a_metric_that_is_no_mean_has_its_own_difference(tmp_path):

@@ -48,6 +48,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
             raise BadInput(f"--port is {arguments.port}, but with --to nothing is served.")
         path = path_of(arguments.to)
         require_writable(path.parent, "--to")
+        if path.is_dir():
+            raise BadInput(f"--to is {arguments.to!r}, which is a folder, but must name a file.")
         if path.suffix != ".html":
             raise BadInput(f"--to is {arguments.to!r}, but must end with .html.")
     from diffeqformer.explorer.page import portable_page, served_page

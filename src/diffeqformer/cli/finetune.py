@@ -103,7 +103,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     join(given.distributed)
     from diffeqformer.config import validate
     from diffeqformer.data.files import find_files
-    from diffeqformer.runs.finetune import RANK, finetune_config, usual_settings
+    from diffeqformer.runs.finetune import RANK, as_begun, finetune_config, usual_settings
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train
 
@@ -139,7 +139,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         trainer=settings.trainer,
     )
     model = replace(config.model, dropout=settings.model.dropout)
-    config = validate(replace(config, model=model, mesh=settings.mesh))
+    config = as_begun(validate(replace(config, model=model, mesh=settings.mesh)))
     progress.say(_about(config))
     show(train(config, progress, base), progress, as_json, {"base": base.which})
 

@@ -6,7 +6,9 @@ import difflib
 import inspect
 import io
 import itertools
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -37,6 +39,8 @@ NOT_A_NUMBER = (
     r"Error parsing (\S+): (?:.* does not match choices \((.*?),?\))?"
     r".*?(?:invalid literal for |could not convert string to )(int|float).*: '(.*)'"
 )
+NARROWEST = 20
+"""Columns that help is wrapped to at least: of boxes without room for a letter tyro never makes an end."""
 KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -65,6 +69,8 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
             _require_own(part, words, f"{name}.")
     if {"-h", "--help"} & {*words}:
         default = _printable(default)
+        if shutil.get_terminal_size().columns < NARROWEST:
+            os.environ["COLUMNS"] = str(NARROWEST)
     words = joined(words, options)
     _require_known(words, list(options), prog)
     require_lists_once(words, options)

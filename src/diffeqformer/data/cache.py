@@ -138,7 +138,8 @@ def masked_tokens_of(
     **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. Where not
     all do there is no number of bytes, else no mask.
 
-    **Raises:** `BadInput` for files that are missing, unreadable or empty.
+    **Raises:** `BadInput` for files that are missing, unreadable or empty; `RunFailed` if there is no room for tokens
+    among temporary files.
     """
     files = find_files(patterns, "--data")
     completions = config.targets == "completions"
@@ -146,11 +147,18 @@ def masked_tokens_of(
     reader = Reader(config.text_field, config.strict, progress.say, completions)
     read = lambda: chain.from_iterable(map(reader.documents, files))
     part, dtype = Part(len(files), sum(file.size for file in files), read, masked=masked), np.dtype("<u4")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokens.bin"
-        counts = _pack(part, tokenizer, path, dtype, "evaluation", progress)
-        mask = np.fromfile(path.with_suffix(".mask"), bool) if masked else None
-        return np.fromfile(path, dtype), counts["evaluation_bytes"], mask
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "tokens.bin"
+            counts = _pack(part, tokenizer, path, dtype, "evaluation", progress)
+            mask = np.fromfile(path.with_suffix(".mask"), bool) if masked else None
+            return np.fromfile(path, dtype), counts["evaluation_bytes"], mask
+    except OSError as error:
+        if error.filename is not None and not is_of(error, Path(tempfile.gettempdir())):
+            raise
+        raise RunFailed(
+            f"tokens cannot be written to a temporary folder: {reason(error)}; name another one with TMPDIR."
+        ) from error
 
 
 def _build(

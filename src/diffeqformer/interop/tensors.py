@@ -11,7 +11,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from diffeqformer.errors import BadInput
+from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.files import JSON_BYTES, write_whole
@@ -139,7 +139,10 @@ def write_tensors(
 
 def save(tensors: dict[str, np.ndarray], file: Path) -> None:
     """Write one safetensors file that torch reads, with the permissions of any new file (the library's own: 0600)."""
-    save_file(tensors, file, {"format": "pt"})
+    try:
+        save_file(tensors, file, {"format": "pt"})
+    except SafetensorError as error:  # of a full disk, too
+        raise RunFailed(f"file {str(file)!r} cannot be written: {reason(error)}.") from error
     # The umask cannot be read without setting it, for all threads: a new file shows it.
     plain = file.with_suffix(".tmp")
     plain.touch(exist_ok=False)

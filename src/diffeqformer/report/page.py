@@ -29,7 +29,7 @@ from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIG
 from diffeqformer.report.table import Table, named
 from diffeqformer.report.terms import terms_of
 from diffeqformer.report.text import unbroken
-from diffeqformer.store.files import write_output
+from diffeqformer.store.files import write_outputs
 
 ENVIRONMENT = Environment(
     loader=PackageLoader("diffeqformer.report"),
@@ -155,8 +155,8 @@ def visible(piece: str) -> str:
 def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown: Any) -> Path:
     """Write a page to a folder: `name.npz`, every figure as `.png` and `.svg`, and `index.html`.
 
-    Everything is drawn before anything is written, each file is written aside and renamed, and `index.html` last.
-    Equal contents give equal bytes.
+    Everything is drawn before anything is written, all files are written aside and then renamed, and `index.html` last:
+    a page that is there is of the numbers beside it. Equal contents give equal bytes.
 
     **Arguments:** `folder`, made if needed; the others as for `render`; of `arrays`, all numbers by name, as
     `numpy.load(folder / "name.npz")` will give them back.
@@ -170,8 +170,7 @@ def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown:
     for one in shown.get("figures", ()):
         contents |= {f"{one.name}.{kind}": save(one.figure, kind) for kind in ("png", "svg")}
     contents["index.html"] = text.encode()
-    for file, content in contents.items():
-        write_output(Path(folder) / file, content, "analysis file")
+    write_outputs(Path(folder), contents, "analysis file")
     return Path(folder) / "index.html"
 
 

@@ -27,7 +27,7 @@ from diffeqformer.plain import Document
 from diffeqformer.runs.arrays import Items, kinds, read_arrays, write_arrays
 from diffeqformer.runs.distributed import ReportedElsewhere, by_main, is_loss
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import flush, read_sealed, sync_folder, write_sealed
+from diffeqformer.store.files import PASSING, flush, read_sealed, sync_folder, write_sealed
 
 MANIFEST = "manifest.json"
 INDEX = "manifest.ocdbt"
@@ -248,9 +248,9 @@ class Checkpoints:
                 found = file_digest(folder / name)
             except FileNotFoundError:
                 raise Damaged(f"{name} is missing") from None
-            except PermissionError as error:  # it may be sound, so no older one is taken and nothing removed
-                raise RunFailed(f"file {str(folder / name)!r} cannot be read: {_reason(error)}.") from None
             except OSError as error:
+                if error.errno in PASSING:  # it may be sound, so no older one is taken and nothing removed
+                    raise RunFailed(f"file {str(folder / name)!r} cannot be read: {_reason(error)}.") from None
                 raise Damaged(f"{name} cannot be read: {_reason(error)}") from None
             if found != digest:
                 raise Damaged(f"{name}: digest differs")

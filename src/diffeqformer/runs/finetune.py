@@ -1,5 +1,6 @@
 """Fine-tuning: a trained run, another depth and another text become the config of a new run (paper section 6.2)."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -16,6 +17,7 @@ from diffeqformer.config import (
     Role,
     TrainerConfig,
     Which,
+    read_yaml,
 )
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
@@ -26,7 +28,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
 from diffeqformer.runs.checkpoint import Checkpoints
-from diffeqformer.runs.folder import CHECKPOINTS, TOKENIZER, metadata_of
+from diffeqformer.runs.folder import CHECKPOINTS, CONFIG, TOKENIZER, metadata_of
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
@@ -131,6 +133,18 @@ def finetune_config(
         optimizer=replace(optimizer or usual_optimizer, train_roles=trained),
         trainer=trainer or usual_trainer,
     )
+
+
+def as_begun(config: Config) -> Config:
+    """The config with the update of the base that the run in its folder began from, if that has a checkpoint: what a
+    base learns later is nothing to it."""
+    folder = path_of(config.run)
+    with suppress(BadInput):
+        before = read_yaml(folder / CONFIG).base
+        same = replace(before, update=config.base.update) == config.base
+        if same and Checkpoints(folder / CHECKPOINTS).steps():
+            return replace(config, base=before)
+    return config
 
 
 def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) -> Run:

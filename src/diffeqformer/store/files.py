@@ -1,16 +1,19 @@
 """Files that are whole or not there (written aside, flushed to the disk, renamed), and whose damage is seen."""
 
 import errno
+import fcntl
+import glob
 import json
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
 from diffeqformer.errors import Damaged, RunFailed, reason
 from diffeqformer.plain import Document
-from diffeqformer.store.digests import json_digest
+from diffeqformer.store.digests import digest, json_digest
 from diffeqformer.store.regular import read_small
 
 SEAL = "digest"
@@ -19,6 +22,13 @@ JSON_BYTES = 64 << 20
 """The most that a JSON document of a run, or beside a model, may have."""
 OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
 """What writing to an open file, whose path the system does not know, fails with."""
+PASSING = (
+    errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
+    errno.ETIMEDOUT, errno.EBUSY, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
+)  # fmt: skip
+"""What reading a sound file fails with: who asks, or the way to it, is at fault."""
+LONGEST_NAME = 255
+"""Bytes that a file system of any usual kind allows."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -26,23 +36,71 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     **Raises:** `OSError` if the disk refuses; the old content is then intact.
     """
-    # A name that nobody can guess, for a file that must not be there: no link planted beside `path` is written through,
-    # and two processes may write it at the same time.
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    write_together(path.parent, {path.name: content})
+
+
+def write_together(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """The same of several files of one folder: all are on the disk before the first of them has its name, and the last
+    is there only with all others.
+
+    **Raises:** `OSError` if the disk refuses; all of the old content is then intact.
+    """
+    paths = [folder / name for name in contents]
+    asides = [path.with_name(hidden(path.name, f"{secrets.token_hex(8)}.tmp")) for path in paths]
+    path = folder
     try:
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            flush(file)
-        os.replace(aside, path)
+        with ExitStack() as stack:  # open, and so locked, until they have their names
+            for path, aside, content in zip(paths, asides, contents.values(), strict=True):
+                _remove_abandoned(path)
+                file = stack.enter_context(os.fdopen(_locked(aside), "wb"))
+                file.write(content.encode() if isinstance(content, str) else content)
+                flush(file)
+            if len(paths) > 1:
+                paths[-1].unlink(missing_ok=True)
+            for path, aside in zip(paths, asides, strict=True):
+                os.replace(aside, path)
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
+        for aside in asides:
+            with suppress(OSError):
+                aside.unlink()
         if error.errno is None:
             raise
         # Of the file that was to be written: nobody knows the one aside.
         raise OSError(error.errno, error.strerror, str(path)) from error
-    sync_folder(path.parent)
+    sync_folder(folder)
+
+
+def hidden(name: str, ending: str) -> str:
+    """The name of what becomes `name`, until it does: `.NAME.ending`, or of a name too long for that its digest."""
+    known = f".{name}.{ending}"
+    return known if len(os.fsencode(known)) <= LONGEST_NAME else f".{digest(os.fsencode(name))}.{ending}"
+
+
+def _locked(aside: Path) -> int:
+    """A new file, locked while its process lives.
+
+    Its name is one that nobody can guess and must not be there: no link planted beside the place is written through,
+    and two processes may write at the same time.
+    """
+    while True:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # a file system without locks: then nobody can take it for abandoned, either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if aside.exists():
+            return handle
+        os.close(handle)  # before it was locked another process has removed it as abandoned
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed processes left of `path`: the kernel has dropped their locks."""
+    for name in glob.glob(glob.escape(hidden(path.name, "")) + "*.tmp", root_dir=path.parent, include_hidden=True):
+        with suppress(OSError):
+            handle = os.open(path.with_name(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_name(name).unlink()
+            finally:
+                os.close(handle)
 
 
 def is_of(error: OSError, folder: Path) -> bool:
@@ -74,10 +132,19 @@ def write_output(path: Path, content: str | bytes, what: str = "report") -> None
 
     **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
     """
+    write_outputs(path.parent, {path.name: content}, what)
+
+
+def write_outputs(folder: Path, contents: Mapping[str, str | bytes], what: str) -> None:
+    """`write_together` for files that a user has asked for, with the folders that they need.
+
+    **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_together(folder, contents)
     except OSError as error:
+        path = folder / next(iter(contents)) if len(contents) == 1 else error.filename or folder
         raise RunFailed(f"{what} {str(path)!r} cannot be written: {reason(error)}.") from None
 
 
@@ -107,10 +174,9 @@ def read_sealed(path: Path) -> Document:
     # `OSError`s, too, but what is not there, or for others alone, is not damaged.
     except FileNotFoundError:
         raise
-    except PermissionError as error:
-        raise RunFailed(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
     except OSError as error:
-        raise Damaged(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
+        of = RunFailed if error.errno in PASSING else Damaged
+        raise of(f"file {str(path)!r} cannot be read: {error.strerror}.") from None
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,9 +14,9 @@ from pathlib import Path
 
 from rich import filesize
 
-from diffeqformer.errors import BadInput, reason
+from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import JSON_BYTES, sync_folder, write_whole
+from diffeqformer.store.files import JSON_BYTES, hidden, sync_folder, write_whole
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.regular import read_small
 
@@ -23,16 +24,19 @@ SUMS = "SHA256SUMS"
 
 
 def require_free(folder: Path) -> None:
-    """Check that `folder` does not exist or is empty.
+    """Check that `folder` does not exist or is empty, and not the one that this process runs in.
 
-    **Raises:** `BadInput` if something is there.
+    **Raises:** `BadInput` if something is there, or for the current folder, since another takes its place.
     """
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        here = not taken and folder.exists() and folder.samefile(".")
     except OSError as error:
         raise BadInput(f"folder {str(folder)!r} cannot be opened: {error.strerror}.") from None
     if taken:
         raise BadInput(f"folder {str(folder)!r} exists and is not an empty folder; choose another one with --to.")
+    if here:
+        raise BadInput(f"folder {str(folder)!r} is the current one, which a new one would replace; call from another.")
 
 
 def free_bytes(folder: Path) -> int:
@@ -84,7 +88,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     **Raises:** `BadInput` if it cannot be written, or another process is writing it.
     """
     folder = folder.resolve()  # a folder cannot be renamed onto a link
-    aside = folder.with_name(f".{folder.name}.{doing}")
+    aside = folder.with_name(hidden(folder.name, doing))
     try:
         aside.mkdir(parents=True, exist_ok=True)
         # `mkdir` is content with a link to a folder.
@@ -99,6 +103,8 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
                         entry.unlink()
                 yield aside
                 # Also onto an empty folder, which `require_free` allows; the system refuses any other.
+                if folder.is_dir():
+                    _as_prepared(aside, folder)
                 os.rename(aside, folder)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -106,10 +112,20 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
             if not keep_lock:
                 (folder / LOCK).unlink()
         sync_folder(folder.parent)
+    except RunFailed as error:  # of a checkpoint in it, whose place nobody knows
+        raise RunFailed(str(error).replace(str(aside), str(folder))) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:  # for the lock's own number, too: it is held, but the block has not begun
             shutil.rmtree(aside, ignore_errors=True)
         raise BadInput(f"{what} {str(folder)!r} cannot be written: {reason(error)}.") from error
+
+
+def _as_prepared(aside: Path, folder: Path) -> None:
+    """Give `aside` the owner and the permissions of an empty folder that it is going to replace: it may be private."""
+    prepared = folder.stat()
+    with suppress(PermissionError):  # the owner is for root to choose
+        os.chown(aside, prepared.st_uid, prepared.st_gid)
+    aside.chmod(stat.S_IMODE(prepared.st_mode))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed, speed
+from diffeqformer.store.digests import digest
 from diffeqformer.studies.inputs import folder_for
 from diffeqformer.studies.study import Result
 
@@ -42,7 +43,7 @@ class Arguments:
     second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_B")]
     """Folder of the run to compare it with."""
     to: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given, or compare-FOLDERS-NAME-OF-B of a run that is
+    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given, or compare-FOLDERS,NAME-OF-B of a run that is
     not beside A."""
 
 
@@ -65,10 +66,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def _way(one: Path, other: Path) -> str:
-    """The way to a run from the folder that another is in, as a name: that of its folder where both are in one."""
+    """The way to a run from the folder that another is in, as a name: that of its folder where both are in one; with a
+    digest where letters are replaced, since another way could have the same name."""
     from_, to = one.resolve().parent, other.resolve()
     parts = [part for part in Path(os.path.relpath(to, from_)).parts if part != ".."] or [to.name]
-    return re.sub(r"[^\w.-]+", "-", "-".join(parts))
+    names = [re.sub(r"[^\w.-]+", "-", part) for part in parts]
+    return ",".join(names) if names == parts else f"{','.join(names)}-{digest(os.fsencode(to))[:6]}"
 
 
 def result(comparison: "Comparison", folder: Path) -> Result:

@@ -57,9 +57,9 @@ def write_linked_report(results: Document, path: Path) -> None:
     from diffeqformer.studies.all import write_index
 
     runs = [str(model["config"]["run"]) for model in results["models"]]
-    # Of a comparison that was moved they lie beside the report.
-    moved = {run: path.parent / Path(run).name for run in runs if not path_of(run).is_dir()}
-    runs = [str(moved[run]) if run in moved and (moved[run] / CONFIG).is_file() else run for run in runs]
+    # Those of a comparison lie beside the report, wherever it has been moved or copied to.
+    beside = [path.parent / Path(run).name for run in runs]
+    runs = [str(own) if (own / CONFIG).is_file() else run for own, run in zip(beside, runs, strict=True)]
     if (path.parent / CONFIG).is_file():  # a run's own report, wherever the run has been moved to
         runs = [str(path.parent)]
     folders = [path_of(run) / ANALYSES_FOLDER for run in runs]
