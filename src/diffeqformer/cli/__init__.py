@@ -186,7 +186,9 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
         from diffeqformer.cli.accelerators import use_recommended_flags
         from diffeqformer.cli.compiled import keep_compiled_programs
         from diffeqformer.cli.memory import restart_with_kept_memory
+        from diffeqformer.store.paths import have_temporary_folder
 
+        have_temporary_folder()
         use_recommended_flags()
         restart_with_kept_memory()  # before anything large is imported, which would have to be imported twice
         keep_compiled_programs(words[0])

@@ -2,10 +2,14 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import shown
+
+MEMORY = "/dev/shm"
+"""A folder whose files Linux keeps in memory."""
 
 
 def path_of(name: str | Path) -> Path:
@@ -23,6 +27,16 @@ def path_of(name: str | Path) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise BadInput(f"path {shown(str(name))} cannot be used: {reason(error)}.") from None
     return path
+
+
+def have_temporary_folder() -> None:
+    """Let temporary files lie in memory where no folder for them can be written, as in containers whose root cannot:
+    Matplotlib needs one, too, and would say so when all is computed."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        if os.access(MEMORY, os.W_OK | os.X_OK):
+            os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 
 def require_writable(path: Path, what: str) -> None:

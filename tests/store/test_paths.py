@@ -1,0 +1,30 @@
+"""Temporary files have a folder, also where the usual ones cannot be written."""
+
+import os
+import tempfile
+
+import pytest
+
+from diffeqformer.store import paths
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_temporary_files_lie_in_memory_where_no_folder_can_be_written(tmp_path, monkeypatch, usual):
+    own = str(tmp_path / "usual")
+    monkeypatch.setenv("TMPDIR", own)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [own])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(paths, "MEMORY", str(tmp_path))
+    if usual:
+        (tmp_path / "usual").mkdir()
+    paths.have_temporary_folder()
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == (own if usual else str(tmp_path))
+
+
+def test_without_memory_either_nothing_is_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(paths, "MEMORY", str(tmp_path / "none"))
+    paths.have_temporary_folder()
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
