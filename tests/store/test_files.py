@@ -16,16 +16,17 @@ def names(folder) -> list[str]:
 
 
 def test_what_a_killed_write_left_is_removed_by_the_next_one_and_no_other_file(tmp_path):
-    kept = [".other.json.0.tmp", ".page.html.tmp.bak", "page.html.tmp"]
-    for name in (*kept, ".page.html.0123.tmp", ".page.html.4567.tmp", ".page.html.89ab.tmp"):
+    aside = lambda digit, name="page.html": f".{name}.{digit * 16}.tmp"
+    kept = [aside("0", "other.html"), ".page.html.mine.tmp", "page.html.tmp"]
+    for name in (*kept, aside("1"), aside("2"), aside("a")):
         (tmp_path / name).write_text("left")
-    (tmp_path / ".page.html.link.tmp").symlink_to(tmp_path / "page.html.tmp")
-    with (tmp_path / ".page.html.4567.tmp").open() as living:
+    (tmp_path / aside("f")).symlink_to(tmp_path / "page.html.tmp")
+    with (tmp_path / aside("2")).open() as living:
         fcntl.flock(living, fcntl.LOCK_EX)  # its process writes it still
         write_whole(tmp_path / "page.html", "new")
-    assert names(tmp_path) == sorted([*kept, ".page.html.4567.tmp", ".page.html.link.tmp", "page.html"])
+    assert names(tmp_path) == sorted([*kept, aside("2"), aside("f"), "page.html"])
     write_whole(tmp_path / "page.html", "newer")
-    assert ".page.html.4567.tmp" not in names(tmp_path) and (tmp_path / "page.html").read_text() == "newer"
+    assert aside("2") not in names(tmp_path) and (tmp_path / "page.html").read_text() == "newer"
 
 
 def test_a_new_file_taken_for_abandoned_is_made_again(tmp_path, monkeypatch):
@@ -48,6 +49,9 @@ def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path, name):
     for content in ("one", "two"):
         write_whole(tmp_path / name, content)
     assert names(tmp_path) == [name] and (tmp_path / name).read_text() == "two"
+    (tmp_path / files.hidden(name, "0" * 16 + ".tmp")).write_text("left")
+    write_whole(tmp_path / name, "three")
+    assert names(tmp_path) == [name]
 
 
 def test_files_that_belong_together_are_all_old_when_the_disk_fills_up(tmp_path, monkeypatch):

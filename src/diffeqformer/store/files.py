@@ -2,9 +2,9 @@
 
 import errno
 import fcntl
-import glob
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -27,8 +27,8 @@ PASSING = (
     errno.ETIMEDOUT, errno.EBUSY, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
 )  # fmt: skip
 """What reading a sound file fails with: who asks, or the way to it, is at fault."""
-LONGEST_NAME = 255
-"""Bytes that a file system of any usual kind allows."""
+LONGEST_NAME = 255 - 32
+"""Bytes of a name that the usual file systems allow, less what `hidden` adds."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -43,7 +43,7 @@ def write_together(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """The same of several files of one folder: all are on the disk before the first of them has its name, and the last
     is there only with all others.
 
-    **Raises:** `OSError` if the disk refuses; all of the old content is then intact.
+    **Raises:** `OSError` if the disk refuses the new content; all of the old is then intact.
     """
     paths = [folder / name for name in contents]
     asides = [path.with_name(hidden(path.name, f"{secrets.token_hex(8)}.tmp")) for path in paths]
@@ -72,8 +72,8 @@ def write_together(folder: Path, contents: Mapping[str, str | bytes]) -> None:
 
 def hidden(name: str, ending: str) -> str:
     """The name of what becomes `name`, until it does: `.NAME.ending`, or of a name too long for that its digest."""
-    known = f".{name}.{ending}"
-    return known if len(os.fsencode(known)) <= LONGEST_NAME else f".{digest(os.fsencode(name))}.{ending}"
+    raw = os.fsencode(name)
+    return f".{name if len(raw) <= LONGEST_NAME else digest(raw)}.{ending}"
 
 
 def _locked(aside: Path) -> int:
@@ -93,12 +93,13 @@ def _locked(aside: Path) -> int:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove what killed processes left of `path`: the kernel has dropped their locks."""
-    for name in glob.glob(glob.escape(hidden(path.name, "")) + "*.tmp", root_dir=path.parent, include_hidden=True):
+    own = re.compile(re.escape(hidden(path.name, "")) + r"[0-9a-f]{16}\.tmp")
+    for left in (path.with_name(name) for name in os.listdir(path.parent) if own.fullmatch(name)):
         with suppress(OSError):
-            handle = os.open(path.with_name(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.with_name(name).unlink()
+                left.unlink()
             finally:
                 os.close(handle)
 

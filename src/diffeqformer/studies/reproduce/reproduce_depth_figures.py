@@ -38,6 +38,7 @@ NAMES = {
     "dyadic": "elastic, corrected, with dyadic steps",
     "sharing": "steps share weights, a third of the updates",
     "freed": "shared first, then a block for each dyadic step",
+    "midpoint": "elastic, by steps of second order",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
