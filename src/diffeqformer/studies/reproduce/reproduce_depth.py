@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "gpt", "diffeqformer", "elastic", "layerdrop", "exits", "landings", "shared", "loop", "nested", "corrected",
-    "dyadic", "freed", "midpoint", "drawn", "first-recipe",
+    "dyadic", "freed", "drawn", "first-recipe",
 ]  # fmt: skip
 """Shipped configs, each `depth-KIND`; `freed` is `depth-sharing`, of which each dyadic step then gets its own block."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")

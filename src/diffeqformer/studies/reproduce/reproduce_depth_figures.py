@@ -38,7 +38,6 @@ NAMES = {
     "dyadic": "elastic, corrected, with dyadic steps",
     "sharing": "steps share weights, a third of the updates",
     "freed": "shared first, then a block for each dyadic step",
-    "midpoint": "elastic, by steps of second order",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
