@@ -1,5 +1,7 @@
 """Errors that the command line shows as one sentence."""
 
+from diffeqformer.plain import brief, clean
+
 
 class DiffEqFormerError(Exception):
     """Base of every error that is shown as one sentence, without a traceback."""
@@ -44,3 +46,10 @@ def reason(error: BaseException, most: int = 300) -> str:
     """What an error of the system or a library says: one line of at most `most` characters, without its full stop."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())[:most].rstrip(".") or type(error).__name__
+
+
+def said_of(error: Exception) -> str:
+    """Why something failed, where a page goes on."""
+    if isinstance(error, DiffEqFormerError):
+        return str(error)
+    return f"failed with {type(error).__name__}: {brief(clean(str(error)))[:300]}"

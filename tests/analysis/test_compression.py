@@ -10,7 +10,8 @@ import pytest
 from diffeqformer.analysis.compression import depth_modes, fewer_knots, low_rank, second_moments
 from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Linear, normalise
-from diffeqformer.ode.weights.lifting import is_linear_or_norm, joined, ridged
+from diffeqformer.ode.weights.lifting import joined, ridged
+from diffeqformer.ode.weights.source import is_unit
 from tests.models import KINDS, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -26,7 +27,7 @@ def moments():
 
 
 def linears(rows):
-    return [unit for unit in jax.tree.leaves(rows, is_leaf=is_linear_or_norm) if isinstance(unit, Linear)]
+    return [unit for unit in jax.tree.leaves(rows, is_leaf=is_unit) if isinstance(unit, Linear)]
 
 
 def squares(rows, moments=None) -> float:

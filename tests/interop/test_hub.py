@@ -8,7 +8,7 @@ import pytest
 
 from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
-from diffeqformer.interop.importing import import_huggingface
+from diffeqformer.interop.importing import RUN_FILES, import_huggingface
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.hub import Repository, Upload, fetch
 from tests.hub import COMMIT
@@ -80,11 +80,11 @@ def test_what_is_not_there_is_one_sentence(hub, model, tmp_path, monkeypatch):
         assert str(refused.value) == begins.format(name.split("@")[0], why) + "."
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match="it is not in the cache, and "):
-        fetch(Repository("some/model"))
+        fetch(Repository("some/model"), RUN_FILES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     with pytest.raises(BadInput, match="it is not in the cache, and the hub cannot be reached"):
-        fetch(Repository("some/model"))
+        fetch(Repository("some/model"), RUN_FILES)
     (tmp_path / "token").write_text("hf_secret")
     with pytest.raises(BadInput, match="^--push is 'me/new', but the Hugging Face hub does not answer: "):
         Upload("me/new")

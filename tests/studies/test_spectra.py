@@ -26,7 +26,6 @@ from diffeqformer.studies.spectra import (
     figures,
     headline,
     notes,
-    trained_between,
     turns,
     why_steps_alone,
 )
@@ -216,8 +215,7 @@ def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
 )  # fmt: skip
 def test_a_run_of_drawn_depths_was_trained_between_the_steps(kind, depth, tolerance, between):
     model = dataclasses.replace(TINY, weights=kind, scheme="heun", tolerance=tolerance)
-    run = SimpleNamespace(config=Config(model=model, depth=DepthConfig(**depth)))
-    assert trained_between(run) is between
+    assert Config(model=model, depth=DepthConfig(**depth)).trained_between is between
 
 
 def spectra_of(radii, shares):
@@ -311,7 +309,7 @@ def test_why_the_steps_alone_are_shown(weights, depth, said):
 def test_weights_that_know_the_length_of_the_step_are_not_called_the_same():
     built = model_of(dataclasses.replace(TINY, weights=SharedConfig(), modulation=ModulationConfig()))
     run = SimpleNamespace(model=built, config=Config(model=built.config))
-    assert "its weights know the length of the step" in why_steps_alone(run) and not trained_between(run)
+    assert "its weights know the length of the step" in why_steps_alone(run) and not run.config.trained_between
 
 
 @pytest.mark.parametrize(

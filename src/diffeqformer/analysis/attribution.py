@@ -14,9 +14,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from diffeqformer.analysis.finite import require_finite
-from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.reading import log_probabilities
 from diffeqformer.analysis.tables import scores_html
+from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.model.transformer import Transformer

@@ -22,8 +22,8 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.linear import Linear
 from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.solve import Step
-from diffeqformer.ode.weights.lifting import fit_knots, is_linear_or_norm, ridged
-from diffeqformer.ode.weights.source import number_of_rows
+from diffeqformer.ode.weights.lifting import fit_knots, ridged
+from diffeqformer.ode.weights.source import is_unit, number_of_rows
 from diffeqformer.progress import Progress, Silent
 
 Moments = list[Float[Array, "layer _ _"]]
@@ -84,7 +84,7 @@ class _Inputs:
             (self._field.feed_forward, step.feed_forward),
         ):
             for at in evaluations:
-                units, structure = jax.tree.flatten(at.weights, is_leaf=is_linear_or_norm)
+                units, structure = jax.tree.flatten(at.weights, is_leaf=is_unit)
                 noted = [
                     _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
@@ -145,7 +145,7 @@ def low_rank(
     nearest, not the matrices.
     """
     layers, left = number_of_rows(rows), iter(moments or ())
-    units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
+    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
 
     def split(unit: Linear) -> tuple[np.ndarray, ...]:
         weight = np.asarray(unit.weight)

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.finite import require_finite
-from diffeqformer.analysis.lyapunov import populated, require_text
 from diffeqformer.analysis.tables import scores_html
+from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Integer
+from scipy.special import log_softmax
 
 from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, Attributions, attribute
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.end_to_end import end_to_end
-from diffeqformer.analysis.lyapunov import pairwise, populated
+from diffeqformer.analysis.lyapunov import pairwise
+from diffeqformer.analysis.text import populated
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -268,8 +270,7 @@ def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float
         padded = np.concatenate([block, np.repeat(block[:1], together - len(block), 0)])
         logits = np.asarray(_last(model, jnp.asarray(padded)), np.float64)[: len(block)]
         target = int(logits[0].argmax()) if target is None else target
-        highest = logits.max(-1, keepdims=True)
-        found.append(logits[:, target] - highest[:, 0] - np.log(np.exp(logits - highest).sum(-1)))
+        found.append(log_softmax(logits, axis=-1)[:, target])
     return np.concatenate(found)
 
 

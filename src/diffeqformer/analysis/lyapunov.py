@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +19,11 @@ from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leadin
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.in_blocks import InBlocks
 from diffeqformer.analysis.tables import scores_html
+from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import attend, attention_weights
-from diffeqformer.nn.embedding import known_ids
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.field import BlockWeights, TransformerField
 from diffeqformer.ode.grid import Steps
@@ -81,31 +80,6 @@ class Pairwise:
     def _repr_html_(self) -> str:
         scores = {"leading": self.leading, "mean": self.mean}
         return scores_html("pairwise exponents", self.outputs, scores, self.tokens)
-
-
-def require_text(
-    model: Transformer, ids: Any, outputs: Sequence[int], tokens: Sequence[str] = ()
-) -> tuple[Array, tuple[int, ...]]:
-    """The tokens of a text as an array, and the outputs as a tuple.
-
-    **Raises:** `BadInput` for tokens that do not exist, no outputs, one that is not a position of the text, or another
-    number of pieces than of tokens.
-    """
-    if not np.size(ids):
-        raise BadInput("the text is empty, but must have at least one token.")
-    ids = known_ids(ids, model.embedding.tokens.shape[0], 1)
-    positions = ids.size
-    if tokens and len(tokens) != positions:
-        raise BadInput(f"tokens has {len(tokens)} pieces, but the text has {positions} tokens.")
-    outputs = [whole("an output", output) for output in np.atleast_1d(np.asarray(outputs, object))]
-    if not outputs:
-        raise BadInput(f"outputs is empty, but must name at least one of the text's tokens, 0 to {positions - 1}.")
-    for output in outputs:
-        if not 0 <= output < positions:
-            raise BadInput(
-                f"output token {output} does not exist: the text has {positions} tokens, 0 to {positions - 1}."
-            )
-    return ids, tuple(outputs)
 
 
 def pairwise(
@@ -203,18 +177,6 @@ def flow_and_transpose(
     return images, jax.tree_util.Partial(lambda back, left: back(left)[0], transpose)
 
 
-def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
-    """The model with its weights written out for the fixed grid on which it is analysed; compiled.
-
-    It computes in the precision of its parameters: in bfloat16 derivatives have two digits, and what one token of many
-    changes is rounded to nothing.
-    """
-    return _populated(model.exact(), model.grid(steps))
-
-
-_populated = eqx.filter_jit(Transformer.populate)
-
-
 @jax.jit
 def pairwise_growth(
     model: Transformer,
@@ -238,7 +200,7 @@ def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents
 class _Tangents:
     """The observer that carries tangents beside the state, by the same scheme.
 
-    It makes them orthonormal after each step and keeps how much they grew; unless `keep` is false.
+    It makes them orthonormal after each step and, unless `keep` is false, keeps how much they grew.
     """
 
     def __init__(self, model: Transformer, output: Array, inputs: Array, first: Array, keep: bool = True) -> None:

@@ -5,11 +5,12 @@ JAX reads these settings when it is imported. Only the command line sets them, n
 once for hours, and writing an update's large program has crashed in XLA; `bench` measures compilation.
 """
 
-import hashlib
 import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
+
+from diffeqformer.store.digests import digest
 
 KEPT = ("eval", "sample", "info", "analyze", "explore")
 MOST_BYTES = 1 << 30
@@ -37,5 +38,5 @@ def _processor() -> str:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         able = sorted({line for line in lines if line.startswith(("flags", "Features"))})
-        return hashlib.sha256("\n".join(able).encode()).hexdigest()[:8]
+        return digest("\n".join(able).encode())[:8]
     return "here"

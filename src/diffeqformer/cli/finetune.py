@@ -204,14 +204,14 @@ def _about(config: Config) -> str:
     """What is going to be trained, in one line."""
     from diffeqformer.model.build import abstract
     from diffeqformer.model.count import count
-    from diffeqformer.report.run_text import steps
+    from diffeqformer.report.text import counted_steps
     from diffeqformer.training.optimizer import split_trained
 
     m = config.model
     model = abstract(m)
     trained, whole = count(split_trained(model, config.optimizer)[0]), count(model)
     return (
-        f"{config.base.system} → {steps(m.steps)} ({m.weights.kind} weights): training {trained:,} of {whole:,} "
-        f"parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}, at a learning rate of "
-        f"{config.optimizer.learning_rate:g}"
+        f"{config.base.system} → {counted_steps(m.steps)} ({m.weights.kind} weights): training {trained:,} of "
+        f"{whole:,} parameters ({100 * trained / whole:.3g} %): {', '.join(config.optimizer.train_roles)}, at a "
+        f"learning rate of {config.optimizer.learning_rate:g}"
     )

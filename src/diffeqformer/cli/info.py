@@ -132,13 +132,12 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
 
 
 def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
-    from diffeqformer.report.run_text import steps
-    from diffeqformer.report.text import evaluations
+    from diffeqformer.report.text import counted_steps, evaluations
 
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
     m = config.model
     print_table(
-        f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {steps(m.steps)}, width {m.width}, "
+        f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {counted_steps(m.steps)}, width {m.width}, "
         f"{m.heads} heads, context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
         f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
         ["", *models],

@@ -304,7 +304,4 @@ def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
     if name.startswith("-"):  # help is asked for, or the config is missing
         name = parse(cls, words, prog, about=about).config
     default = cls(name, read_yaml(find_config(name)))
-    if words != [name]:
-        default = parse(cls, words, prog, default=default, about=about)
-    require_bounds(default, "--")
-    return default
+    return default if words == [name] else parse(cls, words, prog, default=default, about=about)

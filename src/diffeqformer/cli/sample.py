@@ -13,8 +13,7 @@ from diffeqformer.config import Which
 from diffeqformer.config.bounds import MOST_ENTRIES, MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Terminal
-from diffeqformer.report.run_text import steps
-from diffeqformer.report.text import percent
+from diffeqformer.report.text import counted_steps, percent
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
         per_verification = found.tokens_per_verification
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
-            f"{percent(found.acceptance)} of the tokens drafted at {steps(arguments.draft_steps)} were accepted; "
-            f"{per_verification:.2f} tokens per verification at {steps(model.grid(arguments.steps).steps)}"
+            f"{percent(found.acceptance)} of the tokens drafted at {counted_steps(arguments.draft_steps)} were "
+            f"accepted; {per_verification:.2f} tokens per verification at "
+            f"{counted_steps(model.grid(arguments.steps).steps)}"
         )
     if as_json:
         return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts, **opened.which})

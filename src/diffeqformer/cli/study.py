@@ -1,6 +1,5 @@
 """`diffeqformer analyze | bench | report | reproduce [NAME ...]`: lists the studies, or runs the one that is named."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from diffeqformer.cli.parse import parse
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import nearest
 from diffeqformer.progress import Terminal
-from diffeqformer.store.files import sealed, write_output
+from diffeqformer.store.files import sealed_text, write_output
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import ANALYSES, BENCHMARKS, EXPERIMENTS
 from diffeqformer.studies.study import Result
@@ -38,8 +37,7 @@ def write_page(result: Result, arguments: Any) -> dict[str, str]:
 def write_document(result: Result, arguments: Any) -> dict[str, str]:
     """Write the document to `--to` and the first figure to `--figure`, where they are given."""
     if getattr(arguments, "to", None):
-        text = json.dumps(sealed(dict(result.document)), indent=1, allow_nan=False, ensure_ascii=False)
-        write_output(path_of(arguments.to), f"{text}\n".encode(), "document")
+        write_output(path_of(arguments.to), sealed_text(dict(result.document)), "document")
     if getattr(arguments, "figure", None):
         from diffeqformer.report.figures import save
 

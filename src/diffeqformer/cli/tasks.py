@@ -20,8 +20,7 @@ def evaluate_and_print(arguments: "Arguments", steps: int | None, as_json: bool)
         raise BadInput(f"--limit is {limit:g}, but must be a whole number of items, or a fraction between 0 and 1.")
     from diffeqformer.evaluation.depth import require_depths
     from diffeqformer.interop.tasks import FOLDER, Tasks, evaluate_tasks, summary
-    from diffeqformer.report import run_text
-    from diffeqformer.report.text import number
+    from diffeqformer.report.text import counted_steps, number
     from diffeqformer.runs.opening import load_run
 
     progress = Terminal()
@@ -35,7 +34,7 @@ def evaluate_and_print(arguments: "Arguments", steps: int | None, as_json: bool)
     if as_json:
         return print_json({**opened.which, "evaluations": documents})
     print_table(
-        f"{opened.folder}, update {opened.step}, {run_text.steps(documents[0]['steps'])}, {documents[0]['scheme']}",
+        f"{opened.folder}, update {opened.step}, {counted_steps(documents[0]['steps'])}, {documents[0]['scheme']}",
         ["task", "metric", "value", "standard error"],
         [
             [

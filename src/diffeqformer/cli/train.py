@@ -89,7 +89,8 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
 
     if not is_main():
         return
-    from diffeqformer.report.text import drawn_depths, evaluations, number, speed
+    from diffeqformer.report.run_text import drawn_rows
+    from diffeqformer.report.text import evaluations, number, speed
     from diffeqformer.runs.results import results_of
     from diffeqformer.studies.run_report import write_linked_report
 
@@ -106,5 +107,5 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     cost = [evaluations(result.entry.get("evaluations")), speed(result.entry["tokens_per_second"])]
     columns = ["run", "loss (nats)", "perplexity", "bits/byte", "NFE", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])
-    if drawn := drawn_depths(result.entry):
+    if drawn := drawn_rows(result.entry):
         print_table("\nin training, by depth", ["steps", "updates", "loss, last tenth", "tokens/s"], drawn)

@@ -2,7 +2,7 @@
 
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.config.checks import validate, validate_model
-from diffeqformer.config.files import MOST_BYTES, find_config, read_yaml, shipped_configs
+from diffeqformer.config.files import MOST_BYTES, find_config, read_shipped, read_yaml, shipped_configs
 from diffeqformer.config.model import ModelConfig, with_steps
 from diffeqformer.config.optimizer import (
     EMAConfig,
@@ -53,6 +53,6 @@ __all__ = [
     "PHopConfig", "PermutationsConfig", "PuzzleConfig", "RecursiveConfig", "ReversibleConfig", "Role",
     "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig", "SharedConfig", "TimeConfig", "ToleranceConfig",
     "TrainerConfig", "TrapezoidalConfig", "Which", "choices_of", "dump_yaml", "find_config", "from_dict",
-    "hints_of", "kinds_of", "parse_value", "read_yaml", "shipped_configs", "to_dict", "validate",
+    "hints_of", "kinds_of", "parse_value", "read_shipped", "read_yaml", "shipped_configs", "to_dict", "validate",
     "validate_model", "with_steps", "with_values",
 ]  # fmt: skip

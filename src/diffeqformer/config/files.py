@@ -23,6 +23,11 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+def read_shipped(name: str) -> Config:
+    """One of the configs that come with the package."""
+    return read_yaml(shipped_configs()[name])
+
+
 def find_config(name: str, others: str = "a file") -> Path:
     """A config file by path, or one of the shipped ones by name.
 

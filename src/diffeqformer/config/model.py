@@ -47,7 +47,7 @@ class ModelConfig(Choosing):
     given, `checkpointed` for all other schemes."""
     tolerance: ToleranceConfig | None = None
     """Adaptive steps; if not given, steps are fixed."""
-    horizon: Literal["unit", "steps"] | float = setting("unit")
+    horizon: Literal["unit", "steps"] | float = "unit"
     """Length of the depth interval: 1 (steps of 1/steps), the number of steps (steps of 1, as vanilla models), or a
     number."""
     steps: int = setting(6, least=1, most=MOST_STEPS)

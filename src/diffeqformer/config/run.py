@@ -11,6 +11,7 @@ from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import OptimizerConfig
 from diffeqformer.config.puzzles import PuzzleConfig
+from diffeqformer.config.sections import SharedConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
 
@@ -209,6 +210,14 @@ class Config:
         if self.model.tolerance:
             return ()
         return tuple(sorted({*self.depth.depths, *self.depth.always})) or (self.model.steps,)
+
+    @property
+    def trained_between(self) -> bool:
+        """Whether training sees weights at other times than those of the model's own steps: constant ones, drawn
+        depths, adaptive steps."""
+        m = self.model
+        constant = isinstance(m.weights, SharedConfig) and m.modulation is None
+        return constant or m.tolerance is not None or len(self.trained_at) > 1 or self.depth.jitter > 0
 
     @property
     def tokens_per_update(self) -> int:

@@ -122,13 +122,6 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
 
 def tokens_of(
     patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
-) -> tuple[np.ndarray, int | None]:
-    """`masked_tokens_of` without the mask."""
-    return masked_tokens_of(patterns, config, tokenizer, progress)[:2]
-
-
-def masked_tokens_of(
-    patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
 ) -> tuple[np.ndarray, int | None, np.ndarray | None]:
     """All text of some files as tokens, every document followed by end-of-text; nothing is kept on disk.
 
@@ -142,9 +135,8 @@ def masked_tokens_of(
     among temporary files.
     """
     files = find_files(patterns, "--data")
-    completions = config.targets == "completions"
-    masked = completions and any(file.path.name.lower().endswith(JSON_LINES) for file in files)
-    reader = Reader(config.text_field, config.strict, progress.say, completions)
+    reader = Reader(config, progress.say)
+    masked = reader.completions and any(file.path.name.lower().endswith(JSON_LINES) for file in files)
     read = lambda: chain.from_iterable(map(reader.documents, files))
     part, dtype = Part(len(files), sum(file.size for file in files), read, masked=masked), np.dtype("<u4")
     try:

@@ -106,13 +106,13 @@ def _streamed_files(
     sources: list[list[TextFile]], validation: list[TextFile], config: DataConfig, progress: Progress
 ) -> Corpus:
     """Files that are read as training goes. They are known by name and size: to digest them is to read them all."""
-    masked = config.targets == "completions"
-    reader = Reader(config.text_field, config.strict, progress.say, masked)
+    reader = Reader(config, progress.say)
     names = [f"data.train {pattern!r}" for pattern in config.train] if config.weights else ["data.train"]
     shards = lambda files: [partial(reader.documents, file) for file in files]
     found = [Source(name, shards(files)) for name, files in zip(names, sources, strict=True)]
     held = lambda: chain.from_iterable(map(reader.documents, validation))
-    given = Part(len(validation), sum(file.size for file in validation), held, (), masked) if validation else None
+    size = sum(file.size for file in validation)
+    given = Part(len(validation), size, held, (), reader.completions) if validation else None
     listed = [[(str(file.path), file.size) for file in files] for files in (*sources, validation)]
     return _streamed(", ".join(config.train), found, given, config, listed)
 
@@ -148,8 +148,7 @@ def _split_files(
     sources: Sequence[int] = (),
 ) -> tuple[Part, Part]:
     """Training and validation part; `sources`, how many of the files each source of a mixture has, if it is one."""
-    masked = config.targets == "completions"
-    reader = Reader(config.text_field, config.strict, progress.say, masked)
+    reader = Reader(config, progress.say)
 
     def documents(files: list[TextFile]) -> Callable[[], Iterator[TextDocument]]:
         return lambda: chain.from_iterable(map(reader.documents, files))
@@ -180,13 +179,13 @@ def _split_files(
     def part(files: list[TextFile], sizes: list[np.ndarray], chosen: list[np.ndarray]) -> Part:
         these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if sources else ()
         read = lambda: (each for each, kept in zip(documents(files)(), these, strict=True) if kept)
-        return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, masked)
+        return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, reader.completions)
 
     if held_sizes is not None:
         whole = lambda sizes: [np.ones(len(own), bool) for own in sizes]
         return part(train, train_sizes, whole(train_sizes)), part(validation, held_sizes, whole(held_sizes))
     if sum(map(len, train_sizes)) == 1:
-        if masked:
+        if reader.completions:
             raise BadInput(f"the corpus ({name}) is a single conversation, which is not split; give data.validation.")
         return split_single(documents(train), int(train_sizes[0][0]), config, progress)
     held = [hold_out(own, config.validation_fraction, config.split_seed) for own in train_sizes]
@@ -197,7 +196,7 @@ def _split_files(
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
     if file.path.name.lower().endswith(formats.OF_DOCUMENTS):
-        return [sum(len(block.encode()) for block in document) for document in reader.documents(file)]
+        return [formats.bytes_of(document) for document in reader.documents(file)]
     return [file.size] if file.size else []  # one document: no need to read it
 
 
@@ -232,7 +231,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
             return _rows(train, config, name), _rows(validation, config, name)
         if len(train) == 1:
             whole = _rows(train, config, name)
-            size = sum(len(block.encode()) for document in whole.read() for block in document)
+            size = sum(map(formats.bytes_of, whole.read()))
             return split_single(whole.read, size, config, progress)
         require_fraction(config.validation_fraction)
         if math.ceil(config.validation_fraction * len(train)) == len(train):  # as `train_test_split` rounds

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from diffeqformer.config import DataConfig
 from diffeqformer.data.decoding import Decoder, TextFile, blocks_of, require_unchanged, whole_lines
 from diffeqformer.errors import BadInput, Missing, reason
 from diffeqformer.store.paths import path_of
@@ -30,6 +31,11 @@ TextDocument = Iterable[str]
 
 class Given(str):
     """Text of a document that is read, but whose prediction is not learned."""
+
+
+def bytes_of(document: TextDocument) -> int:
+    """Of its text in UTF-8."""
+    return sum(len(block.encode()) for block in document)
 
 
 def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
@@ -72,13 +78,13 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
 class Reader:
     """Reads documents; undecodable bytes are replaced by U+FFFD and reported once per file, or refused.
 
-    **Arguments:** `text_field`, the field of a JSON line or the column of a table that holds the text; `strict`,
-    whether to refuse undecodable bytes; `say`, receives one line for each file that has such bytes; `completions`,
-    whether JSON lines are prompts and completions, or messages.
+    **Arguments:** `config`, for `text_field`, `strict` and, of JSON lines, `targets`; `say`, receives one line for each
+    file that has such bytes.
     """
 
-    def __init__(self, text_field: str, strict: bool, say: Callable[[str], None], completions: bool = False):
-        self.text_field, self.strict, self._say, self.completions = text_field, strict, say, completions
+    def __init__(self, config: DataConfig, say: Callable[[str], None]):
+        self.text_field, self.strict, self._say = config.text_field, config.strict, say
+        self.completions = config.targets == "completions"
         self._told: set[Path] = set()
 
     def documents(self, file: TextFile) -> Iterator[TextDocument]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int32
 from tokenizers import Tokenizer
 
 from diffeqformer.data.encode import encoded
-from diffeqformer.data.files import Given, TextDocument
+from diffeqformer.data.files import Given, TextDocument, bytes_of
 from diffeqformer.data.loader import HostBatch
 from diffeqformer.data.split import Part, hold_out
 from diffeqformer.data.tokenizer import end_of_text
@@ -52,7 +52,7 @@ def divided(
     """
     found, kept = [], []
     for source in sources:
-        beginning = [(s, d, _bytes(text)) for s, d, text in islice(source.documents(), most)]
+        beginning = [(s, d, bytes_of(text)) for s, d, text in islice(source.documents(), most)]
         sizes = np.array([size for *_, size in beginning], int)
         if not sizes.sum():
             raise BadInput(f"{source.name} has no text, but needs at least one document that is not empty.")
@@ -82,10 +82,6 @@ def divided(
         validation or Part(sum(len(s.held) for s in found), sum(held_sizes), validating, (), masked),
         tuple(found),
     )
-
-
-def _bytes(document: TextDocument) -> int:
-    return sum(len(block.encode()) for block in document)
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import Document, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
-from diffeqformer.store.regular import read_small
+from diffeqformer.store.regular import POINTER, read_small
 
 ADDED = "added_tokens.json"
 """Beside the files of a vocabulary; tokenizer.json has itself what it says, unless it is older."""
@@ -156,7 +156,7 @@ def _require_gpt2(folder: Path) -> None:
 def _from_file(path: Path) -> Tokenizer:
     with _reading(f"tokenizer file {str(path)!r}"):
         content = read_small(path, TOKENIZER_BYTES)
-        if content.startswith(b"version https://git-lfs"):
+        if content.startswith(POINTER):
             raise BadInput("it is a Git LFS pointer; `git lfs pull` fetches the file.")
         _require_small_ids(content)
         return Tokenizer.from_str(content.decode())

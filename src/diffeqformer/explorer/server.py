@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Any
 from urllib.parse import quote, unquote
 
-from diffeqformer.errors import BadInput, DiffEqFormerError
-from diffeqformer.plain import Values, brief, clean
+from diffeqformer.errors import BadInput, DiffEqFormerError, said_of
+from diffeqformer.plain import Values
 from diffeqformer.studies.inputs import ANALYSES_FOLDER
 
 MOST_BYTES = 1 << 20
@@ -68,9 +68,9 @@ def serve(
             except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
                 self._refuse(400, "a question must be JSON.")
             except DiffEqFormerError as error:
-                self._refuse(400, str(error))
+                self._refuse(400, said_of(error))
             except Exception as error:  # the page goes on
-                self._refuse(500, f"failed with {type(error).__name__}: {brief(clean(str(error)))[:300]}")
+                self._refuse(500, said_of(error))
 
         def _is_ours(self) -> bool:
             """Whether the request was made to this address: a page elsewhere may have a name that leads here."""

@@ -38,7 +38,6 @@ from diffeqformer.report.text import ranges
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, weights_in_words
 from diffeqformer.studies import inputs
-from diffeqformer.studies.spectra import trained_between
 
 SCHEMES_OFFERED = ("euler", "euler-middle", "lie-trotter", "lie-trotter-middle", "midpoint", "heun", "rk4", "strang")
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -185,7 +184,7 @@ class Session:
         run, time = self.runs[_whole(asked, "run", 0, len(self.runs) - 1)], asked.get("time")
         if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= 1:
             raise BadInput(f"time is {shown(time)}, but must be from 0 to 1.")
-        taken = np.array([]) if trained_between(run) else np.union1d(*evaluation_times(run.model))
+        taken = np.array([]) if run.config.trained_between else np.union1d(*evaluation_times(run.model))
         near = taken[np.abs(taken - time) < 1e-8]  # the page has them rounded
         found = self._rows(asked["run"])(near[:1]) if near.size else run.model.merge().weights.at(np.asarray([time]))
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
@@ -268,7 +267,7 @@ def about_run(run: Run) -> Document:
     own, steps = config.scheme.kind, run.model.grid().steps
     dropped = config.weights if isinstance(config.weights, LayerDropConfig) else None
     return {
-        "name": name_of_run(run.config)[1],
+        "name": name_of_run(run.config),
         "folder": run.folder.name,
         "update": run.step,
         "said": settings_of(run),
@@ -277,7 +276,7 @@ def about_run(run: Run) -> Document:
         "most": MOST_STEPS if any_depth else (dropped and dropped.layers) or steps,
         "least": 1 if any_depth or dropped else steps,
         "scheme": own,
-        "stops": [] if trained_between(run) else np.round(np.union1d(*evaluation_times(run.model)), 9).tolist(),
+        "stops": [] if run.config.trained_between else np.round(np.union1d(*evaluation_times(run.model)), 9).tolist(),
         "schemes": [own, *(name for name in SCHEMES_OFFERED if name != own)] if any_depth else [own],
         "tolerances": [rtol for rtol in TOLERANCES if _adapts(run.model, rtol)],
         "context": config.context,

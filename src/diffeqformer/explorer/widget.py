@@ -9,10 +9,9 @@ try:
 except ImportError as error:
     raise ImportError("the explorer's widget needs anywidget: pip install 'diffeqformer[notebook]'.") from error
 
-from diffeqformer.errors import DiffEqFormerError
+from diffeqformer.errors import said_of
 from diffeqformer.explorer.page import framed_page
 from diffeqformer.explorer.session import Session
-from diffeqformer.plain import brief, clean
 from diffeqformer.progress import Silent
 from diffeqformer.runs.opening import Run, load_run
 
@@ -62,8 +61,6 @@ class Explorer(anywidget.AnyWidget):
         answer = self._session.answers.get(str(asked.get("name")))
         try:
             found = {"answer": answer(asked["question"])} if answer else {"error": "there is no such question."}
-        except DiffEqFormerError as error:
-            found = {"error": str(error)}
         except Exception as error:  # the page goes on
-            found = {"error": f"failed with {type(error).__name__}: {brief(clean(str(error)))[:300]}"}
+            found = {"error": said_of(error)}
         self.send({"id": asked.get("id"), **found})

@@ -56,7 +56,7 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
     templates.filters |= {"inline": inline, "count": "{:,}".format}
     entry, results = _results(run)
     return templates.get_template("card.md").render(
-        facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config)[1], m=m,
+        facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config), m=m,
         base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
         weights=weights_in_words(m), entry=entry, results=results,
         settings=fenced(settings, "yaml"), made_as=MADE[run.origin],

@@ -133,7 +133,7 @@ def _open(folder: str | Path) -> Side:
     folder = path_of(folder)
     config, results = open_config(folder), results_of(folder)
     entry = results["models"][0] if results else None
-    return Side(folder, name_of_run(config)[1], config, entry, text_digest_of(folder), evaluations(folder, config))
+    return Side(folder, name_of_run(config), config, entry, text_digest_of(folder), evaluations(folder, config))
 
 
 def evaluations(folder: Path, config: Config) -> dict[Key, Document]:

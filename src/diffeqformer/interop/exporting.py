@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diffeqformer.config.sections import LayerConfig
+from diffeqformer.config import LayerConfig
 from diffeqformer.data.beside import SPECIAL, chat_template, special_tokens
 from diffeqformer.data.tokenizer import adding_nothing, end_of_text
 from diffeqformer.errors import BadInput

@@ -10,8 +10,19 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
-from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig, OwnConfig, ReversibleConfig, from_dict, to_dict
-from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig
+from diffeqformer.config import (
+    GPTConfig,
+    KnotsConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    OwnConfig,
+    ReversibleConfig,
+    SharedConfig,
+    TimeConfig,
+    from_dict,
+    to_dict,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.settings import (
     GPT2Settings,

@@ -4,7 +4,6 @@ Importing this module registers it beside the harness's own models. `python -m d
 harness's own command, `lm_eval`, with this model known to it.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from diffeqformer.plain import Document, nearest, shown
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run, Which, load_run
 from diffeqformer.runs.sampling import started
+from diffeqformer.store.digests import digest
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
 
@@ -108,7 +108,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     @property
     def tokenizer_name(self) -> str:
         """Names the tokenizer by its content, for the harness's cache of requests."""
-        return "diffeqformer-" + hashlib.sha256(self.opened.tokenizer.to_str().encode()).hexdigest()[:16]
+        return "diffeqformer-" + digest(self.opened.tokenizer.to_str().encode())[:16]
 
     def get_model_info(self) -> Document:
         """What the harness writes beside its results."""

@@ -4,8 +4,19 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from diffeqformer.config import LlamaConfig, ModelConfig, RotaryScalingConfig, choices_of, from_dict, to_dict
-from diffeqformer.config.sections import KnotsConfig, LayerConfig, SharedConfig, TimeConfig, ToleranceConfig
+from diffeqformer.config import (
+    KnotsConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    RotaryScalingConfig,
+    SharedConfig,
+    TimeConfig,
+    ToleranceConfig,
+    choices_of,
+    from_dict,
+    to_dict,
+)  # fmt: skip
 from diffeqformer.config.strict import section_of
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values

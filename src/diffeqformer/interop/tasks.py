@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from diffeqformer.plain import Document, finite_or_none
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import made_here, name_of_run
+from diffeqformer.store.digests import digest
 from diffeqformer.store.files import write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import require_no_links
@@ -141,7 +141,7 @@ def evaluate_tasks(
             "task": task,
             **made_here(1, "lm_eval"),  # runs open on one device
             "run": str(run.folder),
-            "name": name_of_run(run.config)[1],
+            "name": name_of_run(run.config),
             "checkpoint": checkpoint,
             "update": run.step,
             "steps": model.model.config.steps,
@@ -209,7 +209,7 @@ def _file_name(document: Document, num_fewshot: int | None) -> str:
     if document["checkpoint"] != "latest":
         parts.append(document["checkpoint"])
     if settings := document["gen_kwargs"]:
-        parts.append(settings if len(settings) <= 60 else hashlib.sha256(settings.encode()).hexdigest()[:16])
+        parts.append(settings if len(settings) <= 60 else digest(settings.encode())[:16])
     return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
 
 

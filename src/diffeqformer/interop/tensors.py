@@ -15,12 +15,10 @@ from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.store.files import JSON_BYTES, write_whole
-from diffeqformer.store.regular import read_small
+from diffeqformer.store.regular import POINTER, read_small
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
-POINTER = b"version https://git-lfs"
-"""How a file begins that Git LFS has not fetched yet; it is shorter than 1,024 bytes."""
 NUMBERS = ("F64", "F32", "F16", "BF16")
 DTYPES: Document = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
 """What tensors can be written as."""

@@ -12,8 +12,7 @@ from jaxtyping import PyTree
 from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, SchemeConfig, TimeConfig
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.linear import LinearShape
-from diffeqformer.ode.weights.source import is_shape
+from diffeqformer.ode.lora import linear_maps
 
 
 class Parameters(NamedTuple):
@@ -43,7 +42,11 @@ def count(tree: PyTree) -> int:
 
 def parameters(config: ModelConfig) -> Parameters:
     """Parameters of a model config, from its shapes alone."""
-    model = abstract(config)
+    return parameters_of(abstract(config))
+
+
+def parameters_of(model: Transformer) -> Parameters:
+    """Parameters of a model; shapes are enough."""
     return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate().merge(), model)))
 
 
@@ -86,8 +89,7 @@ def _unembedding(model: Transformer) -> int:
 
 def _matrices(shapes: PyTree) -> int:
     """Operations per token of the matrices of half a block."""
-    units = jax.tree.leaves(shapes, is_leaf=is_shape)
-    return sum(2 * unit.inputs * unit.outputs for unit in units if isinstance(unit, LinearShape))
+    return sum(2 * unit.inputs * unit.outputs for unit in linear_maps(shapes).values())
 
 
 def vanilla_twin(config: ModelConfig) -> ModelConfig:

@@ -49,18 +49,17 @@ def loss_sum(
     mask: Bool[Array, "batch target"] | None = None,
     *,
     steps: Steps | EarlyExit | None = None,
-    key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> LossSum:
     """Sum over positions of `-log p(ids[i+1] | ids[..i])` in nats, and the number of positions counted.
 
     **Arguments:** `ids`, context + 1 tokens per row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if
-    not given); `steps` and `key` as for the model; `block`, positions whose logits exist at one time on a device.
+    not given); `steps` as for the model; `block`, positions whose logits exist at one time on a device.
 
     **Returns:** a `LossSum`, float32.
     """
     ids, counted = _counted(model, ids, mask)
-    solution = model.integrate(ids[:, :-1], steps=steps, key=key)
+    solution = model.integrate(ids[:, :-1], steps=steps)
     states = model.normalise(solution.state, steps)
     nats, number = _nats(model, states, ids[:, 1:], counted, block), counted.sum().astype(wide(states.dtype))
     evaluations = solution.evaluations

@@ -6,10 +6,9 @@ from typing import SupportsFloat
 from diffeqformer.config import (
     GradientConfig,
     LayerConfig,
-    OwnConfig,
-    ReversibleConfig,
-    SchemeConfig,
+    ModelConfig,
     ToleranceConfig,
+    choices_of,
     validate_model,
 )
 from diffeqformer.config.sections import SchemeSection
@@ -42,8 +41,9 @@ def with_scheme(
         scheme = f"diffrax:{USUAL}" if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
         # The name of the model's own kind keeps its settings, such as the coupling of `reversible`.
-        scheme = config.scheme if scheme == config.scheme.kind else section_of(_SECTIONS, scheme, "model.scheme")
-    if isinstance(scheme, _SECTIONS):
+        own, sections = config.scheme, choices_of(ModelConfig)["scheme"]
+        scheme = own if scheme == own.kind else section_of(sections, scheme, "model.scheme")
+    if isinstance(scheme, SchemeSection):
         # A scheme of the user's own cannot be built again.
         section, scheme = scheme, model.scheme if scheme == config.scheme else scheme.build()
     else:
@@ -68,6 +68,3 @@ def with_scheme(
             f"{section.kind!r}; only models whose weights are functions of depth, or shared, run by any scheme."
         )
     return model.replace(scheme=scheme, config=other)
-
-
-_SECTIONS = SchemeConfig, ReversibleConfig, OwnConfig

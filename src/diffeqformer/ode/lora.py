@@ -11,12 +11,12 @@ from jaxtyping import Array, Key, PyTree
 from diffeqformer.config import LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, LinearShape, zeros
-from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.sharding import name_of_path
 
 
-def linear_maps(block: Block) -> dict[str, PyTree]:
-    """The linear maps of a block (weights, adapted or not, or shapes) by name, such as `attention.output`."""
+def linear_maps(block: PyTree) -> dict[str, PyTree]:
+    """The linear maps of a block or its half (weights, adapted or not, or shapes) by name: `attention.output`."""
     units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
     return {name_of_path(path): unit for path, unit in units if _is_map(unit)}
 

@@ -34,14 +34,25 @@ SIGNED, UNSIGNED = (
 )
 DEPTH = LinearSegmentedColormap.from_list("depth", ("#97b312", "#27a07c", "#7a72c8", "#a33a90"))
 """Of depth, from green to purple: no shade of `SIGNED`; seen as well on white as on dark paper."""
-ON_PAPER: dict[str, tuple[str, str]] = {}
-"""Further colours, and how a page has each on white and on dark paper; see `on_paper`."""
+# Of what is found of a claim: each is read beside its word, and so has the contrast of a text.
+VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "untested": "#999999"}
+ON_PAPER = {
+    "#1b7837": ("#1b7837", "#5cc47c"), "#b2182b": ("#b2182b", "#ff8a80"),
+    "#555555": ("#555555", "#b4bcc6"), "#999999": ("#6b7280", "#8f99a5"),
+}  # fmt: skip
+"""How a page has each of these on white and on dark paper."""
 Look = dict[str, Any]
 """Colour, marker and whatever else `Line2D` takes."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#1c2128"
 WIDE, NARROW = 9.4, 3.7
 """Widths in inches: for a page or a desktop, and for a phone, where panels are stacked."""
+
+
+def is_narrow(width: float) -> bool:
+    """Whether a figure of this width is one for a phone."""
+    return width < 5
+
 
 _MOST_POINTS = 600
 _STYLE: dict[Any, Any] = {
@@ -90,24 +101,6 @@ def look(index: int, **more: Any) -> Look:
     rounds = index // len(COLORS)
     again = {"linestyle": ("--", ":")[(rounds - 1) % 2]} if rounds else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
-
-
-def on_paper(shade: str, *, light: str = "", dark: str) -> str:
-    """Let pages have a colour of a figure in another shade on dark paper, and on `light` paper if it is pale there.
-
-    **Returns:** `shade`, which pictures have.
-    """
-    ON_PAPER[shade] = (light or shade, dark)
-    return shade
-
-
-# Of what is found of a claim: each is read beside its word, and so has the contrast of a text.
-VERDICTS = {
-    "holds": on_paper("#1b7837", dark="#5cc47c"),
-    "fails": on_paper("#b2182b", dark="#ff8a80"),
-    "within noise": on_paper("#555555", dark="#b4bcc6"),
-    "untested": on_paper("#999999", light="#6b7280", dark="#8f99a5"),
-}
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
@@ -244,7 +237,7 @@ def svg(figure: Figure, prefix: str, label: str) -> str:
     """The figure as an `<svg>` element to be placed inline in an HTML page.
 
     Ink takes the page's text colour (`currentColor`) and series the custom properties `--series-0`, `--series-1`, ...,
-    with the printed colour to fall back on; colours of `on_paper` have a shade for each paper. Fonts are the page's.
+    with the printed colour to fall back on; colours of `ON_PAPER` have a shade for each paper. Fonts are the page's.
     Equal figures give equal bytes.
 
     **Arguments:** `prefix`, put before every identifier, as these are shared by all of a page; `label`, what the

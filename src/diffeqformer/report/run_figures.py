@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look, steps_axis, thin
+from diffeqformer.report.figures import INK, WIDE, color, drawing, is_narrow, legend, log_axis, look, steps_axis, thin
 from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
 from diffeqformer.report.text import finite, finite_points, ranges
 
@@ -46,7 +46,7 @@ def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute
         curves.append((train, validation))
     late = (2 / 3) * max((x for both in curves for points in both for x, _ in points), default=0)
     detail = max((sum(x >= late for x, _ in train) for train, _ in curves), default=0) >= 5
-    stacked = width < 5
+    stacked = is_narrow(width)
     height = (2.7 if not detail else 4.9) + 0.2 * len(models) if stacked else 3.7
     shape = {} if not detail else {"rows": 2} if stacked else {"columns": 2, "width_ratios": (3, 2)}
     with drawing(width, height, **shape) as (figure, grid):
@@ -95,7 +95,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
     """
     shown, steps, losses, trained = [], set(), [], set()
-    with drawing(width, 3.7 if width >= 5 else 3.1 + 0.2 * len(models)) as (figure, axes):
+    with drawing(width, 3.7 if not is_narrow(width) else 3.1 + 0.2 * len(models)) as (figure, axes):
         axis = axes[0, 0]
         for index, model in enumerate(models):
             if not at_several(model):

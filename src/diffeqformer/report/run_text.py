@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from diffeqformer.config import DepthConfig
 from diffeqformer.plain import Document
-from diffeqformer.report.text import MISSING, compact, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, compact, counted_steps, finite, join, nats, number, perplexity
 
 Model = Document
 """An entry of the results' `models`."""
@@ -56,7 +56,7 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
     if len(ends) < 2:
         return ""
     low, high = ends[0], ends[-1]
-    read = lambda of: f"{nats(of[low])} nats per token at {steps(low)} and {nats(of[high])} at {high}"
+    read = lambda of: f"{nats(of[low])} nats per token at {counted_steps(low)} and {nats(of[high])} at {high}"
     said = (
         f"One checkpoint at {number(low)} to {high} steps: {elastic['name']} has a validation loss "
         f"of {read(losses)}, with the same weights"
@@ -67,12 +67,7 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
         return f"{said}.{on}"
     own = other["steps"]
     there = f"{nats(at(other)[own])} there and " if own in at(other) and own not in (low, high) else ""
-    return f"{said}; {other['name']}, trained at {steps(own)} alone, has {there}{read(at(other))}.{on}"
-
-
-def steps(number_of: int) -> str:
-    """`1 step`, `6 steps`."""
-    return f"{number(number_of)} step{'' if number_of == 1 else 's'}"
+    return f"{said}; {other['name']}, trained at {counted_steps(own)} alone, has {there}{read(at(other))}.{on}"
 
 
 def comparison(models: Sequence[Model]) -> str:
@@ -186,11 +181,12 @@ def depth_finding(model: Model) -> str:
     near, far = min(changes, key=changes.__getitem__), max(changes, key=changes.__getitem__)
 
     def at(depth: int) -> str:
-        change, run_at = changes[depth], steps(depth)
+        change, run_at = changes[depth], counted_steps(depth)
         return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {run_at}"
 
     own, loss, trained = model["steps"], nats(own_loss(model)), trained_depths(model)
-    where = f"{steps(own)} only, where" if trained == [own] else f"{join(list(map(str, trained)))} steps; at {own}"
+    at_all = join(list(map(str, trained)))
+    where = f"{counted_steps(own)} only, where" if trained == [own] else f"{at_all} steps; at {own}"
     start = f"{model['name']} was trained at {where} its loss is {loss} nats."
     if len(changes) == 1:
         return f"{start} Run at another depth without fine-tuning, its loss lies {at(near)}."
@@ -209,3 +205,9 @@ def _depth_changes(model: Model) -> dict[int, float]:
     points = {p["steps"]: p["loss"] for p in depth_points(model)}
     own = points.pop(model["steps"])
     return {depth: loss - own for depth, loss in points.items() if finite(loss) and finite(own)}
+
+
+def drawn_rows(model: Model) -> list[list[str]]:
+    """One row per depth that updates were drawn at: steps, updates, loss over the last tenth, tokens per second."""
+    names = {"steps": number, "updates": number, "loss": nats, "tokens_per_second": number}
+    return [[write(drawn[name]) for name, write in names.items()] for drawn in model.get("drawn", [])]

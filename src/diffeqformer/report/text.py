@@ -152,7 +152,6 @@ def ends_apart(folders: Sequence[Path]) -> list[str]:
     return ["/".join(one) for one in next(some for some in ends if len({*some}) == len({*parts}))]
 
 
-def drawn_depths(model: Document) -> list[list[str]]:
-    """One row per depth that updates were drawn at: steps, updates, loss over the last tenth, tokens per second."""
-    names = {"steps": number, "updates": number, "loss": nats, "tokens_per_second": number}
-    return [[write(drawn[name]) for name, write in names.items()] for drawn in model.get("drawn", [])]
+def counted_steps(steps: int) -> str:
+    """`1 step`, `6 steps`."""
+    return f"{number(steps)} step{'' if steps == 1 else 's'}"

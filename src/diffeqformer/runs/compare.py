@@ -174,7 +174,7 @@ def compare(
             if name not in updates:
                 break
             planned, own = _trained_for(config, updates[name]), run_folder.RunFolder(config)
-            progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {_named(config)}")
+            progress.say(f"{len(entries) + 1}/{len(updates)} {config.run}: {name_of_run(config)}")
             found = _finished(planned) or _train(planned, title, readings, progress)
             _keep_weights_only(own.path)
             corpus = found["corpus"]
@@ -240,7 +240,7 @@ class _Pace:
             self.updates[done:] = rest
         if self.told:
             return False
-        models = ", ".join(f"{_named(c)} {n:,} updates" for c, n in zip(self.configs, self.updates, strict=False))
+        models = ", ".join(f"{name_of_run(c)} {n:,} updates" for c, n in zip(self.configs, self.updates, strict=False))
         needed = slower * self._seconds(slice(done, None))
         what = "longer plan, as there is time" if longer else "shorter plan, as time runs out" if done else "plan"
         late = " (later than asked for: less cannot be done on a machine as slow or busy)"
@@ -272,7 +272,7 @@ class _Pace:
         """What the first model that was not timed yet takes now."""
         config = self.configs[len(self.costs)]
         besides, each = cost = measure(config, self.tokens, self.readings)
-        self.progress.say(f"timed {_named(config)}: {each:.3f} s per update, {besides:.0f} s besides")
+        self.progress.say(f"timed {name_of_run(config)}: {each:.3f} s per update, {besides:.0f} s besides")
         return cost
 
     def _left(self, part: float) -> float:
@@ -282,10 +282,6 @@ class _Pace:
     def _seconds(self, models: slice) -> float:
         pairs = list(zip(self.costs, self.updates, strict=False))[models]
         return sum((cost.fixed + updates * cost.update for cost, updates in pairs), 0.0)
-
-
-def _named(config: Config) -> str:
-    return name_of_run(config)[1]
 
 
 def _trained_for(config: Config, updates: int) -> Config:

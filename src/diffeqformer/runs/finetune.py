@@ -107,7 +107,7 @@ def finetune_config(
     if method not in ROLES:
         raise BadInput(f"method is {shown(method)}, but must be one of {', '.join(ROLES)}.")
     steps = base.model.grid(None if steps is None else whole("steps", steps)).steps
-    system = name_of_run(replace(base.config, model=base.model.config))[1]
+    system = name_of_run(replace(base.config, model=base.model.config))
     if base.config.base.method is None:  # the name of a fine-tuned one says its depth
         system += f"{',' if ',' in system else ''} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
@@ -180,13 +180,12 @@ def teacher_digest(base: Run | None, config: Config) -> str | None:
     """
     if base is None or config.depth.teacher != "base":
         return None
-    digest = Checkpoints(base.folder / CHECKPOINTS).digest(base.step)
-    if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
+    if metadata_of(path_of(config.run)).get("teacher", base.digest) != base.digest:
         raise BadInput(
             f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
             "(depth.teacher is 'base'); put back what it was, or start another run with --to."
         )
-    return digest
+    return base.digest
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

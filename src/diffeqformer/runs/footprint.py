@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -94,8 +94,7 @@ def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:
 
     **Raises:** as `update_footprint`.
     """
-    temporary, found = _on_virtual_devices(config, math.prod(dataclasses.astuple(config.mesh)))
-    return temporary, [Collective(kind, size, tuple(devices), times) for kind, size, devices, times in found]
+    return _on_virtual_devices(config, math.prod(dataclasses.astuple(config.mesh)))
 
 
 def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collective]]:
@@ -148,8 +147,8 @@ def _generated(config: Config) -> PyTree:
     return eqx.filter_eval_shape(layers, abstract(config.model))
 
 
-def _on_virtual_devices(config: Config, devices: int) -> list[Any]:
-    """What `_compile` returns, as JSON has it."""
+def _on_virtual_devices(config: Config, devices: int) -> tuple[int | None, list[Collective]]:
+    """What `_compile` returns where there are so many devices: in a process of its own."""
     if devices > MOST_DEVICES:
         raise BadInput(f"mesh has {devices} devices, but memory can be planned for at most {MOST_DEVICES}.")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
@@ -167,7 +166,8 @@ def _on_virtual_devices(config: Config, devices: int) -> list[Any]:
         raise BadInput(lines[-1])
     if found.returncode:
         raise RunFailed(f"the update could not be compiled for {devices} devices: {lines[-1][:200]}")
-    return json.loads(found.stdout)
+    temporary, exchanged = json.loads(found.stdout)
+    return temporary, [Collective(kind, size, tuple(among), times) for kind, size, among, times in exchanged]
 
 
 if __name__ == "__main__":

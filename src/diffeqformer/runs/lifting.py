@@ -22,7 +22,6 @@ from diffeqformer.model.lift import Lifted, aligned, difference, left_out, lift,
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs import folder as run_folder
-from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.store.folders import becoming, require_free, require_space
@@ -95,15 +94,11 @@ def require_made_of(folder: Path, run: Run) -> None:
 
     **Raises:** `BadInput` if it was made of another.
     """
-    if run_folder.metadata_of(folder).get("base") not in (None, _digest_of(run)):
+    if run_folder.metadata_of(folder).get("base") not in (None, run.digest):
         raise BadInput(
             f"run folder {str(folder)!r} was made of another model than {str(run.folder)!r} has now; remove it and the "
             "runs that were fine-tuned from it, or choose another folder."
         )
-
-
-def _digest_of(run: Run) -> str | None:
-    return Checkpoints(run.folder / run_folder.CHECKPOINTS).digest(run.step)
 
 
 def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "latest") -> Run:
@@ -121,7 +116,7 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
             run.config,
             run=str(to),
             base=BaseConfig(
-                str(run.folder), checkpoint, run.step, system=name_of_run(run.config)[1], imported=run.from_imported
+                str(run.folder), checkpoint, run.step, system=name_of_run(run.config), imported=run.from_imported
             ),
             model=replace(model.config, **usual),
             depth=DepthConfig(),
@@ -132,5 +127,5 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
         require_space(aside, 4 * count(model), "the run")
         text = run_folder.text_digest_of(run.folder)
         beside = beside_tokenizer(run.folder, run.tokenizer)
-        run_folder.write_model(aside, config, run.tokenizer, model, text, beside, _digest_of(run))
+        run_folder.write_model(aside, config, run.tokenizer, model, text, beside, run.digest)
     return Run(to, config, run.tokenizer, model, 0, "imported" if text is None else "lifted")

@@ -37,6 +37,11 @@ class Run:
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
     @property
+    def digest(self) -> str | None:
+        """Of the checkpoint that was read; `None` if it has no seal."""
+        return Checkpoints(self.folder / run_folder.CHECKPOINTS).digest(self.step)
+
+    @property
     def from_imported(self) -> bool:
         """Whether the model was imported, or made of one that was, over however many runs."""
         if self.origin in ("trained", "imported"):

@@ -12,8 +12,7 @@ from diffeqformer.errors import Diverged, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import own_parts
 from diffeqformer.progress import Progress
-from diffeqformer.report import run_text
-from diffeqformer.report.text import join
+from diffeqformer.report.text import counted_steps, join
 from diffeqformer.runs.background import Writer
 from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder, remember
@@ -168,7 +167,7 @@ class Recorder:
         if "steps" not in record:
             return ""
         *others, deepest = (str(depth) for depth, _ in reversed(trained_depths(self.config, record["steps"])))
-        return f" at {join([*others, run_text.steps(int(deepest))])}"
+        return f" at {join([*others, counted_steps(int(deepest))])}"
 
     def _require_reconstructed(self, record: Record, before: list[Record]) -> None:
         """Warn once, or end the run, if the backward pass went astray, where it is the way back through depth."""

@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
 
-import equinox as eqx
 import jax
 
 from diffeqformer.config import Config, ModelConfig, to_dict
 from diffeqformer.errors import Damaged
 from diffeqformer.evaluation.perplexity import Evaluation
-from diffeqformer.model.count import count
+from diffeqformer.model.count import count, parameters_of
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, shown, version_of
 from diffeqformer.runs.folder import RESULTS, metadata_of, settings_of_run
@@ -127,9 +126,8 @@ def model_entry(
     **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the
     run's metrics; `seconds` of training; `tokens_per_second` of the updates alone.
     """
-    key, name = name_of_run(replace(config, model=model.config))
+    key, name = _key_and_name(replace(config, model=model.config))
     updates, trained = config.trainer.updates, split_trained(model, config.optimizer)[0]
-    merged = eqx.filter_eval_shape(lambda model: model.populate().merge(), model)
     return {
         "name": name,
         "key": key,
@@ -140,7 +138,7 @@ def model_entry(
             "attention": evaluation.attention_evaluations,
             "feed_forward": evaluation.feed_forward_evaluations,
         },
-        "parameters": {"stored": count(model), "effective": count(merged), "trained": count(trained)},
+        "parameters": {**parameters_of(model)._asdict(), "trained": count(trained)},
         "updates": updates,
         "tokens": updates * config.tokens_per_update,
         "compute": compute_of(config),
@@ -164,7 +162,12 @@ def measured(evaluation: Evaluation) -> dict[str, float | None]:
     return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
 
 
-def name_of_run(config: Config) -> tuple[str, str]:
+def name_of_run(config: Config) -> str:
+    """Of its model or, of a fine-tuned one, what it was and what was done with it; elastic if its depth is drawn."""
+    return _key_and_name(config)[1]
+
+
+def _key_and_name(config: Config) -> tuple[str, str]:
     """A key and a name of a run: those of its model or, of a fine-tuned one, what it was and what was done with it.
 
     One whose depth is drawn is called elastic.

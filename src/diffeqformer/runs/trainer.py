@@ -66,9 +66,9 @@ def train(
 
     **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already, which is needed until
     the run has a checkpoint of its own, and to its end where it teaches; `build`, `(model config, key) -> model` for a
-    model with weights, a field or a scheme of your own, `diffeqformer.model.build.build` if not given. It is not
-    recorded in the folder: give the same one to continue the run, and to `load_run`; `recipe`, other parts of your own,
-    which `load_run` needs not.
+    model with weights, a field or a scheme of your own, `diffeqformer.model.build.build` if not given; `recipe`, other
+    parts of your own. Neither is recorded in the folder: give the same ones to continue the run, and `build` to
+    `load_run`.
 
     On several devices the model is sharded over `config.mesh`; of several processes (`distributed.join`) each makes the
     same call, and the main process alone writes and reports to `progress`.

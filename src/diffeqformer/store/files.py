@@ -6,7 +6,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
@@ -95,13 +95,18 @@ def _remove_abandoned(path: Path) -> None:
     """Remove what killed processes left of `path`: the kernel has dropped their locks."""
     own = re.compile(re.escape(hidden(path.name, "")) + r"[0-9a-f]{16}\.tmp")
     for left in (path.with_name(name) for name in os.listdir(path.parent) if own.fullmatch(name)):
-        with suppress(OSError):
-            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
-            finally:
-                os.close(handle)
+        remove_unlocked(left, Path.unlink)
+
+
+def remove_unlocked(path: Path, remove: Callable[[Path], object]) -> None:
+    """Remove a file or folder that its process has left, unless that process, which holds its lock, lives."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path)
+        finally:
+            os.close(handle)
 
 
 def is_of(error: OSError, folder: Path) -> bool:
@@ -149,9 +154,9 @@ def write_outputs(folder: Path, contents: Mapping[str, str | bytes], what: str) 
         raise RunFailed(f"{what} {str(path)!r} cannot be written: {reason(error)}.") from None
 
 
-def sealed(document: Document) -> Document:
-    """The document with its own digest as the last entry."""
-    return {**document, SEAL: json_digest(document)}
+def sealed_text(document: Document) -> str:
+    """A document as JSON, with its own digest as the last entry."""
+    return json.dumps({**document, SEAL: json_digest(document)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def write_sealed(path: Path, document: Document) -> None:
@@ -159,7 +164,7 @@ def write_sealed(path: Path, document: Document) -> None:
 
     **Raises:** `OSError` as `write_whole`; `ValueError` for a number that JSON does not have.
     """
-    write_whole(path, json.dumps(sealed(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_whole(path, sealed_text(document))
 
 
 def read_sealed(path: Path) -> Document:

@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from rich import filesize
 
 from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import JSON_BYTES, hidden, sync_folder, write_whole
+from diffeqformer.store.files import JSON_BYTES, hidden, remove_unlocked, sync_folder, write_whole
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.regular import read_small
 
@@ -162,17 +163,7 @@ def candidate(folder: Path) -> Iterator[Path]:
 def remove_abandoned(root: Path) -> None:
     """Remove the candidates in `root` whose processes were killed: the kernel has dropped their locks."""
     for folder in root.glob(".*.building"):
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # its process lives
-        finally:
-            os.close(lock)
+        remove_unlocked(folder, partial(shutil.rmtree, ignore_errors=True))
 
 
 def install(aside: Path, folder: Path, is_sound: Callable[[Path], bool]) -> None:

@@ -40,18 +40,19 @@ class Repository(NamedTuple):
         return cls(found[1], found[2]) if found and not path_of(spec).exists() else None
 
 
-def fetch(repository: Repository, files: Sequence[str] | None = None) -> Path:
+def fetch(repository: Repository, files: Sequence[str]) -> Path:
     """The folder of a repository in the hub's cache; what is missing there is fetched.
 
-    **Arguments:** `files`, names or patterns of those that are wanted; all if not given.
+    **Arguments:** `files`, names or patterns of those that are wanted.
 
     **Raises:** `BadInput` if the repository is not there, or not for us, or cannot be reached and is not in the cache.
     """
     import huggingface_hub
 
-    wanted = None if files is None else list(files)
     try:
-        found = huggingface_hub.snapshot_download(repository.name, revision=repository.revision, allow_patterns=wanted)
+        found = huggingface_hub.snapshot_download(
+            repository.name, revision=repository.revision, allow_patterns=list(files)
+        )
     except Exception as error:  # the network has exceptions of its own
         raise BadInput(
             f"{repository.name!r} is no file or folder here and cannot be fetched from the Hugging Face hub: "

@@ -9,6 +9,9 @@ from typing import TextIO
 
 from diffeqformer.errors import BadInput
 
+POINTER = b"version https://git-lfs"
+"""How a file begins that Git LFS has not fetched yet; it is shorter than 1,024 bytes."""
+
 
 def open_to_read(path: Path) -> BufferedReader:
     """A regular file, opened; a FIFO, for which opening would wait, or a device, which has no end, is refused.

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from diffeqformer.analysis.faithfulness import RANDOM, Faithfulness, interval
-from diffeqformer.report.figures import BOTH, INK, MARKERS, WIDE, color, drawing, legend, log_axis, look
+from diffeqformer.report.figures import BOTH, INK, MARKERS, WIDE, color, drawing, is_narrow, legend, log_axis, look
 from diffeqformer.studies.lyapunov_figures import MOST_LABELS, name_tokens
 
 
@@ -15,7 +15,7 @@ def occluded(tokens: Sequence[str], falls: np.ndarray, *, width: float = WIDE) -
 
     **Arguments:** `falls`, nats, of shape (input,).
     """
-    few = len(tokens) <= MOST_LABELS and width >= 5
+    few = len(tokens) <= MOST_LABELS and not is_narrow(width)
     with drawing(width, 3.3 if few else 2.6) as (figure, axes):
         axis = axes[0, 0]
         axis.bar(range(len(tokens)), falls, color=[BOTH[5] if fall > 0 else BOTH[1] for fall in falls])
@@ -30,7 +30,7 @@ def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:
     """Rank correlation of every method with what replacing a token changes, the best on top; 95% intervals."""
     order = found.ranking("strength")[::-1]
     measures = {"strength": "of strengths, without signs", "direction": "of directions, with signs"}
-    stacked = width < 5
+    stacked = is_narrow(width)
     shape = (6.4, 2, 1) if stacked else (3.6, 1, 2)
     with drawing(width, *shape, sharex=stacked, sharey=not stacked) as (figure, axes):
         for index, (axis, (measure, title)) in enumerate(zip(axes.flat, measures.items(), strict=True)):
@@ -52,7 +52,7 @@ def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
 
     A panel for every method, the most trusted first, with the curves of a random ranking in grey.
     """
-    columns, chance = 2 if width < 5 else 3, found.methods.index(RANDOM)
+    columns, chance = 2 if is_narrow(width) else 3, found.methods.index(RANDOM)
     methods = found.ranking("strength")
     rows = -(-len(methods) // columns)
     parts = {"deletion": found.deletion, "insertion": found.insertion}

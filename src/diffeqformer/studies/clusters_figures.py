@@ -15,7 +15,7 @@ from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.clusters import SPHERES, Simulation
 from diffeqformer.analysis.gathering import HiddenStates, Measures, members
-from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, legend, log_axis
+from diffeqformer.report.figures import COLORS, INK, MARKERS, WIDE, band, color, drawing, is_narrow, legend, log_axis
 from diffeqformer.report.page import Cloud, frame_of
 from diffeqformer.studies.clusters import growth_name
 from diffeqformer.studies.clusters_text import ALIGNED, ANGLES
@@ -47,15 +47,15 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
 
 def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
     """Where points go, in parallel projection: paths, with a ring at the start and a dot at the end."""
-    columns = min(len(panels), 3 if width >= 5 else 2)
+    columns = min(len(panels), 3 if not is_narrow(width) else 2)
     rows = math.ceil(len(panels) / columns)
     with drawing(width, 1.08 * rows * width / columns, rows, columns, panels=len(panels)) as (figure, axes):
         for axis, panel in zip(axes.flat, panels, strict=False):
             middle, reach = frame_of(panel.states)
-            every = max(1, len(panel.states) // (34 if width < 5 else 67))  # finer than can be seen
+            every = max(1, len(panel.states) // (34 if is_narrow(width) else 67))  # finer than can be seen
             states = np.concatenate([panel.states[::every], panel.states[-1:]])
             colors = [COLORS[n] if n >= 0 else INK for n in panel.series]
-            _paths(axis, _project((states - middle) / reach), colors, panel.title, 0.7 if width < 5 else 1.0)
+            _paths(axis, _project((states - middle) / reach), colors, panel.title, 0.7 if is_narrow(width) else 1.0)
     return figure
 
 
@@ -135,7 +135,7 @@ def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
 
 def _four(width: float, names: int) -> tuple[float, int, int]:
     """Height and shape of four panels below a legend of so many names, stacked on a phone."""
-    return (4 * 2.1 + 0.25 * names, 4, 1) if width < 5 else (5.6, 2, 2)
+    return (4 * 2.1 + 0.25 * names, 4, 1) if is_narrow(width) else (5.6, 2, 2)
 
 
 def _project(points: np.ndarray) -> np.ndarray:

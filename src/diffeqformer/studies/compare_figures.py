@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from diffeqformer.evaluation.paired import Difference
 from diffeqformer.interop.comparing import Comparison
-from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, legend, look
+from diffeqformer.report.figures import INK, MARKERS, WIDE, color, drawing, is_narrow, legend, look
 from diffeqformer.report.text import signed
 from diffeqformer.studies.compare import accuracies, label, stars
 
@@ -18,8 +18,8 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
     """
     rows = accuracies(comparison)
     places, height = list(range(len(rows)))[::-1], 1.5 + 0.34 * max(len(rows), 2)
-    shape = (2 * height, 2, 1) if width < 5 else (height, 1, 2)
-    with drawing(width, *shape, sharey=width >= 5) as (figure, panels):
+    shape = (2 * height, 2, 1) if is_narrow(width) else (height, 1, 2)
+    with drawing(width, *shape, sharey=not is_narrow(width)) as (figure, panels):
         axes = list(panels.flat)
         for side, lift in ((0, 0.14), (1, -0.14)):
             axes[0].errorbar(

@@ -231,13 +231,13 @@ def table(found: Sequence[Values], known: Values) -> Table:
 
 def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
     """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
-    from diffeqformer.report.figures import COLORS, INK, drawing, legend, look, perplexity_scale
+    from diffeqformer.report.figures import COLORS, INK, drawing, is_narrow, legend, look, perplexity_scale
 
     looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
     for way in list(WAYS)[len(COLORS) :]:  # one more way than there are colours
         looks[way] |= {"color": INK, "marker": "X"}
     layers, sizes = known["layers"], sorted({row["size"] for row in found})
-    with drawing(width, 3.9 if width >= 5 else 4.6) as (figure, axes):
+    with drawing(width, 3.9 if not is_narrow(width) else 4.6) as (figure, axes):
         axis, seen = axes[0, 0], [float(np.exp(known["original"]))]
         axis.axhline(seen[0], color=INK, linewidth=0.8, alpha=0.5)
         for way, own in looks.items():

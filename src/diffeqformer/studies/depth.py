@@ -10,9 +10,8 @@ import tyro
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.report.run_text import steps as _steps
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, evaluations, finite, join, nats, number, perplexity, signed
+from diffeqformer.report.text import MISSING, counted_steps, evaluations, finite, join, nats, number, perplexity, signed
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -94,7 +93,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
     points = dict(zip(depths, found, strict=False))
     adaptive = Adaptive(tolerance.rtol, found[-1]) if tolerance else None
-    curve = DepthCurve(name_of_run(opened.config)[1], own, points, tuple(marks), settled, trained, adaptive)
+    curve = DepthCurve(name_of_run(opened.config), own, points, tuple(marks), settled, trained, adaptive)
     name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
     said = (
         f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
@@ -160,7 +159,7 @@ def finding(curve: "DepthCurve") -> str:
     """What the curve shows, in one sentence computed from it."""
     own = curve.reference.perplexity
     if not finite(own):
-        where = f"with {curve.adaptive.name}" if curve.adaptive else f"at its own {_steps(curve.own)}"
+        where = f"with {curve.adaptive.name}" if curve.adaptive else f"at its own {counted_steps(curve.own)}"
         return f"{curve.name} has no finite perplexity {where}."
     if curve.adaptive:
         fixed = _beside({steps: found.perplexity / own for steps, found in curve.points.items()})
@@ -169,7 +168,7 @@ def finding(curve: "DepthCurve") -> str:
             f"steps, which it was not trained with, it is {fixed}."
         )
     alone = curve.trained_at == (curve.own,)
-    trained = f"{_steps(curve.own)} alone" if alone else _list(list(curve.trained_at))
+    trained = f"{counted_steps(curve.own)} alone" if alone else _list(list(curve.trained_at))
     place = "there" if alone else f"at {curve.own}"
     start = f"{curve.name}, trained at {trained}, has perplexity {perplexity(own)} {place}"
     others = {steps: found.perplexity / own for steps, found in curve.points.items() if steps != curve.own}
@@ -197,7 +196,7 @@ def _beside(others: dict[int, float], *, each: bool = False) -> str:
     if far:
         told = far if each or len(far) < 3 else [far[0], far[-1]]
         between = " and up to " if len(told) < len(far) else ", " if each else " and "
-        parts.append(between.join(f"{_higher(ratios[steps])} at {_steps(steps)}" for steps in told))
+        parts.append(between.join(f"{_higher(ratios[steps])} at {counted_steps(steps)}" for steps in told))
     if failed := [steps for steps in others if steps not in ratios]:
         parts.append(f"not finite at {_list(failed)}")
     return join(parts)
@@ -210,15 +209,15 @@ def lowest(curve: "DepthCurve") -> str:
         return "No depth has a finite perplexity"
     best = min(known, key=known.__getitem__)
     if len(curve.points) == 1:
-        return f"Perplexity {perplexity(known[best])} at {_steps(best)}, the one depth that was read"
+        return f"Perplexity {perplexity(known[best])} at {counted_steps(best)}, the one depth that was read"
     own = " (its own)" if best == curve.own and curve.trained_at == (best,) else ""
-    has = f"{_steps(best)}{own} {'have' if best > 1 else 'has'}"
+    has = f"{counted_steps(best)}{own} {'have' if best > 1 else 'has'}"
     return f"Of {len(curve.points)} depths {has} the lowest perplexity, {perplexity(known[best])}"
 
 
 def speeds(curve: "DepthCurve") -> str:
     """How fast the shallowest and the deepest run are."""
-    speed = lambda steps: f"{number(curve.points[steps].tokens_per_second)} tokens per second at {_steps(steps)}"
+    speed = lambda steps: f"{number(curve.points[steps].tokens_per_second)} tokens per second at {counted_steps(steps)}"
     ends = sorted({min(curve.points), max(curve.points)})
     return f"{curve.name} reads {join([speed(steps) for steps in ends])}"
 
@@ -244,7 +243,7 @@ def comparisons(curve: "DepthCurve") -> list[str]:
         for mark in marks:
             before = curve.points.get(mark.steps)
             beside = f" ({'before' if tuned else curve.name}: {perplexity(before.perplexity)})" if before else ""
-            parts.append(f"{perplexity(mark.found.perplexity)} at {_steps(mark.steps)}{beside}")
+            parts.append(f"{perplexity(mark.found.perplexity)} at {counted_steps(mark.steps)}{beside}")
         name = group_name(tuned, group)
         said.append(f"{name[0].upper()}{name[1:]}: perplexity {join(parts)}.")
     return said
@@ -254,7 +253,7 @@ def depths_table(curve: "DepthCurve") -> Table:
     """The model at every depth."""
     own = curve.reference
     columns = (
-        "steps", "trained", "perplexity", f"against {'adaptive' if curve.adaptive else _steps(curve.own)}",
+        "steps", "trained", "perplexity", f"against {'adaptive' if curve.adaptive else counted_steps(curve.own)}",
         "loss (nats)", "bits/byte", "evaluations", "tokens/s",
     )  # fmt: skip
     called = "own" if curve.trained_at == (curve.own,) else "reference"
@@ -332,4 +331,4 @@ def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
     base = other.config.base
     if base.method and Path(base.run).expanduser().resolve() == opened.folder.resolve():
         return METHODS[base.method], True
-    return name_of_run(other.config)[1], False
+    return name_of_run(other.config), False

@@ -13,6 +13,7 @@ from diffeqformer.report.figures import (
     WIDE,
     color,
     drawing,
+    is_narrow,
     legend,
     log_axis,
     look,
@@ -36,7 +37,7 @@ def field_evaluations(found: Evaluation) -> float:
 
 def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     """Perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
-    with drawing(width, 3.7 if width >= 5 else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
+    with drawing(width, 3.7 if not is_narrow(width) else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
         axis = axes[0, 0]
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
         exits = sorted((curve.mean_steps(found), found.perplexity) for found in curve.exits.values())
@@ -56,7 +57,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
         "tokens per second": lambda steps, found: found.tokens_per_second,
         "evaluations of the field × tokens (millions)": lambda steps, found: field_evaluations(found) / 1e6,
     }
-    stacked = width < 5
+    stacked = is_narrow(width)
     height, shape = (6.2 + 0.2 * len(groups_of(curve)), (2, 1)) if stacked else (3.7, (1, 2))
     first = {curve.own, *curve.trained_at}  # where numbers would stand on each other, trained depths have precedence
     written = spaced({*curve.points}, first, 0.3 / (width if stacked else width / 2), logarithmic=True)

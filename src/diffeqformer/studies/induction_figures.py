@@ -7,7 +7,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from diffeqformer.analysis.inference import INFERENCE, Induction, estimate
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, drawing
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, drawing, is_narrow
 
 
 def darkest(found: Induction) -> float:
@@ -17,7 +17,7 @@ def darkest(found: Induction) -> float:
 
 def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
     """Behaviours of every head at every step, beside the summaries of its spectra."""
-    stacked = width < 5
+    stacked = is_narrow(width)
     cells = [
         ("prefix matching", 0.0, darkest(found)), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
         ("copying", -1.0, 1.0), ("OV positive share", 0.0, 1.0), ("OV sum ratio", -1.0, 1.0),
@@ -49,7 +49,7 @@ def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
 def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
     """The test of the paper's inference: each behaviour against the summary that is to tell it, a point a head."""
     chosen = [("prefix matching", "QK positive share"), ("copying", "OV positive share"), INFERENCE]
-    with drawing(width, *((7.8, len(chosen), 1) if width < 5 else (3.2, 1, len(chosen)))) as (figure, axes):
+    with drawing(width, *((7.8, len(chosen), 1) if is_narrow(width) else (3.2, 1, len(chosen)))) as (figure, axes):
         depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)
         drawn: Any = None
         for axis, (behaviour, summary) in zip(axes.flat, chosen, strict=True):
@@ -61,6 +61,6 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
             among = f"\nwithin steps {estimate(test.within, test.within_interval)}" if x.shape[1] > 1 else ""
             axis.set(title=f"ρ = {estimate(test.rho, test.interval)}{among}", xlabel=summary)
             axis.set_ylabel(behaviour)
-        below = {"location": "bottom", "aspect": 30} if width < 5 else {}
+        below = {"location": "bottom", "aspect": 30} if is_narrow(width) else {}
         figure.colorbar(drawn, ax=list(axes.flat), pad=0.01, **below).set_label("depth t")
     return figure

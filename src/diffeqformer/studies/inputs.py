@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from diffeqformer.config import Config, Which, read_yaml, shipped_configs, with_values
+from diffeqformer.config import Config, Which, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, require_bounds, setting
 from diffeqformer.errors import BadInput, Missing
 from diffeqformer.plain import finite_or_none, shown
@@ -132,7 +132,7 @@ def directions(tangents: int | None, probes: int | None, width: int) -> tuple[in
 
 def shipped(name: str) -> Config:
     """A shipped config, whose vocabulary has the size that its tokenizer is trained to."""
-    config = read_yaml(shipped_configs()[name])
+    config = read_shipped(name)
     known = config.model.vocabulary or config.data.tokenizer_vocabulary
     return with_values(config, {"model.vocabulary": known})
 
@@ -214,13 +214,13 @@ def evaluation_text(
     **Raises:** `BadInput` for files that cannot be used, an imported model without files, or a run whose text has
     changed since.
     """
-    from diffeqformer.data.cache import cached_by_content, masked_tokens_of, prepare
+    from diffeqformer.data.cache import cached_by_content, prepare, tokens_of
     from diffeqformer.data.tokenizer_files import load_tokenizer
     from diffeqformer.runs.folder import TOKENIZER, require_same_text, text_digest_of
 
     if data:
         own = replace(run.config.data, text_field=text_field or run.config.data.text_field)
-        return masked_tokens_of(data, own, load_tokenizer(run.folder / TOKENIZER), progress)
+        return tokens_of(data, own, load_tokenizer(run.folder / TOKENIZER), progress)
     advice = "name a text to evaluate on with --data"
     if run.origin == "imported":
         holds = "holds an imported model, which has no text of its own"

@@ -8,8 +8,7 @@ import numpy as np
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
-from diffeqformer.report.run_text import steps as counted_steps
-from diffeqformer.report.text import join
+from diffeqformer.report.text import counted_steps, join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import WIDE, color, drawing, legend, look
+from diffeqformer.report.figures import WIDE, color, drawing, is_narrow, legend, look
 
 MOST_LABELS = 48
 """Tokens whose pieces can be written under a figure."""
@@ -21,7 +21,7 @@ def token_exponents(
 
     **Arguments:** `panels`, the label of an axis to scores and their standard errors, if any, of shape (input,).
     """
-    few = len(tokens) <= MOST_LABELS and width >= 5
+    few = len(tokens) <= MOST_LABELS and not is_narrow(width)
     with drawing(width, (0.9 if few else 0.4) + 2.0 * len(panels), len(panels), sharex=True) as (figure, column):
         axes = column[:, 0]
         x = np.arange(len(tokens))

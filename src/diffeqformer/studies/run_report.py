@@ -229,12 +229,12 @@ def _best_depth(run: Sequence[Model]) -> str:
     if not known:
         return ""
     loss, name, depth = min(known)
-    return f"The lowest loss, {text.nats(loss)} nats, is that of {name} at {run_text.steps(depth)}."
+    return f"The lowest loss, {text.nats(loss)} nats, is that of {name} at {text.counted_steps(depth)}."
 
 
 def _drawn_table(model: Model) -> Table | None:
     """Where depth was drawn: one row per depth."""
-    rows = text.drawn_depths(model)
+    rows = run_text.drawn_rows(model)
     columns = ("steps", "updates", f"training loss ({NATS}, last tenth)", "tokens per second")
     return Table(f"{model['name']}: depths drawn for its updates", columns, rows) if rows else None
 

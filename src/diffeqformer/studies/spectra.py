@@ -90,7 +90,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         steps = arguments.steps if one is runs[0] or not isinstance(one.model.config.weights, LayerConfig) else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         shared = isinstance(one.config.model.weights, SharedConfig)
-        usual = BETWEEN if trained_between(one) and not shared else 0
+        usual = BETWEEN if one.config.trained_between and not shared else 0
         times = usual if arguments.times is None else arguments.times
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
         between[str(one.folder)] = caveats(one) if models[-1][1].continuous else why_steps_alone(one)
@@ -123,18 +123,6 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     )  # fmt: skip
 
 
-def trained_between(run: "Run") -> bool:
-    """Whether training saw weights at other times than those of a model's own steps: constant ones, drawn depths,
-    adaptive steps."""
-    config, m = run.config, run.config.model
-    return (
-        (isinstance(m.weights, SharedConfig) and m.modulation is None)
-        or m.tolerance is not None
-        or len(config.trained_at) > 1
-        or config.depth.jitter > 0
-    )
-
-
 def why_steps_alone(run: "Run") -> str:
     """Why nothing is shown between the steps of a model, if nothing is."""
     from diffeqformer.analysis.over_depth import between_steps, know_length
@@ -144,7 +132,7 @@ def why_steps_alone(run: "Run") -> str:
     if isinstance(run.config.model.weights, SharedConfig):
         return "its weights are the same at all depths"
     if between_steps(run.model):
-        only = "those at the steps" if trained_between(run) else "only those at the steps were trained and"
+        only = "those at the steps" if run.config.trained_between else "only those at the steps were trained and"
         return (
             f"its weights are functions of depth, of which {only} are shown; `--times {BETWEEN}` shows those between "
             "them, too"
@@ -157,7 +145,7 @@ def why_steps_alone(run: "Run") -> str:
 def caveats(run: "Run") -> str:
     """What is to be known of curves between the steps of a model."""
     said = ""
-    if not trained_between(run):
+    if not run.config.trained_between:
         said += " Weights between its steps were never trained: only the steps are what it computes with."
     if getattr(run.config.model.weights, "basis", None) == "box":
         said += " Its weights jump from knot to knot, and no grid follows that."

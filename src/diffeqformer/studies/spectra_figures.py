@@ -13,7 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from diffeqformer.analysis.spectra import RADIUS, Spectra
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, legend, log_axis, style
+from diffeqformer.report.figures import DEPTH, INK, SIGNED, WIDE, color, drawing, is_narrow, legend, log_axis, style
 from diffeqformer.studies.spectra import Models
 
 
@@ -25,7 +25,7 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
     Marks above a map are the times of the forward pass's steps. Models stand side by side, or one below the other if
     `width` is below 5.
     """
-    stacked, shown = width < 5, display_names([name for name, _ in models])
+    stacked, shown = is_narrow(width), display_names([name for name, _ in models])
     spectra = [(name, found, found.pairs[pair].eigenvalues) for name, found in models]
     most = 2 if stacked else 4 if len(models) > 1 else 6
     columns = [min(values.shape[1], most) for _, _, values in spectra]
@@ -75,7 +75,7 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
 
     A pair a row; a pair a column if `width` is below 5.
     """
-    stacked, pairs = width < 5, ("QK", "OV", "FF")
+    stacked, pairs = is_narrow(width), ("QK", "OV", "FF")
     names = list(models[0][1].pairs["QK"].summaries())
     rows, columns = (len(names), len(pairs)) if stacked else (len(pairs), len(names))
     with drawing(width, 0.6 + 1.7 * rows, rows, columns, sharex=True) as (figure, grid):
@@ -121,7 +121,7 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
     heads = values.shape[1]
     across, up = _frame(found, pair)
     shape = (up[1] - up[0]) / (across[1] - across[0])
-    columns = min(heads, (2 if width < 5 else 4) // (2 if shape < 0.4 else 1))  # flat panels are made wider
+    columns = min(heads, (2 if is_narrow(width) else 4) // (2 if shape < 0.4 else 1))  # flat panels are made wider
     rows = -(-heads // columns)
     height = 0.8 + (min(width * 0.82 / columns, 4.4) * min(shape, 1.3) + 0.4) * rows
     look: dict[str, Any] = {"cmap": DEPTH, "norm": Normalize(0.0, 1.0), "rasterized": True}

@@ -11,9 +11,8 @@ import tyro
 
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
-from diffeqformer.report.run_text import steps as counted_steps
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import depths, digits, percent, probability
+from diffeqformer.report.text import counted_steps, depths, digits, percent, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -258,10 +257,10 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
 
     Dotted: the loss of uniform guessing, where the way goes through it.
     """
-    from diffeqformer.report.figures import INK, drawing, from_zero, legend, look
+    from diffeqformer.report.figures import INK, drawing, from_zero, is_narrow, legend, look
 
     steps = np.arange(len(found.loss))
-    with drawing(width, *((6.4, 2, 1) if width < 5 else (3.4, 1, 2))) as (figure, axes):
+    with drawing(width, *((6.4, 2, 1) if is_narrow(width) else (3.4, 1, 2))) as (figure, axes):
         names = ("loss (nats per token)", "KL to the last prediction (nats per token)")
         lines = []
         for index, (axis, values, name) in enumerate(zip(axes.flat, (found.loss, found.kl), names, strict=True)):

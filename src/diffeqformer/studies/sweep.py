@@ -1,6 +1,5 @@
 """`sweep`: a grid or a random search over any settings of a config; each trial is a run, kept and resumed."""
 
-import hashlib
 import itertools
 import math
 import re
@@ -17,6 +16,7 @@ from diffeqformer.plain import Document, Values, finite_or_none, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import speed
+from diffeqformer.store.digests import digest
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import Folder, Seeds, require_once
 from diffeqformer.studies.reproduce.experiments import trained
@@ -169,7 +169,7 @@ def _name(trial: Values) -> str:
     said = ",".join(f"{name}={value}" for name, value in sorted(trial.items()))
     # File systems take 255 bytes; what is cut or replaced is told apart by a digest.
     plain = re.sub(r"[^\w.=+,-]+", "-", said, flags=re.ASCII)[:200]
-    return plain if plain == said else f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+    return plain if plain == said else f"{plain}-{digest(said.encode())[:8]}"
 
 
 def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Arguments) -> tuple[str, ...]:

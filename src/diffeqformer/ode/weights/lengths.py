@@ -24,7 +24,7 @@ from diffeqformer.nn.linear import Linear, LinearShape, Norm, zeros
 from diffeqformer.ode.field import BlockShapes
 from diffeqformer.ode.grid import Times
 from diffeqformer.ode.lora import linear_maps, require_rank
-from diffeqformer.ode.weights.source import is_shape, unit_keys
+from diffeqformer.ode.weights.source import is_shape, is_unit, unit_keys
 
 
 def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
@@ -60,7 +60,7 @@ def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(
         change = jnp.einsum("j,jlir,jlro->lio", shares, a, b, precision="highest")  # not in TensorFloat-32
         return Linear(unit.weight + change, unit.bias)  # pyright: ignore
 
-    return jax.tree.map(add, rows, corrections, is_leaf=lambda node: isinstance(node, Linear | Norm))
+    return jax.tree.map(add, rows, corrections, is_leaf=is_unit)
 
 
 def init_corrections(rank: int, rows: int, halvings: int, shapes: BlockShapes, key: Key[Array, ""]) -> PyTree:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 from diffeqformer.config import KnotsConfig, TimeConfig
 from diffeqformer.nn.linear import Linear, Norm
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.weights.knots import PLACES, KnotWeights, cardinal_basis
-from diffeqformer.ode.weights.source import mixed
+from diffeqformer.ode.weights.source import is_unit, mixed
 from diffeqformer.ode.weights.time import TimeWeights, init_time, is_time_unit
 from diffeqformer.ode.weights.time_features import time_features
 from diffeqformer.ode.weights.time_networks import TimeLinear, TimeNetwork, TimeNorm
@@ -115,12 +115,7 @@ def _weighted(
         )  # fmt: skip
         return parted(found, row)
 
-    return jax.tree.map(solved, rows, start, is_leaf=is_linear_or_norm)
-
-
-def is_linear_or_norm(node: PyTree) -> bool:
-    """Whether it is a linear map or a norm, what a block is made of."""
-    return isinstance(node, Linear | Norm)
+    return jax.tree.map(solved, rows, start, is_leaf=is_unit)
 
 
 def joined(linear: Linear) -> Float[Array, "*time inputs outputs"]:
@@ -157,7 +152,7 @@ def _drawn(
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
     """P, C, B, G and S of each map and norm; `inverses`, of each its H, shape (d_emb, time)."""
-    units, structure = jax.tree.flatten(rows, is_leaf=is_linear_or_norm)
+    units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
 
     def unit(row: Linear | Norm, network: TimeNetwork, inverse: Array) -> TimeLinear | TimeNorm:
         last = lambda values: None if values is None else jnp.moveaxis(_sums(inverse, values), 0, -1)

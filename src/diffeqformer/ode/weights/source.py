@@ -85,6 +85,11 @@ def is_shape(node: PyTree) -> bool:
     return isinstance(node, LinearShape | NormShape)
 
 
+def is_unit(node: PyTree) -> bool:
+    """Whether a node is a linear map or a norm, what a block is made of."""
+    return isinstance(node, Linear | Norm)
+
+
 def unit_keys(shapes: BlockShapes, key: Array) -> PyTree:
     """A key of its own for every unit of a block."""
     units, structure = jax.tree.flatten(shapes, is_leaf=is_shape)

@@ -53,7 +53,8 @@ def compare_lyapunov(progress: Progress) -> b.Document:
     import jax.numpy as jnp
 
     from diffeqformer.analysis.exponents import first_tangents
-    from diffeqformer.analysis.lyapunov import pairwise_growth, populated
+    from diffeqformer.analysis.lyapunov import pairwise_growth
+    from diffeqformer.analysis.text import populated
     from diffeqformer.model.build import build
 
     config = dataclasses.replace(GPT_SMALL, weights="layer")

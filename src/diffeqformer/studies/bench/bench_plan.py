@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from diffeqformer.config import Config, read_yaml, shipped_configs, validate, with_values
+from diffeqformer.config import Config, read_shipped, validate, with_values
 from diffeqformer.config.bounds import setting
 from diffeqformer.devices import DEVICES, USABLE, Device
 from diffeqformer.errors import BadInput
@@ -108,7 +108,7 @@ def config_of(name: str, weights: str) -> Config:
     """
     preset, different, sequences = MODELS[name]
     own = preset if weights == "knots" else f"diffeqformer-{preset}"
-    config = with_values(read_yaml(shipped_configs()[own]), different)
+    config = with_values(read_shipped(own), different)
     knots: dict[str, Any] = {"model.weights": {"kind": "knots", "knots": config.model.steps}}
     one: dict[str, Any] = {
         "trainer.batch_size": sequences, "trainer.accumulation": 1,
@@ -174,13 +174,11 @@ def traffic(config: Config, tokens: int) -> int:
     import jax
 
     from diffeqformer.model.build import abstract
-    from diffeqformer.nn.linear import LinearShape
+    from diffeqformer.ode.lora import linear_maps
 
     model = abstract(config.model)
     block, evaluations = model.field.shapes(), model.scheme.evaluations.times(config.model.steps)
-    is_linear = lambda node: isinstance(node, LinearShape)
-    through = lambda half: sum(one.inputs + one.outputs for one in jax.tree.leaves(half, is_leaf=is_linear)
-                               if isinstance(one, LinearShape))  # fmt: skip
+    through = lambda half: sum(one.inputs + one.outputs for one in linear_maps(half).values())
     numbers = evaluations.attention * through(block.attention) + evaluations.feed_forward * through(block.feed_forward)
     return 3 * tokens * numbers * jax.numpy.dtype(config.model.compute_dtype).itemsize
 

@@ -55,7 +55,7 @@ def compare_text(config: Config, rounds: int, progress: Progress, *, characters:
         source.write_bytes(text.encode())
         tokenizer = train_tokenizer([text], config.data.tokenizer_vocabulary)
         pack = lambda: tokens_of((str(source),), config.data, tokenizer, Silent())
-        tokens, size = pack()
+        tokens, size, _ = pack()
         tokens.tofile(packed)
         context, batch = config.model.context, config.trainer.batch_size
         loader = Loader(np.memmap(packed, tokens.dtype, "r"), context, batch, config.trainer.seed)

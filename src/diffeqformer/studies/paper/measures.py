@@ -86,7 +86,7 @@ def elsewhere(found: Trained, better: str, worse: str) -> float | None:
 def _bits(result: Finished, files: tuple[str, ...]) -> float:
     opened = result.open()
     config = opened.config
-    tokens, bytes_ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
+    tokens, bytes_, _ = tokens_of(files, config.data, opened.tokens.tokenizer, Silent())
     batches = EvaluationBatches(tokens, config.model.context, config.trainer.batch_size)
     found = evaluate(opened.model, batches, bytes_=bytes_, block=config.trainer.loss_block).bits_per_byte
     return math.nan if found is None else found
@@ -191,7 +191,7 @@ def faithful(found: Trained, name: str, against: str, *, other: bool = False) ->
     length = min(48, result.config.model.context)
     tokens = result.tokens.validation
     if other:
-        tokens, _ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
+        tokens, *_ = tokens_of(found.other, result.config.data, result.tokens.tokenizer, found.progress)
     seen = faithfulness(result.model, tokens, contexts=CONTEXTS, length=length, seed=found.seed)
     of = lambda method: float(seen.strength[:, seen.methods.index(method)].mean())
     return of(PAIRWISE) - of(against)

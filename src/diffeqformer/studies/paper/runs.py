@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, validate, with_values
+from diffeqformer.config import Config, DataConfig, read_shipped, validate, with_values
 from diffeqformer.config.bounds import INT32, UINT32, setting
 from diffeqformer.devices import device_of
 from diffeqformer.errors import Damaged, DiffEqFormerError, Diverged
@@ -118,7 +118,7 @@ class Runs:
     def config(self, name: str, seed: int, rate: float) -> Config:
         """Of one run."""
         model, a = self.models[name], self.arguments
-        config = with_values(read_yaml(shipped_configs()[model.config]), model.settings)
+        config = with_values(read_shipped(model.config), model.settings)
         config = with_length(config, math.ceil(model.length * a.length), seed)
         config = on_text(config, a.other if model.other else a.data, a.cache)
         run = str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}")
@@ -131,7 +131,7 @@ class Runs:
         if self.models[name].rate:
             return self.models[name].rate
         name = self.models[name].rate_of or name
-        shipped = read_yaml(shipped_configs()[self.models[name].config]).optimizer.learning_rate
+        shipped = read_shipped(self.models[name].config).optimizer.learning_rate
         if self.arguments.scale == "gpu":  # as published, since a search would cost more than the runs
             return shipped
         if name not in self.rates:

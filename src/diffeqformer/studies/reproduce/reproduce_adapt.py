@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diffeqformer.config import Config, DataConfig, read_yaml, shipped_configs, with_values
+from diffeqformer.config import Config, DataConfig, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.data.files import find_files
 from diffeqformer.errors import BadInput
@@ -113,7 +113,7 @@ def _runs(
     # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
     systems = {}
     for system, steps in (("diffeqformer", arguments.steps), ("gpt", arguments.depths[-1])):
-        config = with_length(read_yaml(shipped_configs()[f"quickstart-{system}"]), arguments.pretraining, seed)
+        config = with_length(read_shipped(f"quickstart-{system}"), arguments.pretraining, seed)
         systems[system] = with_values(config, {"model.steps": steps})
     tokenizer = "train"  # on the training part of the first text, by the first run
     for text, data in texts.items():

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import Document, clean
-from diffeqformer.report.figures import MARKERS, WIDE, color, drawing, legend, perplexity_scale, thin
+from diffeqformer.report.figures import MARKERS, WIDE, color, drawing, is_narrow, legend, perplexity_scale, thin
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import compact, finite, finite_points, join, perplexity, with_spread
@@ -101,7 +101,7 @@ def adaptation(records: Sequence[Record], direction: str, systems: Sequence[Syst
     own = [record for record in records if record["direction"] == direction]
     methods = [m for m in TUNED if any(r["method"] == m for r in own)] or ["scratch"]
     here = [one for one in systems if _of(own, one)]
-    stacked, last = width < 5, 0.7 + 0.24 * len(here)
+    stacked, last = is_narrow(width), 0.7 + 0.24 * len(here)
     each = 2.5 + last if stacked else max(2.9, 0.9 + 0.34 * len(here))
     shape: dict[str, Any] = {"rows": len(methods) * 2, "height_ratios": (2.5, last) * len(methods)}
     shape = shape if stacked else {"rows": len(methods), "columns": 2, "width_ratios": (3, 2)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffeqformer.config import BaseConfig, Config, DataConfig, LayerDropConfig, read_yaml, shipped_configs, with_values
+from diffeqformer.config import BaseConfig, Config, DataConfig, LayerDropConfig, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
@@ -162,7 +162,7 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
     updates = arguments.updates or UPDATES[arguments.task]
 
     def config_of(kind: str, name: str, updates: int = updates, steps: int | None = None) -> Config:
-        config = with_length(read_yaml(shipped_configs()[f"depth-{kind}"]), updates, seed)
+        config = with_length(read_shipped(f"depth-{kind}"), updates, seed)
         own = {"run": str(folder / name)} | ({} if steps is None else {"model.steps": steps})
         return _on_task(arguments, with_values(config, own))
 
@@ -196,7 +196,7 @@ def freed_config(sharing: Config, folder: str, updates: int) -> Config:
     from diffeqformer.runs.results import name_of_run
 
     model = adapted_config(sharing.model, sharing.model.steps, become="dyadic", lora=None)
-    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing)[1], imported=False)
+    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing), imported=False)
     own = {"run": folder, "optimizer.schedule": "cosine", "optimizer.warmup_fraction": FREED_WARMUP}
     return with_values(with_length(replace(sharing, model=model, base=base), updates, sharing.trainer.seed), own)
 

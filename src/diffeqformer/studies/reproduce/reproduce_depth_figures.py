@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.evaluation.accuracy import reach
 from diffeqformer.plain import Values
-from diffeqformer.report.figures import WIDE, color, drawing, legend, look, steps_axis
+from diffeqformer.report.figures import WIDE, color, drawing, is_narrow, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import finite, join, number, percent, signed, with_spread
@@ -126,7 +126,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 
 def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
     """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
-    with drawing(width, 4.0 if width >= 5 else 4.8) as (figure, axes):
+    with drawing(width, 4.0 if not is_narrow(width) else 4.8) as (figure, axes):
         axis, shown = axes[0, 0], []
         for index, kind in enumerate(kinds(records)):
             found = values(records, kind, what)

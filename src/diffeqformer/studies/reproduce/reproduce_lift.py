@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from diffeqformer.config import Config, DataConfig, DepthConfig, read_yaml, shipped_configs, with_values
+from diffeqformer.config import Config, DataConfig, DepthConfig, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
@@ -168,7 +168,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     from diffeqformer.runs.lifting import lift_run, require_made_of, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
-    vanilla = with_length(read_yaml(shipped_configs()[f"quickstart-{arguments.family}"]), arguments.pretraining, seed)
+    vanilla = with_length(read_shipped(f"quickstart-{arguments.family}"), arguments.pretraining, seed)
     vanilla = on_text(vanilla, arguments.data, arguments.cache)
     optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
     trainer = with_length(vanilla, arguments.finetuning, seed).trainer
