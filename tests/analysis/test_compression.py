@@ -12,7 +12,7 @@ from diffeqformer.model.count import count
 from diffeqformer.nn.linear import Linear, normalise
 from diffeqformer.ode.weights.lifting import joined, ridged
 from diffeqformer.ode.weights.source import is_unit
-from tests.models import KINDS, model_of, tokens
+from tests.models import KINDS, TINY, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
 MODEL = model_of(KINDS["vanilla"])
@@ -106,6 +106,20 @@ def test_a_map_that_is_given_nothing_but_zeros_is_made_smaller_all_the_same(mome
 def moments_without_ones(moments):
     """Biases are equal, so that only the inputs' own part counts."""
     return [one.at[:, -1].set(0).at[:, :, -1].set(0).at[:, -1, -1].set(1) for one in moments]
+
+
+@pytest.mark.parametrize("scheme", ["lie-trotter", "macaron", "rk4"])
+def test_moments_are_means_over_inputs_however_often_a_step_evaluates_a_half(scheme):
+    """The input that is always 1 has a mean square of 1."""
+    model = model_of(replace(TINY, weights="shared", scheme=scheme, steps=2))
+    for one in second_moments(model, IDS):
+        np.testing.assert_allclose(one[:, -1, -1], 1, rtol=1e-6)
+
+
+def test_a_rank_is_the_largest_whose_factors_fit_exactly():
+    """Of 3 layers of 10 x 30, two thirds are 5 x (10 + 30) each; 2 / 3 * 10 * 30 / 40 in floats falls short of 5."""
+    (found,) = low_rank(model_of(replace(KINDS["vanilla"], width=10)).weights.layers, (2,))
+    assert np.linalg.matrix_rank(np.asarray(found.rows.attention.query_key_value.weight)[0], tol=1e-4) == 5
 
 
 def test_a_llama_with_grouped_queries_has_its_own_maps():

@@ -130,6 +130,16 @@ def test_intervals_know_that_a_heads_steps_and_a_steps_heads_go_together():
         assert width(x, y, True) > 1.5 * width(x, y, False)
 
 
+def test_points_are_drawn_of_ranks_among_heads_too_where_the_layers_are_a_table():
+    """How wide an interval is, is said by the spread over trials: of independent heads the pigeonhole's is 1.5 times it."""
+    draw, found = np.random.default_rng(7), []
+    for seed in range(60):
+        x = draw.normal(size=(6, 8))
+        found.append(correlate("a", x, "b", x + 2 * draw.normal(size=x.shape), crossed=False, samples=200, seed=seed))
+    spread = 2 * 1.96 * np.std([one.within for one in found])
+    assert np.mean([np.ptp(one.within_interval) for one in found]) == pytest.approx(spread, rel=0.25)
+
+
 def test_results_do_not_depend_on_the_batch(monkeypatch):
     model = model_of(TINY)
     together = measure_induction(model, samples=10, **SIZES)

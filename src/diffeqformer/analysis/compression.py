@@ -62,7 +62,7 @@ def _moments(model: Transformer, ids: Int[Array, "batch position"]) -> Moments:
 
 
 class _Inputs:
-    """The observer that sums `x x^T` over what each linear map of a step is given."""
+    """The observer that sums `x x^T` over what each linear map of a step is given, in the mean over its evaluations."""
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -74,10 +74,10 @@ class _Inputs:
         """Evaluate the field once more where the scheme did, with maps that note their inputs."""
         seen: dict[int, Array] = {}
 
-        def note(place: int, x: Array) -> None:
+        def note(share: float, place: int, x: Array) -> None:
             x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
             x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-            seen[place] = seen.get(place, jnp.zeros((), x.dtype)) + jnp.matmul(x.T, x, precision="highest")
+            seen[place] = seen.get(place, jnp.zeros((), x.dtype)) + share * jnp.matmul(x.T, x, precision="highest")
 
         for half, evaluations in (
             (self._field.attention, step.attention),
@@ -86,7 +86,7 @@ class _Inputs:
             for at in evaluations:
                 units, structure = jax.tree.flatten(at.weights, is_leaf=is_unit)
                 noted = [
-                    _Noted(unit, partial(note, place)) if isinstance(unit, Linear) else unit
+                    _Noted(unit, partial(note, 1 / len(evaluations), place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
                 ]
                 # For what `note` is given; the result is not used, and XLA drops it.
@@ -169,7 +169,7 @@ def low_rank(
             mean, u, s, v = found
             inputs, outputs = mean.shape
             # A mean, stored once, is one of the s parts.
-            rank = int((size - around_mean) / layers * inputs * outputs / (inputs + outputs))
+            rank = int((size - around_mean) * inputs * outputs // (layers * (inputs + outputs)))
             weight = mean + (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
             near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))
             numbers += layers * rank * (inputs + outputs) + around_mean * mean.size - unit.weight.size

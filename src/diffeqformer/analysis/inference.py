@@ -184,10 +184,10 @@ def correlate(
     pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
     interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
     """
-    a, b = (x, y) if crossed else (x.reshape(1, -1), y.reshape(1, -1))
+    drawn = lambda values: values if crossed else values.reshape(1, -1)
     of_heads = lambda values: rankdata(values, axis=1) - (x.shape[1] + 1) / 2
-    within = _estimated(of_heads(x), of_heads(y), samples, seed)
-    return Correlation(behaviour, summary, *_estimated(a, b, samples, seed), *within)
+    within = _estimated(drawn(of_heads(x)), drawn(of_heads(y)), samples, seed)
+    return Correlation(behaviour, summary, *_estimated(drawn(x), drawn(y), samples, seed), *within)
 
 
 def _estimated(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, tuple[float, float]]:

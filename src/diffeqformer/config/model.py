@@ -74,7 +74,8 @@ class ModelConfig(Choosing):
     """Precision of activations and of the block weights they meet; parameters and times stay float32."""
     embedding_norm: bool = False
     """Scale the state at depth 0 to unit root mean square: the steps are then of the same size beside it at any width
-    and any `init_std`, which takes the stiffness out of the first one (docs/elastic-depth.md)."""
+    and any `init_std` well above the root of `norm_epsilon`, which takes the stiffness out of the first one
+    (docs/elastic-depth.md)."""
     final_norm_halvings: int | None = setting(None, least=0, most=12)
     """How many lengths of steps the final norm tells apart beside the whole of depth: 1/2, 1/4, ..., so many times
     halved, in between by interpolation. One norm serves all numbers of steps if not given."""

@@ -122,7 +122,7 @@ def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
     """Evaluations of the field in `steps` steps, rejected ones included.
 
     A first stage that is the last one of the step before is not evaluated again, except, by Diffrax, after a rejection
-    of the very first step, which it does not report: then it is one evaluation more than counted here.
+    of the very first step, which it does not report: for each of these it is one evaluation more than counted here.
     """
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
