@@ -131,7 +131,7 @@ def test_intervals_know_that_a_heads_steps_and_a_steps_heads_go_together():
 
 
 def test_points_are_drawn_of_ranks_among_heads_too_where_the_layers_are_a_table():
-    """How wide an interval is, is said by the spread over trials: of independent heads the pigeonhole's is 1.5 times it."""
+    """Trials of independent heads spread as widely as intervals are; the pigeonhole's are 1.5 times as wide."""
     draw, found = np.random.default_rng(7), []
     for seed in range(60):
         x = draw.normal(size=(6, 8))
