@@ -14,7 +14,7 @@ from diffeqformer.config import DataConfig
 from diffeqformer.data import corpus as corpus_module
 from diffeqformer.data import decoding
 from diffeqformer.data.corpus import hold_out, open_corpus
-from diffeqformer.data.files import find_files
+from diffeqformer.data.documents import find_files
 from diffeqformer.errors import BadInput, RunFailed
 
 TEXTS = ["one\ntwo é", 'three "quoted"\n', "four 漢字", "five\r\nsix", "seven"]

@@ -12,7 +12,7 @@ from diffeqformer.config import DataConfig
 from diffeqformer.data import encode
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.corpus import _texts
-from diffeqformer.data.files import Given
+from diffeqformer.data.documents import Given
 from diffeqformer.data.loader import DocumentWindows, Windows
 from diffeqformer.data.stream import Source, Stream
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer

@@ -13,7 +13,7 @@ import zstandard
 
 from diffeqformer.cli import main
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
-from diffeqformer.data import files
+from diffeqformer.data import documents
 from diffeqformer.data.corpus import open_corpus
 from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.data.tokenizer_files import load_tokenizer
@@ -239,7 +239,7 @@ def test_a_small_file_that_expands_without_end_is_refused_at_once(tmp_path, line
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     config = DataConfig(source="files", train=(str(bomb),), cache=str(tmp_path / "cache"))
     with pytest.raises(BadInput, match="expands to more than 500 times its"):
-        for document in files.Reader(DataConfig(strict=True), Lines().say).documents(files.TextFile.at(bomb)):
+        for document in documents.Reader(DataConfig(strict=True), Lines().say).documents(documents.TextFile.at(bomb)):
             list(document)
     with pytest.raises(BadInput, match="expands to more than 500 times its"):
         open_corpus(config, Lines()).split()

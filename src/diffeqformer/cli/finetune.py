@@ -102,7 +102,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
     from diffeqformer.config import validate
-    from diffeqformer.data.files import find_files
+    from diffeqformer.data.documents import find_files
     from diffeqformer.runs.finetune import RANK, as_begun, finetune_config, usual_settings
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.trainer import train

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data.corpus import Corpus, open_corpus
+from diffeqformer.data.documents import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.encode import LostText, encoded, pieces_of
-from diffeqformer.data.files import JSON_LINES, Given, Reader, find_files
 from diffeqformer.data.split import Part, TokenPart
 from diffeqformer.data.stream import Source
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer, vocabulary_size

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from diffeqformer.config import DataConfig
-from diffeqformer.data.files import TextDocument
+from diffeqformer.data.documents import TextDocument
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int32
 from tokenizers import Tokenizer
 
+from diffeqformer.data.documents import Given, TextDocument, bytes_of
 from diffeqformer.data.encode import encoded
-from diffeqformer.data.files import Given, TextDocument, bytes_of
 from diffeqformer.data.loader import HostBatch
 from diffeqformer.data.split import Part, hold_out
 from diffeqformer.data.tokenizer import end_of_text

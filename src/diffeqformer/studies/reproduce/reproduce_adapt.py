@@ -19,7 +19,7 @@ import tyro
 
 from diffeqformer.config import Config, DataConfig, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
-from diffeqformer.data.files import find_files
+from diffeqformer.data.documents import find_files
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress

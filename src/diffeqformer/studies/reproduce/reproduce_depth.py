@@ -98,7 +98,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput(f"--data is given, but --task {arguments.task} makes its own problems; --task text reads it.")
     if not any(kind in ALONE for kind in arguments.models):
         require_usual(arguments, ("depths", "same_compute"), "--models has none that is trained at one depth")
-    from diffeqformer.data.files import find_files
+    from diffeqformer.data.documents import find_files
     from diffeqformer.studies.reproduce.reproduce_depth_figures import result_of
 
     if arguments.data:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from diffeqformer.data.files import find_files
+from diffeqformer.data.documents import find_files
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
