@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -17,6 +17,7 @@ from diffeqformer.config import (
     DropoutConfig,
     LoRAConfig,
     MeshConfig,
+    Method,
     OptimizerConfig,
     TrainerConfig,
     Which,
@@ -65,7 +66,7 @@ class Arguments:
     """Folder of the trained run."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=MOST_STEPS)
     """Number of depth steps; as trained if not given. A table of layers has only its own."""
-    method: Literal["lora", "full", "continuous", "dyadic"] = "lora"
+    method: Method = "lora"
     """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
     train those (continuous); or give each step of length 1, 1/2, 1/4, ... a block of its own and train all of them
     (dyadic)."""

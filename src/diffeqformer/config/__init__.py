@@ -3,7 +3,7 @@
 from diffeqformer.config.bounds import MOST_STEPS
 from diffeqformer.config.checks import validate, validate_model
 from diffeqformer.config.files import MOST_BYTES, find_config, read_shipped, read_yaml, shipped_configs
-from diffeqformer.config.model import ModelConfig, with_steps
+from diffeqformer.config.model import ModelConfig, Spacing, with_steps
 from diffeqformer.config.optimizer import (
     EMAConfig,
     LastConfig,
@@ -13,7 +13,16 @@ from diffeqformer.config.optimizer import (
     TrapezoidalConfig,
 )
 from diffeqformer.config.puzzles import HopsConfig, PermutationsConfig, PHopConfig, PuzzleConfig
-from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig, Which
+from diffeqformer.config.run import (
+    BaseConfig,
+    Config,
+    DataConfig,
+    DepthConfig,
+    MeshConfig,
+    Method,
+    TrainerConfig,
+    Which,
+)
 from diffeqformer.config.sections import (
     DropoutConfig,
     DyadicConfig,
@@ -48,11 +57,10 @@ from diffeqformer.config.strict import (
 __all__ = [
     "MOST_BYTES", "MOST_STEPS", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DropoutConfig",
     "DyadicConfig", "EMAConfig", "GPTConfig", "GradientConfig", "HopsConfig", "KnotsConfig", "LastConfig",
-    "LayerConfig", "LayerDropConfig",
-    "LlamaConfig", "LoRAConfig", "MeshConfig", "ModelConfig", "ModulationConfig", "OptimizerConfig", "OwnConfig",
-    "PHopConfig", "PermutationsConfig", "PuzzleConfig", "RecursiveConfig", "ReversibleConfig", "Role",
-    "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig", "SharedConfig", "TimeConfig", "ToleranceConfig",
-    "TrainerConfig", "TrapezoidalConfig", "Which", "choices_of", "dump_yaml", "find_config", "from_dict",
-    "hints_of", "kinds_of", "parse_value", "read_shipped", "read_yaml", "shipped_configs", "to_dict", "validate",
-    "validate_model", "with_steps", "with_values",
+    "LayerConfig", "LayerDropConfig", "LlamaConfig", "LoRAConfig", "MeshConfig", "Method", "ModelConfig",
+    "ModulationConfig", "OptimizerConfig", "OwnConfig", "PHopConfig", "PermutationsConfig", "PuzzleConfig",
+    "RecursiveConfig", "ReversibleConfig", "Role", "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig",
+    "SharedConfig", "Spacing", "TimeConfig", "ToleranceConfig", "TrainerConfig", "TrapezoidalConfig", "Which",
+    "choices_of", "dump_yaml", "find_config", "from_dict", "hints_of", "kinds_of", "parse_value", "read_shipped",
+    "read_yaml", "shipped_configs", "to_dict", "validate", "validate_model", "with_steps", "with_values",
 ]  # fmt: skip

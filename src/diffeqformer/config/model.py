@@ -26,6 +26,9 @@ from diffeqformer.config.sections import (
 )
 from diffeqformer.config.strict import Choosing
 
+Spacing = Literal["equal", "dyadic"]
+"""How depth is divided where a number of steps is asked for."""
+
 
 @dataclass(frozen=True)
 class ModelConfig(Choosing):
@@ -54,7 +57,7 @@ class ModelConfig(Choosing):
     first_step: float | None = setting(None, positive=True, fraction=True)
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
-    spacing: Literal["equal", "dyadic"] = "equal"
+    spacing: Spacing = "equal"
     """Lengths of steps where their number is asked for: all alike, or powers of two (`ode.grid.dyadic_edges`): a
     checkpoint trained at 2, 4, 8 and 16 steps meets no other lengths between."""
     edges: tuple[float, ...] = ()

@@ -17,6 +17,9 @@ from diffeqformer.plain import shown
 
 Which = Literal["latest", "best", "sound"]
 """A run's newest checkpoint, that of lowest validation loss, or the newest that is not damaged."""
+Method = Literal["lora", "full", "continuous", "dyadic"]
+"""What fine-tuning trains: adapters, all weights of the table of layers, the functions of depth, or a block for each
+dyadic step."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,8 @@ class BaseConfig:
     """Its newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     update: int | None = setting(None, least=0, most=INT32)
     """The update of that checkpoint."""
-    method: Literal["lora", "full", "continuous", "dyadic"] | None = None
-    """What was asked to be trained: adapters, all weights of the table of layers, the functions of depth, or a block
-    for each dyadic step."""
+    method: Method | None = None
+    """What was asked to be trained."""
     system: str = ""
     """What the base is, for reports."""
     imported: bool | None = None

@@ -12,7 +12,7 @@ import operator
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-from diffeqformer.config import MOST_STEPS, ModelConfig
+from diffeqformer.config import MOST_STEPS, ModelConfig, Spacing
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 from diffeqformer.plain import shown
@@ -29,9 +29,6 @@ from diffeqformer.plain import shown
 Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
 """What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
 `Grid`."""
-
-Spacing = Literal["equal", "dyadic"]
-"""How depth is divided where a number of steps is asked for."""
 
 ROUNDING = 1e-6
 """Of a step: times that are nearer to an edge count as on it."""

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -13,6 +12,7 @@ from diffeqformer.config import (
     DataConfig,
     DepthConfig,
     LoRAConfig,
+    Method,
     OptimizerConfig,
     Role,
     TrainerConfig,
@@ -34,7 +34,6 @@ from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
 from diffeqformer.store.paths import path_of
 
-Method = Literal["lora", "full", "continuous", "dyadic"]
 ROLES: dict[Method, tuple[Role, ...]] = {
     "lora": ("adapter",),
     "full": ("matrix", "bias", "norm"),
