@@ -17,18 +17,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config import DataConfig, to_dict
+from diffeqformer.data import documents as formats
 from diffeqformer.data.decoding import TextFile
-from diffeqformer.data.documents import (
-    JSON_LINES,
-    NEEDS_EXTRA,
-    OF_DOCUMENTS,
-    Reader,
-    TextDocument,
-    bytes_of,
-    find_files,
-    require_field,
-    text_of,
-)  # fmt: skip
+from diffeqformer.data.documents import Reader, TextDocument, find_files, require_field, text_of
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.data.stream import Shard, Source, divided
 from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed, reason
@@ -95,7 +86,7 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     if count > 1:
         raise BadInput(f"file {str(file.path)!r} is in two of data.train, each of which has one of data.weights.")
     for file in train + validation if config.targets == "completions" else ():
-        if not file.path.name.lower().endswith(JSON_LINES):
+        if not file.path.name.lower().endswith(formats.JSON_LINES):
             raise BadInput(f"file {str(file.path)!r} is no .jsonl, which data.targets 'completions' is read from.")
     both = {file.path.resolve() for file in train} & {file.path.resolve() for file in validation}
     if both:
@@ -204,8 +195,8 @@ def _split_files(
 
 
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
-    if file.path.name.lower().endswith(OF_DOCUMENTS):
-        return [bytes_of(document) for document in reader.documents(file)]
+    if file.path.name.lower().endswith(formats.OF_DOCUMENTS):
+        return [formats.bytes_of(document) for document in reader.documents(file)]
     return [file.size] if file.size else []  # one document: no need to read it
 
 
@@ -225,7 +216,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
     try:
         import datasets
     except ImportError:
-        raise BadInput(f"data.source 'huggingface' needs the package datasets; {NEEDS_EXTRA}.") from None
+        raise BadInput(f"data.source 'huggingface' needs the package datasets; {formats.NEEDS_EXTRA}.") from None
     name = f"{config.dataset} ({config.dataset_name})" if config.dataset_name else config.dataset
     if config.stream:
         return _streamed_rows(datasets, config, name)
@@ -240,7 +231,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
             return _rows(train, config, name), _rows(validation, config, name)
         if len(train) == 1:
             whole = _rows(train, config, name)
-            size = sum(map(bytes_of, whole.read()))
+            size = sum(map(formats.bytes_of, whole.read()))
             return split_single(whole.read, size, config, progress)
         require_fraction(config.validation_fraction)
         if math.ceil(config.validation_fraction * len(train)) == len(train):  # as `train_test_split` rounds
