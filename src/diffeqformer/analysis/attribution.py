@@ -1,7 +1,7 @@
-"""Which input tokens a prediction rests on, by the usual explanations: attention, gradients and occlusion.
+"""Which input tokens a prediction rests on, by the usual methods: attention, gradients and occlusion.
 
 All explain the same number: the log-probability, at an output position, of the token that the model itself predicts
-there. Baselines and integrals are taken in the space of embeddings: the state at depth 0.
+there. Baselines and integrals are taken in the space of the state at depth 0.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
 SIGNED = ("gradient x input", "integrated gradients", "occlusion")
-"""Explanations that tell support from opposition; the others only tell strength."""
+"""Methods whose sign tells support from opposition; the others only tell strength."""
 ATTRIBUTIONS = ("attention", "attention, last step", "attention rollout", *SIGNED)
 BATCH_NUMBERS = 1 << 22
-"""Numbers in the states of the perturbed texts that are run at one time."""
+"""Numbers in the states of the perturbed texts that are run together."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Attributions:
     targets: Int[np.ndarray, " output"]
     """The tokens explained: the model's own predictions."""
     log_probabilities: Float[np.ndarray, " output"]
-    """Theirs, in nats."""
+    """Log-probabilities of the targets, in nats."""
     scores: dict[str, np.ndarray]
-    """Name to scores of shape (output, input)."""
+    """Method to scores of shape (output, input)."""
     incompleteness: Float[np.ndarray, " output"]
-    """By how much integrated gradients miss `log p(text) - log p(baseline)`, in nats: the error of the quadrature."""
+    """Sum of integrated gradients minus `log p(text) - log p(baseline)`, in nats: the error of the quadrature."""
     tokens: tuple[str, ...] = ()
-    """Pieces of the text, which a notebook then shows in colours."""
+    """Pieces of the text; if given, a notebook shows them coloured by score."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
+        """Return all results as arrays, by name."""
         named = {name.replace(",", "").replace(" ", "_"): scores for name, scores in self.scores.items()}
         return {
             "outputs": np.asarray(self.outputs),
@@ -58,7 +58,7 @@ class Attributions:
         }
 
     def _repr_html_(self) -> str:
-        colour = "occlusion" if "occlusion" in self.scores else ""  # the one that changes the input and looks
+        colour = "occlusion" if "occlusion" in self.scores else ""  # the one that really changes the input
         return scores_html("attributions", self.outputs, self.scores, self.tokens, colour, SIGNED)
 
 
@@ -74,20 +74,21 @@ def attribute(
 ) -> Attributions:
     """Explain the model's own prediction at some positions of a text by six methods.
 
-    - `attention`: weights of the output's row, mean over heads and over all evaluations of depth; `attention, last
-      step`: over those of the last step alone.
-    - `attention rollout`: row of the product over depth of `(A + I) / 2`, A the mean over heads (Abnar & Zuidema 2020,
-      arXiv:2005.00928).
+    - `attention`: weights of the output's row, averaged over heads and over all evaluations; `attention, last step`:
+      averaged over those of the last step alone.
+    - `attention rollout`: the output's row of the product over depth of `(A + I) / 2`, A the mean over heads (Abnar &
+      Zuidema 2020, arXiv:2005.00928).
     - `gradient x input`: `(d log p / d x_i(0)) . x_i(0)` (Shrikumar et al. 2016, arXiv:1605.01713).
-    - `integrated gradients`: the mean gradient on the straight way from the baseline to the text, times its length; its
-      sum is `log p(text) - log p(baseline)` (Sundararajan et al. 2017, arXiv:1703.01365). Gauss-Legendre quadrature.
-    - `occlusion`: fall of log p when one token's state at depth 0 is replaced by the baseline's (Zeiler & Fergus 2014).
+    - `integrated gradients`: the mean gradient on the straight line from the baseline to the text, times the
+      difference of the two; the sum is `log p(text) - log p(baseline)` (Sundararajan et al. 2017, arXiv:1703.01365).
+      Gauss-Legendre quadrature.
+    - `occlusion`: the fall of log p when one token's state at depth 0 is replaced by the baseline's (Zeiler & Fergus 2014).
 
-    The baseline is, at every position, the mean over the vocabulary of the states at depth 0 there: a text without any
-    token in particular. Without a norm of the embedding this is the state of the mean token vector.
+    The baseline at each position is the mean over the vocabulary of the states at depth 0 there: a text of no
+    particular token. Without a norm of the embedding it is the state of the mean token vector.
 
     **Arguments:** `ids`; `outputs`, positions whose prediction is explained; `points` of the quadrature; `steps` of
-    depth, those trained if not given; `tokens`, pieces of the text for whoever looks; `progress`.
+    depth, those of training if not given; `tokens`, pieces of the text for display; `progress`.
 
     **Returns:** `Attributions`.
 
@@ -111,7 +112,7 @@ def attribute(
         stage.advance(1, "gradients")
         integral = np.zeros_like(scores["gradient x input"], np.float64)
         nodes, shares = np.polynomial.legendre.leggauss(points)
-        # Gauss-Legendre nodes and weights of [-1, 1], moved to the way's [0, 1].
+        # Gauss-Legendre nodes and weights, mapped from [-1, 1] to [0, 1].
         for node, share in zip((nodes + 1) / 2, shares / 2, strict=True):
             between = baseline + jnp.asarray(node, x.dtype) * (x - baseline)
             integral += share * np.asarray(_slopes(model, between, x - baseline, at, targets)[1], np.float64)
@@ -121,7 +122,7 @@ def attribute(
         for start in blocks:
             block = np.arange(start, start + occluded_together)
             inside = block[block < ids.size]
-            # The last position again where the text has ended: blocks of one shape are compiled once.
+            # Padded with the last position: blocks of one shape are compiled once.
             padded = jnp.asarray(np.minimum(block, ids.size - 1))
             found = _occluded(model, x, baseline, padded, at, targets)
             falls[:, inside] = (np.asarray(log_p)[None] - np.asarray(found)).T[:, : len(inside)]
@@ -129,7 +130,7 @@ def attribute(
         scores["occlusion"] = falls
     for rows in scores.values():
         rows[np.arange(ids.size)[None] > np.asarray(outputs)[:, None]] = np.nan
-    # Of this call only log p is used: `_slopes` is compiled already, a function for it alone is not.
+    # Only log p is used here: `_slopes` is compiled already, a function for log p alone is not.
     empty = np.asarray(_slopes(model, baseline, x, at, targets)[0], np.float64)
     missed = np.nansum(scores["integrated gradients"], -1) - (np.asarray(log_p, np.float64) - empty)
     ordered = {name: scores[name] for name in ATTRIBUTIONS}
@@ -138,9 +139,9 @@ def attribute(
 
 @jax.jit
 def _ends(model: Transformer, ids: Array) -> tuple[Array, Array]:
-    """The text's state at depth 0 and the baseline's."""
+    """The states at depth 0 of the text and of the baseline."""
     x, table = model.embed(ids[None])[0], model.embedding.tokens
-    if not model.config.embedding_norm:  # linear, so the mean vector's state is the mean state
+    if not model.config.embedding_norm:  # linear, so the state of the mean vector is the mean state
         return x, x - (table[ids] - table.mean(0)[None]).astype(x.dtype)
     # Without learned positions a token's state at depth 0 is the same everywhere: one mean serves all.
     every, alike = jnp.arange(table.shape[0])[:, None], model.embedding.positions is None
@@ -167,7 +168,7 @@ def _predictions(model: Transformer, x: Array, outputs: Array) -> tuple[Array, A
 
 @jax.jit
 def _attention(model: Transformer, ids: Array, outputs: Array) -> dict[str, Array]:
-    """Rows of attention, three ways; head means only are kept of each evaluation."""
+    """Attention scores in three ways; of each evaluation only the mean over heads is kept."""
     mean = lambda field, weights, x: field.attention_weights(weights, x)[0].mean(0)
     every = watch_attention(model, ids[None], mean)  # (step, evaluation, query, position)
     rows = jax.nn.one_hot(outputs, ids.size, dtype=every.dtype)
@@ -183,10 +184,10 @@ def _attention(model: Transformer, ids: Array, outputs: Array) -> dict[str, Arra
 
 @jax.jit
 def _slopes(model: Transformer, x: Array, along: Array, outputs: Array, targets: Array) -> tuple[Array, Array]:
-    """Log-probability of each output's target, and its derivative by every token's state along `along`."""
+    """Log-probability of each output's target, and its directional derivative by each token's state along `along`."""
     log_p, pull = jax.vjp(lambda x: _of_targets(model, x[None], outputs, targets)[0], x)
     product = lambda one: (pull(one)[0] * along).sum(-1)
-    # One backward pass after another, in the memory of one.
+    # One backward pass at a time, in the memory of one.
     return log_p, jax.lax.map(product, jnp.eye(len(outputs), dtype=log_p.dtype))
 
 
@@ -194,6 +195,6 @@ def _slopes(model: Transformer, x: Array, along: Array, outputs: Array, targets:
 def _occluded(
     model: Transformer, x: Array, baseline: Array, positions: Array, outputs: Array, targets: Array
 ) -> Float[Array, "occluded output"]:
-    """Log-probabilities of the targets with one position at a time replaced by the baseline's."""
+    """Log-probabilities of the targets, with the state of one position at a time replaced by the baseline's."""
     one = lambda position: x.at[position].set(baseline[position])
     return _of_targets(model, jax.vmap(one)(positions), outputs, targets)

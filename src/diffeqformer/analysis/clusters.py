@@ -76,7 +76,7 @@ class Simulation:
     measures: Measures
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by name."""
+        """Return all results as arrays, by name."""
         return {"times": self.times, "states": self.states, **self.measures.arrays()}
 
     def _repr_html_(self) -> str:

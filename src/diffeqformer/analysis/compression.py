@@ -1,8 +1,8 @@
-"""A table of layers made smaller: over depth, by knots or modes, or within each layer, by low rank.
+"""Compression of a table of layers: over depth, by knots or modes, or within each layer, by low rank.
 
-Each way gives a table of the same shape and the numbers that it takes to store it, so that all are run alike. Squares
-are unweighted, or weighted by the second moments of what each matrix meets on a text (Wang et al. 2024, SVD-LLM,
-arXiv:2403.07378).
+Each method gives a table of the same shape, so that all run alike, and how many numbers it takes to store it. Least
+squares are unweighted, or weighted by the second moments of the inputs of each matrix on a text (Wang et al. 2024,
+SVD-LLM, arXiv:2403.07378).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +27,11 @@ from diffeqformer.ode.weights.source import is_unit, number_of_rows
 from diffeqformer.progress import Progress, Silent
 
 Moments = list[Float[Array, "layer _ _"]]
-"""Of each linear map of a block, in the tree's order, (inputs + 1) squared: one more input is always 1."""
+"""One array (layer, inputs + 1, inputs + 1) per linear map of a block, in tree order; the added input is always 1."""
 
 
 class Smaller(NamedTuple):
-    """A table that is nearly another one, and the numbers that store it."""
+    """An approximation of a table, and how many numbers it takes to store it."""
 
     rows: BlockWeights
     numbers: int
@@ -40,11 +40,11 @@ class Smaller(NamedTuple):
 def second_moments(
     model: Transformer, texts: Int[np.ndarray, "text position"], *, batch: int = 8, progress: Progress | None = None
 ) -> Moments:
-    """`mean x x^T` over the inputs x of every linear map of every layer, as the model runs on texts.
+    """Compute `mean x x^T` over the inputs x of every linear map of every layer, as the model runs on texts.
 
     **Arguments:** `model`, a table of layers; `texts`, tokens; `batch`, texts at a time.
 
-    **Returns:** for each linear map an array (layer, inputs + 1, inputs + 1).
+    **Returns:** `Moments`: for each linear map an array (layer, inputs + 1, inputs + 1).
     """
     total: Moments | None = None
     with (progress or Silent()).stage("Reading activations", len(texts)) as stage:
@@ -62,7 +62,7 @@ def _moments(model: Transformer, ids: Int[Array, "batch position"]) -> Moments:
 
 
 class _Inputs:
-    """The observer that sums `x x^T` over what each linear map of a step is given, in the mean over its evaluations."""
+    """Observer that sums `x x^T` over the inputs of each linear map of a step, averaged over its evaluations."""
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -71,7 +71,7 @@ class _Inputs:
         """Nothing is carried."""
 
     def see(self, carried: None, step: Step) -> tuple[None, PyTree]:
-        """Evaluate the field once more where the scheme did, with maps that note their inputs."""
+        """Repeat the scheme's evaluations of the field, with linear maps that record their inputs."""
         seen: dict[int, Array] = {}
 
         def note(share: float, place: int, x: Array) -> None:
@@ -89,13 +89,13 @@ class _Inputs:
                     _Noted(unit, partial(note, 1 / len(evaluations), place)) if isinstance(unit, Linear) else unit
                     for place, unit in enumerate(units)
                 ]
-                # For what `note` is given; the result is not used, and XLA drops it.
+                # Run only to call `note`: the result is unused, and XLA drops it.
                 half(jax.tree.unflatten(structure, noted), at.state)
         return carried, [seen[place] for place in sorted(seen)]
 
 
 class _Noted:
-    """A linear map that hands its inputs on to `note`."""
+    """A linear map that passes its inputs to `note` first."""
 
     def __init__(self, linear: Linear, note: Callable[[Array], None]) -> None:
         self._linear, self._note = linear, note
@@ -106,7 +106,7 @@ class _Noted:
 
 
 def fewer_knots(rows: BlockWeights, knots: int, moments: Moments | None = None) -> Smaller:
-    """Lines between K knots at equal distances that come nearest to the layers."""
+    """Approximate the layers by least squares with straight lines between K equally spaced knots."""
     layers = number_of_rows(rows)
     times = (np.arange(layers) + 0.5) / layers
     fit = fit_knots(rows, times, KnotsConfig(knots), moments)
@@ -114,9 +114,10 @@ def fewer_knots(rows: BlockWeights, knots: int, moments: Moments | None = None) 
 
 
 def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
-    """For each size s the mean over depth and the s - 1 leading singular vectors of what is left, each a matrix.
+    """For each size s, approximate the layers by their mean over depth and s - 1 leading modes of the rest.
 
-    It is the truncated SVD of P over depth: time networks `C + P h(t)` with d_emb = s - 1. Of every array by itself.
+    Each array is taken by itself: a truncated SVD over depth, of which mean and modes each have the size of one layer.
+    The result is that of time networks `C + P h(t)` with d_emb = s - 1.
     """
     layers = number_of_rows(rows)
 
@@ -138,11 +139,11 @@ def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
 def low_rank(
     rows: BlockWeights, sizes: Sequence[int], moments: Moments | None = None, *, around_mean: bool = False
 ) -> Iterator[Smaller]:
-    """For each size s every layer's matrices of the rank whose factors take s/L of their numbers.
+    """For each size s, approximate every layer's matrices at the rank whose factors take s/L of their numbers.
 
-    With `around_mean` of what each differs by from the mean over depth, which is stored once (Bae et al. 2025, Relaxed
-    Recursive Transformers, arXiv:2410.20672). Biases and norms stay. With `moments` the outputs on that text come
-    nearest, not the matrices.
+    With `around_mean`, the factors approximate the difference of each matrix from the mean over depth, which is stored
+    once (Bae et al. 2025, Relaxed Recursive Transformers, arXiv:2410.20672). Biases and norms are kept. With `moments`,
+    the error of the outputs on that text is minimised, not that of the matrices.
     """
     layers, left = number_of_rows(rows), iter(moments or ())
     units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
@@ -168,7 +169,7 @@ def low_rank(
                 continue
             mean, u, s, v = found
             inputs, outputs = mean.shape
-            # A mean, stored once, is one of the s parts.
+            # The mean, stored once, is one of the s parts.
             rank = int((size - around_mean) * inputs * outputs // (layers * (inputs + outputs)))
             weight = mean + (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
             near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))

@@ -42,10 +42,10 @@ class EndToEnd:
     exponents: Float[np.ndarray, "output input probe"]
     """Lower bounds of the leading exponents, the largest first; exact if all directions were probed."""
     tokens: tuple[str, ...] = ()
-    """Pieces of the text, which a notebook then shows in colours."""
+    """Pieces of the text; if given, a notebook shows them coloured by score."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
+        """Return all results as arrays, by name."""
         outputs, growth = np.asarray(self.outputs), {"growth": self.growth, "growth_error": self.error}
         return {"outputs": outputs, **growth, "exponents": self.exponents}
 
@@ -71,7 +71,7 @@ def end_to_end(
     orthonormal vectors (the unit vectors, if as many as the width), so nothing of the size D x D is made.
 
     **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those trained if
-    not given; `seed` of the probes; `tokens`, pieces of the text for whoever looks; `progress`.
+    not given; `seed` of the probes; `tokens`, pieces of the text for display; `progress`.
 
     **Returns:** an `EndToEnd`.
 

@@ -136,7 +136,7 @@ class Faithfulness:
         return tuple((method, *(str(column[method]) for column in columns)) for method in self.ranking("strength"))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
+        """Return all results as arrays, by name."""
         return {f"faithfulness_{field.name}": np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     def _repr_html_(self) -> str:

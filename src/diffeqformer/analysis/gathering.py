@@ -38,7 +38,7 @@ class Measures:
         return 1 + (self.heights > reach[..., None]).sum(-1)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by name."""
+        """Return all results as arrays, by name."""
         return {"heights": self.heights, "distance": self.distance, "energy": self.energy}
 
 
@@ -59,7 +59,7 @@ class HiddenStates:
     """(3,): the share of the variance along each."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by name."""
+        """Return all results as arrays, by name."""
         own = {name: getattr(self, name) for name in ("times", "norm", "projection", "explained")}
         return own | self.measures.arrays()
 

@@ -1,8 +1,8 @@
-"""Induction heads: who finds an earlier copy and who copies from it, beside the spectra from which the paper infers it.
+"""Induction heads: which find an earlier copy and which copy from it, and the spectra from which the paper infers it.
 
 The paper (section 5.1) reads positive eigenvalues of QK as matching and positive eigenvalues of OV as copying, and
-concludes that induction heads are likely in the last layers. Here both behaviours are measured where they happen, on
-random sequences that are repeated, and the inference is tested by rank correlation over heads and times.
+concludes that induction heads are likely in the last layers. Here both behaviours are measured directly, on repeated
+random sequences, and the inference is tested by rank correlation over heads and times.
 
 Source of the behaviours: Olsson et al. 2022, "In-context Learning and Induction Heads".
 """
@@ -35,9 +35,10 @@ _BATCH_BYTES = 256_000_000
 def repeated_sequences(
     candidates: Sequence[int] | np.ndarray, *, sequences: int, length: int, repeats: int, seed: int = 0
 ) -> np.ndarray:
-    """Sequences of `length` different random tokens, each `repeats` times in a row: (sequences, length * repeats).
+    """Draw sequences of `length` different random tokens, each `repeats` times in a row: (sequences, length * repeats).
 
-    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, one twice, or a number makes no sense.
+    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, if one is named twice, or if a number is
+    out of range.
     """
     for name, value, least in (("sequences", sequences, 1), ("length", length, 3), ("repeats", repeats, 2)):
         whole(name, value, least)
@@ -51,12 +52,12 @@ def repeated_sequences(
 
 
 def prefix_targets(length: int, repeats: int) -> np.ndarray:
-    """True where a query of the second or a later copy would look to match its prefix: (query, position).
+    """Mark where a query of the second or a later copy attends if it matches its prefix: a mask (query, position).
 
-    These are the positions after every earlier copy of the query's token.
+    These are the positions right after every earlier copy of the query's token.
     """
     query, position = np.ogrid[: length * repeats, : length * repeats]
-    back = query - position  # one copy back the same token is `length` back, and what followed it one less
+    back = query - position  # the same token is `length` back, and its successor `length - 1` back
     return (query >= length) & (position >= 1) & (back >= 0) & (back % length == length - 1)
 
 
@@ -74,15 +75,16 @@ def measure_induction(
 ) -> Induction:
     """Measure every head at every step on repeated random sequences, and test what the spectra say.
 
-    Behaviours, means over sequences and positions (and over a step's evaluations of attention, if it has many):
+    Behaviours are means over sequences and positions (and over the evaluations of attention in a step, if several):
 
     - `prefix matching`, 0 to 1: attention from the second and later copies to the positions after earlier copies of
       the query's token (Olsson et al.).
-    - `copying`, -1 to 1: looking at a position alone, does the head raise the logit of the token there? Counted in
-      ranks among the sequence's tokens, so that the head's scale does not matter: 1 if above all others, -1 if below
-      all, 0 by chance. Logits are the head's output through the final norm's scale and the unembedding ("direct").
-    - `next token`, -1 to 1: the same of what the head really gives in the second and later copies, and of the token
-      that comes next: an induction head's whole effect.
+    - `copying`, -1 to 1: if the head attends to one position alone, does it raise the logit of the token there? This is
+      counted in ranks among the sequence's tokens, so that the head's scale does not matter: 1 if above all others, -1
+      if below all, 0 by chance. Logits are the head's output through the final norm's scale and the unembedding
+      ("direct").
+    - `next token`, -1 to 1: the same for the head's actual output in the second and later copies, and for the token that
+      comes next: the whole effect of an induction head.
 
     **Arguments:** `candidates`, tokens to draw from (all if not given); `sequences`, `length` and `repeats` of them
     (Olsson et al. repeat 25 tokens four times); `steps` of depth; `seed`; `samples` of the bootstrap; `progress`.
@@ -138,7 +140,7 @@ def measure_induction(
 
 @eqx.filter_jit
 def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int, steps: Grid) -> PyTree:
-    """Behaviours of all heads, each (step, evaluation, head), and the losses of the first and the later copies."""
+    """Measure behaviours of all heads, each (step, evaluation, head), and the losses of the first and later copies."""
     repeats = ids.shape[1] // length
     targets = jnp.asarray(prefix_targets(length, repeats), jnp.float32)
     table = model.embedding.tokens if model.head is None else model.head
@@ -148,9 +150,9 @@ def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int,
     def measure(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Array]:
         pattern = field.attention_weights(weights, x).astype(jnp.float32)
         alone = direct_logits(model, field.value_outputs(weights, x), rows)
-        # A head's output is the mean, by its attention, of what each position gives alone; logits are linear in it.
+        # A head's output is the attention-weighted mean of what each position gives alone; logits are linear in it.
         given = jnp.einsum("bhqk,bkhv->bqhv", pattern, alone)
-        # The last token of all is followed by the first, as if there were one more copy.
+        # The very last token is followed by the first, as if there were one more copy.
         following = given[:, length:], jnp.roll(own, -1)[length:]
         return {
             "prefix matching": (pattern * targets[None, None]).sum(-1)[..., length:].mean((0, 2)),
@@ -161,17 +163,17 @@ def _observe(model: Transformer, ids: Int[Array, "batch position"], length: int,
     found = watch_attention(model, ids, measure, steps)
     logits = jax.nn.log_softmax(model(ids, steps=steps), axis=-1)[:, :-1]
     losses = -jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
-    # The loss at length - 1 is of the second copy's first token, which nothing foretells: it counts for neither.
+    # The loss at length - 1 is that of the second copy's first token, which cannot be predicted: it counts for neither.
     return found, (losses[:, : length - 1].mean(), losses[:, length:].mean())
 
 
 def direct_logits(
     model: Transformer, outputs: Float[Array, "batch position heads width"], rows: Float[Array, "batch token width"]
 ) -> Float[Array, "batch position heads token"]:
-    """What outputs of heads add to the logits of some tokens, straight through the final norm, up to its factor.
+    """Compute what heads' outputs add to the logits of some tokens, directly through the final norm, up to its factor.
 
-    The final norm is linear once its mean and variance are those of the whole state: `scale (y - mean(y))` (LayerNorm)
-    or `scale y` (RMSNorm) over one number for each position, which is left out.
+    The final norm is linear if its statistics are those of the whole state: `scale (y - mean(y))` (LayerNorm) or
+    `scale y` (RMSNorm), divided by one number per position, which is left out.
 
     **Arguments:** `rows`, rows of the unembedding.
     """
@@ -185,13 +187,13 @@ def direct_logits(
 def lead(
     logits: Float[Array, "batch position heads token"], token: Int[Array, " position"]
 ) -> Float[Array, "batch position heads"]:
-    """Share of the other tokens that a position's own token is above, less the share that it is below: -1 to 1."""
+    """Share of the other tokens with a lower logit than a position's own token, less the share with a higher one."""
     mine = jnp.take_along_axis(logits, token[None, :, None, None], axis=-1)
     return jnp.sign(logits - mine).sum(-1) / -(logits.shape[-1] - 1)
 
 
 def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
-    """Summaries of the QK and OV spectra of the weights at every attention evaluation, means over a step's."""
+    """Summarise the QK and OV spectra of the weights at every attention evaluation, averaged over those of a step."""
 
     def pairs(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Pair]:
         found = pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights), model.config)

@@ -1,4 +1,4 @@
-"""Whether spectra tell which heads are induction heads: the paper's inference, tested, and what is said of it."""
+"""Test of the paper's inference that spectra tell which heads are induction heads, and its verdict in words."""
 
 import math
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ TESTS = (
     ("prefix matching", "QK spectral radius"), ("copying", "OV positive share"), ("copying", "OV sum ratio"),
     ("prefix matching", "QK and OV positive"), ("next token", "QK and OV positive"), ("next token", "OV sum ratio"),
 )  # fmt: skip
-"""Which behaviour is compared with which summary of a spectrum."""
+"""Pairs of a behaviour and the spectral summary that it is compared with."""
 COPYING = ("copying", "OV positive share")
-"""Of what needs no induction heads: a head that copies has large shares of positive real parts in OV."""
+"""A test that needs no induction heads: a head that copies has a large share of positive real parts in OV."""
 MATCHING = 0.5
-"""Prefix matching of a head that is called an induction head without reserve."""
+"""Prefix matching from which on a head is called an induction head without reservation."""
 INFERENCE = ("prefix matching", "QK and OV positive")
-"""The paper's: a head of which both shares of positive real parts are large is an induction head."""
+"""The paper's inference: a head whose shares of positive real parts are large in QK and OV is an induction head."""
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """How a behaviour and a summary of spectra go together, over all heads and steps."""
+    """Rank correlation of a behaviour and a spectral summary, over all heads and steps."""
 
     behaviour: str
     summary: str
     rho: float
-    """Spearman's rank correlation; NaN if either is the same everywhere, or of fewer than three points."""
+    """Spearman's rank correlation; NaN if either is constant, or if there are fewer than three points."""
     interval: tuple[float, float]
-    """95 % bootstrap interval: steps and heads are drawn anew if weights are functions of time (a head's times go
-    together), else heads of all layers are."""
+    """95 % bootstrap interval: steps and heads are resampled if weights are functions of time, because a head's values
+    at all times go together; otherwise the heads of all layers are."""
     within: float = math.nan
-    """The same of ranks among the heads of each step: what depth alone does to both, and so to all heads alike, is out
-    of it. NaN with one head."""
+    """Correlation of the ranks among the heads of each step, without the effects of depth that all heads share. NaN
+    with one head."""
     within_interval: tuple[float, float] = (math.nan, math.nan)
 
 
 def estimate(value: float, interval: tuple[float, float]) -> str:
-    """`+0.34 [−0.18, +0.71]`: a correlation and its 95 % interval; a dash if there is none."""
+    """Format a correlation and its 95 % interval as `+0.34 [−0.18, +0.71]`; a dash if there is none."""
     if not finite(value):
         return MISSING
     return f"{signed(value, 2)} [{', '.join(signed(end, 2) for end in interval)}]"
@@ -53,18 +53,18 @@ class Induction:
     """What every head does on repeated random sequences at every step, and what its spectra say."""
 
     times: np.ndarray
-    """The ends of the steps, (step,)."""
+    """Times at the ends of the steps, (step,)."""
     behaviours: dict[str, np.ndarray]
-    """By name, (step, head); see `measure_induction`."""
+    """Behaviours by name, each (step, head); see `measure_induction`."""
     summaries: dict[str, np.ndarray]
-    """Summaries of the QK and OV spectra of the weights that the same evaluations used, (step, head)."""
+    """Summaries of the QK and OV spectra by name, of the weights at the same evaluations, each (step, head)."""
     correlations: tuple[Correlation, ...]
     chance: float
-    """Prefix matching of a head that looks at all positions alike."""
+    """Prefix matching of a head that attends to all positions uniformly."""
     loss_first: float
-    """Mean loss (nats) of the first copy's tokens, which cannot be known."""
+    """Mean loss (nats) on the tokens of the first copy, which cannot be predicted."""
     loss_later: float
-    """Mean loss of the later copies', which can."""
+    """Mean loss (nats) on the tokens of the later copies, which can be predicted."""
     even: float
     """The loss of uniform guessing over the vocabulary."""
     length: int
@@ -73,11 +73,11 @@ class Induction:
 
     @property
     def inference(self) -> Correlation:
-        """The test of the paper's inference: prefix matching against both pairs' shares of positive real parts."""
+        """The test of the paper's inference: prefix matching against the shares of positive real parts in QK and OV."""
         return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
 
     def verdict(self) -> str:
-        """Whether there are induction heads, and what the test means for the paper's inference on this model."""
+        """Say whether there are induction heads, and what the test means for the paper's inference on this model."""
         matching = self.behaviours["prefix matching"]
         most, (step, head) = float(matching.max()), np.unravel_index(matching.argmax(), matching.shape)
         than = f"uniform guessing: {self.even:.2f}"
@@ -96,7 +96,7 @@ class Induction:
         return f"{there}, on random tokens: {measured}. {self._inference()}"
 
     def _inference(self) -> str:
-        """What becomes of the paper's inference where heads match prefixes."""
+        """Say how the paper's inference fares if heads match prefixes."""
         found = self.inference
         (low, high), (least, _) = found.interval, found.within_interval
         alone = self.behaviours["prefix matching"].shape[-1] == 1
@@ -120,7 +120,7 @@ class Induction:
         return f"{heads} do not clearly match prefixes more ({spread}{among})."
 
     def _tells(self) -> str:
-        """Which single shares of positive real parts do tell a step's heads apart."""
+        """Say which single shares of positive real parts do tell the heads of a step apart."""
         clear = lambda one: one.within_interval[0] > 0 or one.within_interval[1] < 0
         shares = [one for one in self.correlations if one.summary.endswith("positive share") and clear(one)]
         said = [
@@ -131,7 +131,7 @@ class Induction:
         return f", where {' and '.join(said)}" if said else ""
 
     def _copying(self) -> str:
-        """Whether heads copy where OV says so, which needs no induction heads."""
+        """Say whether heads copy where OV predicts it, which needs no induction heads."""
         found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
         (low, high), most = found.interval, float(self.behaviours["copying"].max())
         if not finite(found.rho):
@@ -143,14 +143,14 @@ class Induction:
         )
 
     def _other_copying(self) -> str:
-        """What copying clearly goes with besides."""
+        """Say which other summaries copying clearly correlates with."""
         others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
         clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
         said = [f"{'with' if c.rho > 0 else 'against'} {c.summary} ({estimate(c.rho, c.interval)})" for c in clear]
         return f"; it goes {' and '.join(said)}" if said else ""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, to be saved."""
+        """Return all results as arrays, by name."""
         found = {"times": self.times, "chance": np.asarray(self.chance)}
         found |= {name.replace(" ", "_"): value for name, value in (self.behaviours | self.summaries).items()}
         found["loss_first_and_later"] = np.array([self.loss_first, self.loss_later])
@@ -160,7 +160,7 @@ class Induction:
         return found
 
     def table(self, caption: str = "Rank correlations") -> Table:
-        """The correlations."""
+        """Return the correlations as a table."""
         rows = [
             (f"{c.behaviour} ~ {c.summary}",
              *(cell for value, ends in ((c.rho, c.interval), (c.within, c.within_interval))
@@ -178,11 +178,11 @@ class Induction:
 def correlate(
     behaviour: str, x: np.ndarray, summary: str, y: np.ndarray, *, crossed: bool, samples: int = 1000, seed: int = 0
 ) -> Correlation:
-    """Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
+    """Compute Spearman's correlation of x and y, both (step, head), with a bootstrap interval.
 
-    **Arguments:** `crossed`, true to draw steps and heads, each apart, and every pair of those drawn (Owen 2007, the
-    pigeonhole bootstrap: a head's values at all steps go together, as do a step's of all heads; with few of either the
-    interval is wide, as it should be), false to draw (step, head) points; `samples` of the bootstrap.
+    **Arguments:** `crossed`, true to resample steps and heads separately and take every pair of those drawn (Owen 2007,
+    the pigeonhole bootstrap: a head's values at all steps go together, as do a step's values of all heads; with few of
+    either the interval is wide, as it should be), false to resample (step, head) points; `samples` of the bootstrap.
     """
     drawn = lambda values: values if crossed else values.reshape(1, -1)
     of_heads = lambda values: rankdata(values, axis=1) - (x.shape[1] + 1) / 2
@@ -191,7 +191,7 @@ def correlate(
 
 
 def _estimated(x: np.ndarray, y: np.ndarray, samples: int, seed: int) -> tuple[float, tuple[float, float]]:
-    """The correlation of two tables, and its interval: each axis drawn anew with replacement."""
+    """Return the correlation of two tables, and its interval: each axis is resampled with replacement."""
     if x.size < 3 or not (np.ptp(x) and np.ptp(y)):
         return math.nan, (math.nan, math.nan)
     draw = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""Which layers a trained table can do without: the order in which they are best kept as steps are added.
+"""Which layers a trained table can do without, and in which order they are best added as steps increase.
 
-Greedy: of n layers the one is left out without which the loss on a text is lowest, and so on down to one. Source: Song
-et al. 2024, "SLEB: Streamlining LLMs through Redundancy Verification and Elimination of Transformer Blocks",
+Greedy: of n layers, the one whose removal gives the lowest loss on a text is left out, and so on down to one. Source:
+Song et al. 2024, "SLEB: Streamlining LLMs through Redundancy Verification and Elimination of Transformer Blocks",
 arXiv:2402.09025.
 """
 
@@ -22,24 +22,24 @@ from diffeqformer.progress import Progress, Silent
 
 
 class Kept(NamedTuple):
-    """The layers of a table by how much is lost without them."""
+    """The layers of a table in the order in which to keep them, and the loss with each number of layers."""
 
     order: tuple[int, ...]
-    """All layers, from 0: N steps keep the first N."""
+    """All layers, numbered from 0, the one to keep longest first: N steps keep the first N."""
     losses: dict[int, float]
-    """By number of layers, the loss with those that are kept, in nats per token of the text."""
+    """Number of layers to the loss with the layers kept, in nats per token of the text."""
 
 
 def kept_order(
     model: Transformer, texts: Int[np.ndarray, "text position"], *, batch: int = 8, progress: Progress | None = None
 ) -> Kept:
-    """The order in which the layers of a table come in as steps are added, by the loss on texts.
+    """Find the order in which to add the layers of a table as steps increase, by the loss on texts.
 
-    L layers take L (L + 1) / 2 readings of the texts.
+    L layers take L (L + 1) / 2 passes over the texts.
 
     **Arguments:** `model`, a table of Lie-Trotter steps of 1; `texts`, tokens; `batch`, texts at a time.
 
-    **Raises:** `BadInput` for a model that is no such table, one whose loss is not finite, and texts of one token.
+    **Raises:** `BadInput` for a model that is not such a table, a loss that is not finite, or texts of one token.
     """
     table_of_whole_steps(model)
     whole("batch", batch, 1)
@@ -48,7 +48,7 @@ def kept_order(
     parts = [jnp.asarray(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     predicted = texts[:, 1:].size
     loss = jax.jit(lambda model, rows, ids: loss_sum(of_rows(model, rows), ids).nats)
-    # Rows are an argument of the program: one is compiled for each number of layers, not for each choice.
+    # Rows are an argument of the compiled function: it is compiled once per number of layers, not per choice.
     read = lambda rows: math.fsum(float(loss(model, np.asarray(rows), ids)) for ids in parts) / predicted
     rows, left_out = list(range(model.config.steps)), []
     with (progress or Silent()).stage("Leaving layers out", len(rows) * (len(rows) + 1) // 2) as stage:
@@ -60,7 +60,7 @@ def kept_order(
             found = []
             for place in range(len(rows)):
                 one = read(rows[:place] + rows[place + 1 :])
-                # `argmin` takes a NaN for the least.
+                # `argmin` treats NaN as the minimum.
                 found.append(one if math.isfinite(one) else math.inf)
                 stage.advance(1)
             best = int(np.argmin(found))

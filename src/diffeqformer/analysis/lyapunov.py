@@ -1,7 +1,7 @@
 """How sensitive an output token is to each input token: Lyapunov exponents along a model's own trajectory.
 
-How do tangents grow under `J_ji = dF_j / dx_i`, the field at token j against the state of token i, all other tokens
-held where the forward pass has them? `end_to_end.py` asks what arrives through all tokens.
+How do tangents grow under `J_ji = dF_j / dx_i`, the derivative of the field at token j by the state of token i, with
+all other tokens held where the forward pass has them? `end_to_end.py` measures what arrives through all tokens.
 """
 
 from collections.abc import Sequence
@@ -32,27 +32,27 @@ from diffeqformer.ode.solve import Solution, Step, split
 from diffeqformer.progress import Progress, Silent
 
 TANGENT_NUMBERS = 1 << 24
-"""Numbers in the tangents of the inputs that are taken at one time: 64 MB in float32, and some ten such arrays."""
+"""Numbers in the tangents of the inputs processed together: 64 MB in float32 for each of about ten such arrays."""
 SETTLED = 0.01
-"""Nats: a bound of the leading exponent's error, below which it is refined no further."""
+"""Bound of the leading exponent's error, in nats, below which first tangents are refined no further."""
 
 
 @dataclass(frozen=True)
 class Pairwise:
-    """Exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs after the output, which causal attention cannot see."""
+    """Lyapunov exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs after the output, which causal attention cannot see."""
 
     outputs: tuple[int, ...]
     exponents: Float[np.ndarray, "output input tangent"]
-    """Sums of `log |diag R|` over all of depth, the largest first."""
+    """Exponents: sums of `log |diag R|` over the whole depth, the largest first."""
     error: Float[np.ndarray, "output input"]
     """Bound of the leading exponent's error, see `leading_directions`; NaN if first tangents were not refined."""
     over_depth: Float[np.ndarray, "output input step"]
-    """What the leading exponent has grown to after each step."""
+    """Leading exponent accumulated up to the end of each step."""
     width: int
     interval: float
-    """Length of depth in the state's clock: divide by it for rates."""
+    """Length of the whole depth in the state's clock: divide exponents by it for rates."""
     tokens: tuple[str, ...] = ()
-    """Pieces of the text, which a notebook then shows in colours."""
+    """Pieces of the text; if given, a notebook shows them coloured by score."""
 
     @property
     def leading(self) -> Float[np.ndarray, "output input"]:
@@ -70,7 +70,7 @@ class Pairwise:
         return kaplan_yorke(self.exponents, self.width)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
+        """Return all results as arrays, by name."""
         return {
             "outputs": np.asarray(self.outputs), "exponents": self.exponents, "leading": self.leading,
             "error": self.error, "over_depth": self.over_depth,
@@ -94,26 +94,26 @@ def pairwise(
     tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Pairwise:
-    """Token sensitivity (the paper's section 5.2, appendix B): exponents of `dQ/dt = J_ji(t) Q`, `J_ji = dF_j / dx_i`.
+    """Compute the exponents of `dQ/dt = J_ji(t) Q`, `J_ji = dF_j / dx_i`: token sensitivity (paper, 5.2, appendix B).
 
-    The equation for Q is integrated by the model's own scheme beside the state: at the same times, from the very states
-    at which the forward pass evaluates each half of the field, other tokens held where they are. For Euler's method
-    that is the paper's `Q <- qr((I + dt J_ji(t)) Q)`; for every other scheme the same with its own stages and
-    splitting. After each step Q is orthonormalised, and `log |diag R|` is added up. No Jacobian is formed: only row j
-    of attention and the keys and values of token i change, so all inputs together cost about as much for each tangent
-    as the attention half of one forward pass, and memory is linear in the number of tokens.
+    The model's own scheme integrates Q along with the state: at the same times, and at the states at which the forward
+    pass evaluates each half of the field, with the other tokens held fixed. For Euler's method that is the paper's
+    `Q <- qr((I + dt J_ji(t)) Q)`; every other scheme uses its own stages and splitting. After each step Q is
+    orthonormalised, and `log |diag R|` is added up. No Jacobian is formed: only row j of attention and the keys and
+    values of token i change. For each tangent, all inputs together therefore cost about as much as the attention half
+    of one forward pass, and memory is linear in the number of tokens.
 
-    Over a finite depth what is found depends on the first tangents. From the right singular vectors of the whole flow
-    `Q(0) -> Q(1)`, the sums are the logarithms of its k largest singular values: the finite-time Lyapunov exponents.
-    Random first tangents (the paper's) come near them by subspace iteration, `Q <- qr(flow^T flow Q)`, until the
-    residual bounds the leading one's error by 0.01.
+    Over a finite depth the result depends on the first tangents. If they are the right singular vectors of the whole
+    flow `Q(0) -> Q(1)`, the sums are the logarithms of its k largest singular values: the finite-time Lyapunov
+    exponents. Random first tangents (the paper's) are brought near them by subspace iteration,
+    `Q <- qr(flow^T flow Q)`, until the residual bounds the error of the leading exponent by 0.01.
 
     A model whose tolerance chooses its steps is analysed on the fixed grid of its `steps`.
 
-    **Arguments:** `ids`; `outputs`, positions j; `tangents`, k, for k leading exponents from orthonormal first tangents
-    (random ones, drawn from `seed`, the same for all inputs, which are then refined), or all from the unit vectors if
-    not given; `iterations` of the refinement at most, 0 for none; `steps` of depth, those trained if not given;
-    `tokens`, pieces of the text for whoever looks; `progress`.
+    **Arguments:** `ids`; `outputs`, positions j; `tangents`, k, the number of leading exponents, from random
+    orthonormal first tangents (drawn from `seed`, the same for all inputs, then refined), or `None` for all exponents,
+    from the unit vectors; `iterations`, the most refinements, 0 for none; `steps` of depth, those of training if not
+    given; `tokens`, pieces of the text for display; `progress`.
 
     **Returns:** a `Pairwise`.
 
@@ -166,7 +166,7 @@ def flow_and_transpose(
     inputs: Int[Array, " input"],
     first: Float[Array, "input width tangent"],
 ) -> tuple[Float[Array, "input width tangent"], PyTree]:
-    """Tangents at the end of depth, and the transpose of what took them there."""
+    """Carry tangents to the end of depth; return them, and the transpose of the linear map that took them there."""
 
     def flow(first: Array) -> Array:
         found = _flow(model, ids, _Tangents(model, output, inputs, first, keep=False))
@@ -185,22 +185,22 @@ def pairwise_growth(
     inputs: Int[Array, " input"],
     first: Float[Array, "*input width tangent"],
 ) -> Float[Array, "step input tangent"]:
-    """How much tangents of some inputs grow in each step for one output, in the decomposition's order; see `pairwise`.
+    """Growth of the tangents of some inputs in each step for one output, in the decomposition's order; see `pairwise`.
 
-    Those of inputs after the output do not: nothing moves them.
+    Tangents of inputs after the output do not grow: nothing moves them.
     """
     return _flow(model, ids, _Tangents(model, output, inputs, first)).kept
 
 
 def _flow(model: Transformer, ids: Int[Array, " position"], observer: "_Tangents") -> Solution:
-    """The forward pass of one text, observed by `observer`."""
+    """Run the forward pass of one text, observed by `observer`."""
     return model.flow(model.embed(ids[None]), steps=model.grid(), observer=observer, field=InBlocks(model.field))
 
 
 class _Tangents:
-    """The observer that carries tangents beside the state, by the same scheme.
+    """Observer that carries tangents along with the state, by the same scheme.
 
-    It makes them orthonormal after each step and, unless `keep` is false, keeps how much they grew.
+    Unless `keep` is false, it orthonormalises them after each step and keeps how much they grew.
     """
 
     def __init__(self, model: Transformer, output: Array, inputs: Array, first: Array, keep: bool = True) -> None:
@@ -209,12 +209,12 @@ class _Tangents:
         self._first, self._keep = first, keep
 
     def start(self, x: Array) -> PyTree:
-        """What the scheme carries of the first tangents."""
+        """Start the scheme from the first tangents; return what it carries."""
         rows = self._first.swapaxes(-1, -2)
         return self._scheme.start(jnp.broadcast_to(rows, (len(self._inputs), *rows.shape[-2:])))
 
     def see(self, carried: PyTree, step: Step) -> tuple[PyTree, Array | None]:
-        """One step of the tangents through the evaluations of the state's step."""
+        """Take the tangents through one step, at the evaluations of the state's own step."""
         row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), step.weights)
         changes = split(_Changes(self._field, step, self._output, self._inputs), self._scheme, row)
         dt = jnp.asarray(step.dt, self._scheme.state(carried).dtype)
@@ -223,9 +223,9 @@ class _Tangents:
 
 
 def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tuple[PyTree, Array]:
-    """What a scheme carries of the tangents, with the tangents themselves orthonormal, and how much each grew.
+    """Orthonormalise the tangents in what a scheme carries; return what it then carries, and how much each grew.
 
-    A scheme that carries more than the state has more than Q: all are multiplied with the same `R^-1`.
+    A scheme that carries more than the state carries more than Q: all of it is multiplied by the same `R^-1`.
     """
     columns = q.swapaxes(-1, -2)
     orthonormal, growth = orthonormalise(columns)
@@ -238,7 +238,7 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tup
 
 
 class _Changes:
-    """The linear field `Q_i -> J_ji Q_i` of all inputs i at the states that a step of the forward pass went through."""
+    """The linear field `Q_i -> J_ji Q_i` for all inputs i, at the states of one step of the forward pass."""
 
     def __init__(self, field: TransformerField, step: Step, output: Array, inputs: Array) -> None:
         self._field, self.shapes, self._output, self._inputs = field, field.shapes, output, inputs
@@ -247,7 +247,7 @@ class _Changes:
         self._attention, self._feed_forward = iter(step.attention), iter(step.feed_forward)
 
     def attention(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> tuple[Array, None]:
-        """`dA_j / dx_i x` for one output j, some inputs i, and tangents x of each; A's derivative, never its Jacobian.
+        """Compute `dA_j / dx_i x` for one output j and tangents x of some inputs i, without forming a Jacobian.
 
         Token i enters row j of attention by its key k, its value v and, if i = j, by the query. With the weight w of
         token i in the row, the row's value `o = sum w v` and the query a, head by head (paper, appendix B.2):
@@ -275,19 +275,19 @@ class _Changes:
         value = jnp.repeat(values[0, inputs], served, axis=1)[:, None]  # (input, 1, heads, head width)
         mixed = shares[:, None, :, None] * (by_head(by_value) + scores[..., None] * (value - row))
         push = jax.linearize(lambda query: attend(query, keys, values, mask=mask), query)[1]
-        # `argmax` is 0 where the output is not among the inputs; `_of_itself` then makes zeros of it.
+        # `argmax` is 0 if the output is not among the inputs; `_of_itself` then returns zeros.
         own = jax.vmap(push)(by_query[self._itself.argmax()])[:, 0, 0]
-        mixed = (mixed + self._of_itself(own)).reshape(*x.shape[:2], -1)  # heads may be wider than their share
+        mixed = (mixed + self._of_itself(own)).reshape(*x.shape[:2], -1)  # heads together may be wider than the state
         # Without the bias, which is constant.
         return mixed @ weights.attention.output.weight, None
 
     def feed_forward(self, weights: BlockWeights, x: Float[Array, "input tangent width"], **_: Any) -> Array:
-        """`dM_j / dx_i x`: zero for all inputs but the output itself, for M acts on each token alone."""
+        """Compute `dM_j / dx_i x`: zero for all inputs but the output itself, since M acts on each token alone."""
         at = next(self._feed_forward).state[0, self._output].astype(x.dtype)
         push = jax.linearize(lambda at: self._field.feed_forward(weights, at[None, None])[0, 0], at)[1]
         return self._of_itself(jax.vmap(push)(x[self._itself.argmax()]))
 
     def _of_itself(self, change: Array) -> Array:
-        """A change of the input that is the output itself, zero for all others: on an axis of inputs in front."""
+        """Add a leading axis of inputs: `change` for the input that is the output itself, zero for all others."""
         itself = self._itself.reshape(-1, *(1 for _ in change.shape))
         return jnp.where(itself, change[None], jnp.zeros_like(change)[None])

@@ -78,7 +78,7 @@ class Participation:
         return Participation(**arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, by name."""
+        """Return all results as arrays, by name."""
         names = ("times", "loss", "kl", "length", "attention", "feed_forward", "echo")
         own = {name: getattr(self, name) for name in names}
         weights = {"energy": self.energy, "rank": self.rank}

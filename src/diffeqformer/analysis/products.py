@@ -1,7 +1,7 @@
 """Eigenvalues and singular values of a product `L R` of low rank, from its factors.
 
-The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is taken: exact, and for a head hundreds
-of times cheaper. Computed in float64 on the host's CPU: LAPACK's nonsymmetric eigenvalues are only there.
+The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is used: exact, and for a head hundreds
+of times cheaper. All is computed in float64 on the host's CPU, where alone LAPACK's nonsymmetric eigenvalues exist.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ Matrix = jax.Array | np.ndarray
 
 
 def product_eigenvalues(left: Matrix, right: Matrix) -> np.ndarray:
-    """Eigenvalues of `L R` that can differ from zero: min(n, r) of them, from the smaller of `L R` and `R L`.
+    """Compute the min(n, r) eigenvalues of `L R` that can differ from zero, from the smaller of `L R` and `R L`.
 
-    Those of a real matrix that are not real are exact conjugates of each other.
+    Non-real eigenvalues of a real matrix come in exactly conjugate pairs.
     """
-    # NumPy's LAPACK, not JAX's: XLA runs independent calls at the same time and, on two cores, some wait for ever.
+    # NumPy's LAPACK, not JAX's: XLA runs independent calls concurrently and, on two cores, some wait forever.
     return np.linalg.eigvals(_product(left, right, smaller=True)).astype(complex)
 
 
 def product_singular_values(left: Matrix, right: Matrix) -> np.ndarray:
-    """Singular values of `L R` that can differ from zero, the largest first: min(n, r) of them.
+    """Compute the min(n, r) singular values of `L R` that can differ from zero, the largest first.
 
-    If r < n, those of `R_L R_R^T` with `L = Q_L R_L` and `R^T = Q_R R_R` (QR decompositions).
+    If r < n, they are those of `R_L R_R^T` with `L = Q_L R_L` and `R^T = Q_R R_R` (QR decompositions).
     """
     if left.shape[-1] < left.shape[-2]:
         triangle = lambda matrix: np.asarray(np.linalg.qr(np.asarray(matrix, np.float64), mode="r"))
@@ -38,7 +38,7 @@ def product_singular_values(left: Matrix, right: Matrix) -> np.ndarray:
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Float64 on the host's CPU, while the `with` block runs, also where another device is JAX's default."""
+    """Use float64 on the host's CPU inside the `with` block, even if another device is JAX's default."""
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         yield
 

@@ -1,4 +1,4 @@
-"""How scores of the tokens of a text show themselves in a notebook: the text in their colours, and a table."""
+"""Scores of the tokens of a text in a notebook: the text coloured by score, and a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import number
 
 MOST_ROWS = 40
-"""Of a table in a notebook; of longer texts those of highest score are shown."""
+"""Most rows of a table in a notebook; a longer text shows the inputs with the highest scores."""
 
 
 def scores_table(
     caption: str, output: int, columns: Mapping[str, np.ndarray], tokens: Sequence[str] = (), most: int | None = None
 ) -> Table:
-    """One row per input that one output can see.
+    """Make a table with one row per input that one output can see.
 
-    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,); `tokens`, pieces of the text, to
-    stand beside their positions; `most`, rows of a long text, chosen by the first of the columns.
+    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,); `tokens`, pieces of the text, shown
+    next to their positions; `most`, the most rows, chosen by the highest scores in the first column.
     """
     name, first = next(iter(columns.items()))
     order = np.argsort(-np.nan_to_num(first[: output + 1], nan=-np.inf), kind="stable")
@@ -32,7 +32,7 @@ def scores_table(
 
 
 def decimals(scores: np.ndarray) -> int:
-    """Decimal places of a column: four, or more if its largest score had fewer than three digits then."""
+    """Choose the decimal places of a column: four, or more if its largest score would have fewer than three digits."""
     largest = float(np.max(np.abs(scores), where=np.isfinite(scores), initial=0.0))
     return 4 if largest == 0 else min(max(4, 2 - math.floor(math.log10(largest))), 12)
 
@@ -45,13 +45,13 @@ def scores_html(
     colour: str = "",
     signed: Sequence[str] = (),
 ) -> str:
-    """The last output's scores, and before them the text in their colours if its tokens are known.
+    """Render the last output's scores as a table, after the text coloured by score if its tokens are known.
 
     **Arguments:** `outputs`, positions; `scores`, name to scores of shape (output, input); `tokens`, pieces of the
-    text; `colour`, whose scores are the colours, the first one's if not given; `signed`, the names of those
+    text; `colour`, the name of the scores used for colouring, the first if not given; `signed`, the names of those
     whose zero is the middle of the colours.
     """
-    # Pages load Jinja and Matplotlib, which nothing but a notebook needs here.
+    # Imported here: pages load Jinja and Matplotlib, which only a notebook needs.
     from diffeqformer.report.page import TokenMap, visible
 
     own, seen = outputs[-1], tuple(map(visible, tokens))

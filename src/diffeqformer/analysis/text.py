@@ -1,4 +1,4 @@
-"""What analyses of one text begin with: its tokens, known to exist, and the model written out for one grid."""
+"""How analyses of one text begin: its tokens are checked, and the model is populated for one grid."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ from diffeqformer.ode.grid import Steps
 def require_text(
     model: Transformer, ids: Any, outputs: Sequence[int], tokens: Sequence[str] = ()
 ) -> tuple[Array, tuple[int, ...]]:
-    """The tokens of a text as an array, and the outputs as a tuple.
+    """Check the tokens of a text and the outputs; return them as an array and a tuple.
 
-    **Raises:** `BadInput` for tokens that do not exist, no outputs, one that is not a position of the text, or another
-    number of pieces than of tokens.
+    **Raises:** `BadInput` for an empty text, tokens that do not exist, no outputs, an output that is not a position of
+    the text, or a number of pieces other than that of tokens.
     """
     if not np.size(ids):
         raise BadInput("the text is empty, but must have at least one token.")
@@ -40,10 +40,10 @@ def require_text(
 
 
 def populated(model: Transformer, steps: Steps | None = None) -> Transformer:
-    """The model with its weights written out for the fixed grid on which it is analysed; compiled.
+    """Populate the model's weights for the fixed grid on which it is analysed; compiled.
 
-    It computes in the precision of its parameters: in bfloat16 derivatives have two digits, and what one token of many
-    changes is rounded to nothing.
+    The result computes in the precision of its parameters: in bfloat16, derivatives have two digits, and the change by
+    one token of many is rounded away.
     """
     return _populated(model.exact(), model.grid(steps))
 

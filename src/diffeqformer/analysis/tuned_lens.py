@@ -1,8 +1,8 @@
-"""The tuned lens: an affine map per step from the state there to where the last state would be, read by the head.
+"""The tuned lens: per step, an affine map that takes the state towards the last one, where the head reads it.
 
-The logit lens reads a state as if no step were left. The tuned lens reads `x_l + x_l D_l + b_l`, where D_l and b_l make
-the divergence of the last prediction from the one there as small as they can on some texts: what the state already
-says in another basis is then no longer counted as missing. Source: Belrose et al. 2023, arXiv:2303.08112.
+The logit lens reads a state as if no step were left. The tuned lens reads `x_l + x_l D_l + b_l`, where D_l and b_l
+minimise the divergence of the last prediction from the one there on some texts: what the state already says in another
+basis is then no longer counted as missing. Source: Belrose et al. 2023, arXiv:2303.08112.
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from diffeqformer.ode.grid import Steps
 from diffeqformer.progress import Progress, Silent
 
 RATE, BATCH = 1e-3, 256
-"""Peak rate of Adam, which falls to zero as a cosine, and tokens per update."""
+"""Peak learning rate of Adam, which decays to zero as a cosine, and tokens per update."""
 
 
 @dataclass(frozen=True)
 class TunedLens:
-    """A probe for each of the L states before the last; zeros read as the logit lens does."""
+    """A probe for each of the L states before the last; a probe of zeros is the logit lens."""
 
     maps: Float[np.ndarray, "state width width"]
-    """D_l."""
+    """Matrices D_l of the probes."""
     shifts: Float[np.ndarray, "state width"]
-    """b_l."""
+    """Shifts b_l of the probes."""
 
     def read(
         self,
@@ -42,10 +42,10 @@ class TunedLens:
         *,
         steps: Steps | None = None,
     ) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
-        """Loss of the predictions after every step, and KL divergence of the last from them: nats per token.
+        """Read the loss after every step, and the KL divergence of the last prediction from that: nats per token.
 
-        **Arguments:** `texts`, tokens, of which each predicts the next; `counted`, which of the tokens after the first
-        are targets, if not all are; `steps`, as the probes were trained at.
+        **Arguments:** `texts`, tokens, each of which predicts the next; `counted`, which of the tokens after the first
+        are targets, if not all are; `steps`, those at which the probes were trained.
         """
         loss, kl = np.zeros((2, len(self.maps) + 1))
         for text, share in zip(texts, shares(texts, counted), strict=True):
@@ -65,9 +65,10 @@ def tuned_lens(
     steps: Steps | None = None,
     progress: Progress | None = None,
 ) -> TunedLens:
-    """Train a probe per state on some texts, from zero, so that the KL divergence of the last prediction falls.
+    """Train a probe per state on some texts, from zero, to reduce the KL divergence of the last prediction from its own.
 
-    **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those trained if not given; `progress`.
+    **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those of training if not given;
+    `progress`.
 
     **Raises:** `BadInput` as `walk`.
     """
@@ -90,7 +91,7 @@ def _probe(probe: tuple, x: Array) -> Array:
 
 @jax.jit
 def _fit(model: Transformer, states: Array, ends: Array, order: Array) -> tuple[Array, Array]:
-    """One probe, trained on the tokens of `order` (update, token)."""
+    """Train one probe on the tokens of `order` (update, token)."""
     width = states.shape[-1]
     rule = optax.adam(optax.cosine_decay_schedule(RATE, len(order)))
 

@@ -1,6 +1,6 @@
-"""Measuring attention on the way: at every evaluation of a forward pass, from the states and weights that it has there.
+"""Measurements of attention at every evaluation of a forward pass, from the states and weights there.
 
-The pass itself is the model's: the scheme's own steps over the field's own halves. Only what is returned differs.
+The forward pass is the model's own: its scheme's steps over its field's halves. Only what is returned differs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.solve import Step
 
 Measure = Callable[[TransformerField, BlockWeights, Array], PyTree]
-"""From a field, the weights of a block and a state (batch, position, width) to arrays."""
+"""A function from a field, the weights of a block and a state (batch, position, width) to arrays."""
 
 
 def watch_attention(
@@ -25,22 +25,22 @@ def watch_attention(
     measure: Measure = lambda field, weights, x: field.attention_weights(weights, x),
     steps: Steps | None = None,
 ) -> PyTree:
-    """What `measure` finds at every attention evaluation of the forward pass on `ids`; to be jitted by the caller.
+    """Apply `measure` at every attention evaluation of the forward pass on `ids`; to be jitted by the caller.
 
     **Arguments:** `ids`; `measure`, called once for each evaluation of A in a step (in the order in which the scheme
-    makes them) with the state that A is given there; `steps` of depth, those trained if not given (also for a model
+    makes them) with the state that A is given there; `steps` of depth, those of training if not given (also for a model
     with a tolerance, which is run on the fixed grid).
 
-    **Returns:** the arrays of `measure` on two more leading axes (step, evaluation): with the default, attention
-    weights of shape (step, evaluation, batch, heads, query, position). Whole, these are steps x heads x position^2
-    numbers: for long texts let `measure` reduce them.
+    **Returns:** the arrays of `measure` with two more leading axes (step, evaluation): with the default, attention
+    weights of shape (step, evaluation, batch, heads, query, position). Unreduced, these are steps x heads x position^2
+    numbers; for long texts, let `measure` reduce them.
     """
     field: TransformerField = model.field  # pyright: ignore[reportAssignmentType]
     return model.flow(model.embed(ids), steps=model.grid(steps), observer=_Measuring(field, measure)).kept
 
 
 class _Measuring:
-    """The observer that keeps what is measured at the evaluations of A."""
+    """Observer that keeps what is measured at the evaluations of A."""
 
     def __init__(self, field: TransformerField, measure: Measure) -> None:
         self._field, self._measure = field, measure
@@ -49,6 +49,6 @@ class _Measuring:
         """Nothing is carried."""
 
     def see(self, carried: None, step: Step) -> tuple[None, PyTree]:
-        """Measure each evaluation, and stack what is found."""
+        """Measure at each evaluation, and stack the results."""
         found = [self._measure(self._field, at.weights, at.state) for at in step.attention]
         return None, jax.tree.map(lambda *each: jnp.stack(each), *found)
