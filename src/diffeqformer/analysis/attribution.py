@@ -82,7 +82,7 @@ def attribute(
     - `integrated gradients`: the mean gradient on the straight line from the baseline to the text, times the
       difference of the two; the sum is `log p(text) - log p(baseline)` (Sundararajan et al. 2017, arXiv:1703.01365).
       Gauss-Legendre quadrature.
-    - `occlusion`: the fall of log p when one token's state at depth 0 is replaced by the baseline's (Zeiler & Fergus 2014).
+    - `occlusion`: fall of log p when one token's state at depth 0 is replaced by the baseline's (Zeiler & Fergus 2014).
 
     The baseline at each position is the mean over the vocabulary of the states at depth 0 there: a text of no
     particular token. Without a norm of the embedding it is the state of the mean token vector.

@@ -1,6 +1,6 @@
-"""Do tokens gather as depth goes on? Particles that move by attention alone; `gathering.py` measures them.
+"""Do tokens cluster over depth? Particles that move by attention alone; `gathering.py` measures them.
 
-Particles `x_i` in `d` dimensions, all of which see all (no causal mask), one head, no feed-forward block:
+Particles `x_i` in `d` dimensions, each of which sees all (no causal mask), one head, no feed-forward block:
 
     particles   x_i' = sum_j P_ij V(t) s(x_j)            P_ij = softmax_j( s(x_i)^T A(t) s(x_j) )
     sphere      x_i' = T_i sum_j P_ij V(t) x_j           P_ij = softmax_j( x_i^T A(t) x_j ),  |x_i| = 1
@@ -13,7 +13,7 @@ undoes the growth of `x_i' = sum_j P_ij V(t) x_j`.
 
 Sources: `particles` is appendix C.8 of the paper; the others are Geshkovski et al. 2023, "The emergence of clusters in
 self-attention dynamics" (rescaled) and "A mathematical perspective on transformers" (sphere, section 3; the energy).
-Everything is NumPy in float64: these systems are small, and chaotic enough that less would show.
+Everything is NumPy in float64: these systems are small, and chaotic enough that lower precision would show.
 """
 
 from collections.abc import Iterator
@@ -32,34 +32,34 @@ from diffeqformer.report.table import Table
 
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 SPHERES: tuple[Variant, ...] = ("sphere", "unnormed")
-"""Motions on a sphere. There points do become one, so that clusters are counted by the mean distance at the start; of
-the others by the present one."""
+"""Motions on a sphere. Points do merge there, so clusters are counted relative to the mean distance at the start; for
+the others, relative to the current one."""
 _LARGEST = 1e250
-"""Factors of scores are cut here: the softmax of anything so large is one at its maximum already."""
+"""Bound at which factors of scores are cut: the softmax of so large scores is one at its maximum already."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of one head: `A(t) = a f(t)` scores pairs, `V(t) = v f(t)` moves, `f(t) = scale (t / unit)^order`."""
+    """Weights of one head: `A(t) = a f(t)` for scores, `V(t) = v f(t)` for values, `f(t) = scale (t / unit)^order`."""
 
     a: np.ndarray
-    """(..., d, d); the leading axes are those of independent systems."""
+    """A, (..., d, d); the leading axes are those of independent systems."""
     v: np.ndarray
-    """(..., d, d)."""
+    """V, (..., d, d)."""
     order: int = 0
     unit: float = 1.0
     scale: float = 1.0
 
     def growth(self, time: float) -> float:
-        """`f(t)`."""
+        """Evaluate `f(t)`."""
         return self.scale * self._power(time, self.order)
 
     def integral(self, time: float) -> float:
-        """`int_0^t f`."""
+        """Integrate f from 0 to t."""
         return self.scale * self.unit * self._power(time, self.order + 1) / (self.order + 1)
 
     def _power(self, time: float, order: int) -> float:
-        """`(t / unit)^order`: NumPy's may be infinite, where Python's own raises `OverflowError`."""
+        """Compute `(t / unit)^order` by NumPy, which may return infinity where Python raises `OverflowError`."""
         return float(np.float64(time / self.unit) ** order)
 
 
@@ -70,9 +70,9 @@ class Simulation:
     variant: Variant
     order: int
     times: np.ndarray
-    """(time,)"""
+    """Times of the states, (time,)."""
     states: np.ndarray
-    """(time, point, dimension): of the first system."""
+    """States of the first system, (time, point, dimension)."""
     measures: Measures
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -89,9 +89,9 @@ class Simulation:
 def draw(
     systems: int, points: int = 40, dimension: int = 3, *, reach: float = 2.0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points uniform in `[-reach, reach]^d` and two standard Gaussian matrices, for each of some systems.
+    """Draw points uniform in `[-reach, reach]^d` and two standard Gaussian matrices for each system.
 
-    System k is drawn from (seed, k) alone: more systems do not change the first ones.
+    System k is drawn from (seed, k) alone, so more systems do not change the first ones.
 
     **Returns:** points of shape (system, points, d), and A and V of shape (system, d, d).
     """
@@ -105,10 +105,10 @@ def draw(
 
 
 def move(x: np.ndarray, weights: Weights, variant: Variant, *, steps: int, dt: float) -> Iterator[np.ndarray]:
-    """The points at the start and after every Euler step, each of the shape of `x`: steps + 1 of them.
+    """Yield the points at the start and after every Euler step, each of the shape of `x`: steps + 1 of them.
 
-    Weights are those of the end of a step, as in the library's forward pass; on the sphere points are put back onto it
-    after every step.
+    Weights are those at the end of a step, as in the library's forward pass. On the sphere, points are projected back
+    onto it after every step.
 
     **Arguments:** `x`, points of shape (..., n, d); `weights`, leading axes as those of `x`.
     """
@@ -122,7 +122,7 @@ def move(x: np.ndarray, weights: Weights, variant: Variant, *, steps: int, dt: f
 
 
 def speed(x: np.ndarray, weights: Weights, time: float, variant: Variant) -> np.ndarray:
-    """`dx/dt` of the module's equations, of the shape of `x`: (..., n, d)."""
+    """Evaluate `dx/dt` of the module's equations, of the shape of `x`: (..., n, d)."""
     growth = weights.growth(time)
     v = np.swapaxes(weights.v, -1, -2) * growth  # for rows: V x_j is x_j V^T
     if variant == "rescaled":
@@ -155,12 +155,12 @@ def simulate(
 ) -> Simulation:
     """Draw systems, move them, and measure them.
 
-    **Arguments:** `variant`, `order`, of `f`; `unit` of its time, the whole duration if not given, so that `f` rises to
-    1 at the end; `identity`, A = V = I instead of Gaussian ones; not given: for all variants but `particles`, where
-    that is the setting of the theory; `level`, whether `f` is multiplied by order + 1, so that its integral over
-    the whole duration, and with it how far points can go, is the same for all orders; `seed`, of the draws.
+    **Arguments:** `variant`; `order` of `f`; `unit` of its time, the whole duration if not given, so that `f` rises to
+    1 at the end; `identity`, whether A = V = I instead of Gaussian matrices; if not given, true, the setting of the
+    theory, for all variants but `particles`; `level`, whether `f` is multiplied by order + 1, so that its
+    integral over the whole duration, and with it how far points can go, is the same for all orders; `seed` of draws.
 
-    **Raises:** `BadInput` for a variant or a number that cannot be; `RunFailed` if points leave the range of numbers.
+    **Raises:** `BadInput` for an unknown variant or a number out of range; `RunFailed` if points overflow.
     """
     if variant not in get_args(Variant):
         raise BadInput(f"variant is {shown(variant)}, but must be one of {', '.join(map(repr, get_args(Variant)))}.")
@@ -179,11 +179,11 @@ def simulate(
     first, measures = [], []
     with (
         (progress or Silent()).stage(f"Moving {variant}, order {order}", steps + 1) as stage,
-        # What leaves the range of numbers is refused below, with the step at which it does.
+        # An overflow is reported below, with the step at which it happens.
         np.errstate(all="ignore"),
     ):
         for step, now in enumerate(move(x, weights, variant, steps=steps, dt=dt)):
-            # Distances are made of squares, which overflow beyond 1e154.
+            # Distances are computed from squares, which overflow beyond 1e154.
             if not np.isfinite(now).all() or np.abs(now).max() > 1e150:
                 raise RunFailed(
                     f"{variant} with f of order {order} leave the range of numbers at step {step} of {steps}; "
@@ -212,10 +212,10 @@ def _softmax(scores: np.ndarray, factor: float | np.ndarray) -> np.ndarray:
 
 
 def _regrown(z: np.ndarray, weights: Weights, time: float) -> tuple[np.ndarray, np.ndarray]:
-    """`R z` up to a factor, and the square of that factor, which alone may be huge; R = exp(V int f)."""
+    """Compute `R z` up to a factor, and the square of that factor, which alone may be huge; R = exp(V int f)."""
     total = weights.integral(time)
     fastest = np.linalg.eigvals(weights.v).real.max(-1)
     grown = expm(total * (weights.v - fastest[..., None, None] * np.eye(weights.v.shape[-1])))
-    # Cut, since an infinite factor times the score of the maximum, which is zero, would be NaN.
+    # Cut: an infinite factor times the score at the maximum, which is zero, would be NaN.
     size = np.exp(np.minimum(2 * total * fastest, np.log(_LARGEST)))
     return z @ np.swapaxes(grown, -1, -2), size[..., None, None]

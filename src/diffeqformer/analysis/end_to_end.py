@@ -1,7 +1,7 @@
 """How much of a perturbation of one token's embedding arrives at another token's final state.
 
-The true derivative `dx_j(1) / dx_i(0)`, through all tokens and all of depth; `lyapunov.py` has the paper's measure, one
-pair of tokens at a time.
+This is the true derivative `dx_j(1) / dx_i(0)`, through all tokens and the whole depth; `lyapunov.py` has the paper's
+measure, one pair of tokens at a time.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from diffeqformer.progress import Progress, Silent
 class EndToEnd:
     """Finite-time exponents of `J = dx_j(1) / dx_i(0)`: logarithms of its singular values, found by probing.
 
-    With m orthonormal probes U out of the width D, `U^T J` is known. Its singular values are lower bounds of the m
+    With m orthonormal probes U in a state of width D, `U^T J` is known. Its singular values are lower bounds of the m
     largest of J (interlacing), and `D / m |U^T J|^2` is an unbiased estimate of the squared Frobenius norm. With m = D
     both are exact.
     """
 
     outputs: tuple[int, ...]
     growth: Float[np.ndarray, "output input"]
-    """`log(|J|_F / sqrt(D))`: how a perturbation of random direction grows, root mean square. The score of a token."""
+    """`log(|J|_F / sqrt(D))`: root mean square growth of a perturbation of random direction. The score of a token."""
     error: Float[np.ndarray, "output input"]
     """Standard error of `growth`, from the spread of the probes; zero if all directions were probed."""
     exponents: Float[np.ndarray, "output input probe"]
@@ -65,13 +65,13 @@ def end_to_end(
     tokens: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> EndToEnd:
-    """Exponents of the true derivative `dx_j(1) / dx_i(0)`, through all tokens, for all inputs i at once.
+    """Estimate the exponents of the true derivative `dx_j(1) / dx_i(0)`, through all tokens, for all inputs i at once.
 
     One vector-Jacobian product of the forward pass gives `u^T dx_j(1) / dx_i(0)` for every i. The probes u are random
-    orthonormal vectors (the unit vectors, if as many as the width), so nothing of the size D x D is made.
+    orthonormal vectors (the unit vectors, if as many as the width), so no D x D matrix is formed.
 
-    **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those trained if
-    not given; `seed` of the probes; `tokens`, pieces of the text for display; `progress`.
+    **Arguments:** `ids`; `outputs`, positions j; `probes`, m, from 2 to the width; `steps` of depth, those of training
+    if not given; `seed` of the probes; `tokens`, pieces of the text for display; `progress`.
 
     **Returns:** an `EndToEnd`.
 
@@ -102,7 +102,7 @@ def end_to_end(
 def _pulled(
     model: Transformer, x: Float[Array, "1 position width"], output: Int[Array, ""], probes: Float[Array, "probe width"]
 ) -> Float[Array, "position probe width"]:
-    """`u^T dx_j(1) / dx_i(0)` of every probe u and input i; one backward pass after the other, in the memory of one."""
+    """Return `u^T dx_j(1) / dx_i(0)` of each probe u and input i; one backward pass at a time, in the memory of one."""
     end, pull = jax.vjp(lambda x: model.flow(x).state[0, output], x)
     return jax.lax.map(lambda u: pull(u.astype(end.dtype))[0][0], probes).swapaxes(0, 1)
 
@@ -110,7 +110,7 @@ def _pulled(
 def _growth(
     found: Float[np.ndarray, "input probe width"], width: int
 ) -> tuple[Float[np.ndarray, " input"], Float[np.ndarray, " input"]]:
-    """`log(|J|_F / sqrt(D))` from `u^T J` of m of D orthonormal u, and its standard error.
+    """Estimate `log(|J|_F / sqrt(D))` from `u^T J` for m of D orthonormal u, and its standard error.
 
     The m squared lengths are a sample without replacement, so the error of their mean has the factor `1 - m / D`.
     """
@@ -120,5 +120,5 @@ def _growth(
     mean = squares.mean(-1)
     spread = squares.std(-1, ddof=1) if m > 1 else np.full_like(mean, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Delta method: an error e of the mean is e / (2 mean) of half its logarithm.
+        # Delta method: an error e of the mean becomes e / (2 mean) in half its logarithm.
         return np.log(mean) / 2, spread * np.sqrt((1 - m / width) / m) / mean / 2

@@ -1,4 +1,4 @@
-"""Lyapunov exponents of any vector field: tangents carried along a trajectory and orthonormalised on the way."""
+"""Lyapunov exponents of any vector field: tangents are carried along a trajectory and repeatedly orthonormalised."""
 
 import math
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 
 VectorField = Callable[[float | Array, Array], Array]
-"""`F(t, x)`, of the shape of `x`."""
+"""A vector field `F(t, x)`, of the shape of `x`."""
 
 
 def orthonormalise(
     tangents: Float[Array, "*batch width tangent"],
 ) -> tuple[Float[Array, "*batch width tangent"], Float[Array, "*batch tangent"]]:
-    """Q of the decomposition QR, and `log |diag R|`: how much each tangent grew in the directions not yet taken."""
+    """Return Q of the QR decomposition, and `log |diag R|`: the growth of each tangent orthogonally to those before."""
     q, r = jnp.linalg.qr(tangents)
     return q, jnp.log(jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1)))
 
 
 def first_tangents(width: int, tangents: int, key: Key[Array, ""], dtype: DTypeLike) -> Float[Array, "width tangent"]:
-    """Orthonormal tangents to begin with: the unit vectors if there are as many as the width, else random ones."""
+    """Make orthonormal first tangents: the unit vectors if there are as many as the width, else random ones."""
     if tangents == width:
         return jnp.eye(width, dtype=dtype)
     return jnp.linalg.qr(jax.random.normal(key, (width, tangents), dtype))[0]
@@ -41,16 +41,16 @@ def leading_directions(
     iterations: int,
     settled: float,
 ) -> tuple[Float[Array, "batch width tangent"], Float[np.ndarray, " batch"]]:
-    """Leading right singular vectors of linear maps F by subspace iteration, `Q <- qr(F^T F Q)`.
+    """Find the leading right singular vectors of linear maps F by subspace iteration, `Q <- qr(F^T F Q)`.
 
-    With unit vectors v, u and a number s such that `F v = s u`, a singular value is within `|F^T u - s v| / sqrt 2`
-    of s, and s is no more than the largest; it is the largest that this one is, unless `first` has nothing of its
+    For unit vectors v, u and a number s such that `F v = s u`, some singular value is within `|F^T u - s v| / sqrt 2`
+    of s, and s is at most the largest one. The former is the largest one, unless `first` has no component in its
     direction, which for random directions has probability zero.
 
-    **Arguments:** `flow`, from Q to `F Q` and to what multiplies with `F^T`, for a batch of maps; `first`, Q to begin
-    with; `iterations` at most; `settled`, the bound at which it ends.
+    **Arguments:** `flow`, from Q to `F Q` and a function that multiplies by `F^T`, for a batch of maps; `first`, the
+    initial Q; `iterations` at most; `settled`, the bound at which the iteration ends.
 
-    **Returns:** the vectors, the first the leading one, and the bound of the error of the leading `log s`.
+    **Returns:** the vectors, the leading one first, and the bound of the error of the leading `log s`.
 
     **Raises:** `RunFailed` if `F Q` is not finite.
 
@@ -82,19 +82,19 @@ def flow_exponents(
     skip: int = 0,
     key: Key[Array, ""] | None = None,
 ) -> Float[Array, " tangent"]:
-    """Lyapunov exponents of `dx/dt = F(t, x)` along the trajectory from `x`: mean growth rates of tangents.
+    """Compute the Lyapunov exponents of `dx/dt = F(t, x)` along the trajectory from `x`: mean growth rates of tangents.
 
-    The state takes steps of the classical Runge-Kutta method; the tangents are multiplied with the derivative of the
-    very same step (`jax.linearize`; no Jacobian is formed), and orthonormalised: `Q <- qr(dPhi(x) Q)`.
+    The state takes steps of the classical Runge-Kutta method; the tangents are multiplied by the derivative of the same
+    step (`jax.linearize`; no Jacobian is formed), and orthonormalised: `Q <- qr(dPhi(x) Q)`.
 
     **Arguments:** `field`; `x`, the state at time 0, in the precision to compute in; `dt`, length of a step; `steps`;
-    `tangents`, k, for the k leading exponents, all if not given; `every`, steps between two decompositions (`steps` is
+    `tangents`, how many leading exponents, all if not given; `every`, steps between two decompositions (`steps` is
     rounded up to whole groups); `skip`, steps before anything is measured, in which the state finds the attractor and
-    the tangents find their directions; `key`, for random first tangents (k below the width).
+    the tangents find their directions; `key`, for random first tangents (if fewer than the width).
 
-    **Returns:** exponents in units of 1 / time, in the order of the decomposition, which over long times is descending.
+    **Returns:** exponents in units of 1 / time, in the order of the decomposition, which is descending over long times.
 
-    **Raises:** `BadInput` if `x` has other axes or is no float, `tangents` is not from 1 to the width, a number of
+    **Raises:** `BadInput` if `x` is not a vector of floats, `tangents` is not from 1 to the width, a number of
     steps is out of range, or `dt` is 0.
 
     Sources: Benettin et al. 1980, Meccanica 15:9; Wolf et al. 1985, Physica D 16:285.
@@ -136,21 +136,21 @@ def flow_exponents(
 
 
 def kaplan_yorke(exponents: Float[np.ndarray, "*batch tangent"], width: int) -> Float[np.ndarray, "*batch"]:
-    """Kaplan-Yorke dimension: how many leading exponents can be added up before the sum turns negative.
+    """Compute the Kaplan-Yorke dimension: how many leading exponents can be added up before the sum turns negative.
 
-    With the m leading ones summing to `S >= 0` and one more to less: `m + S / |lambda_(m+1)|`; the whole width if it
-    never does.
+    If the m leading exponents sum to `S >= 0` and the next makes the sum negative, it is `m + S / |lambda_(m+1)|`; if
+    the sum never turns negative, it is the whole width.
 
     **Arguments:** `exponents` in any order; `width`, how many there are in all.
 
-    **Returns:** the dimension; NaN where it is not settled, because fewer than all exponents are known and their sum
-    is not yet negative, or because one is not a number. Source: Kaplan & Yorke 1979.
+    **Returns:** the dimension; NaN where it is undetermined, because not all exponents are known and their sum is
+    not yet negative, or because one is NaN. Source: Kaplan & Yorke 1979.
     """
     ordered = -np.sort(-np.asarray(exponents, np.float64), axis=-1)
     sums = np.concatenate([np.zeros((*ordered.shape[:-1], 1)), ordered.cumsum(-1)], axis=-1)
     negative = sums < 0
     first = negative.argmax(-1)  # the place of the first negative sum; 0 if there is none
-    # `first - 1` is -1 where no sum is negative; what is taken there is not used.
+    # `first - 1` is -1 where no sum is negative; the value taken there is not used.
     take = lambda values: np.take_along_axis(values, np.maximum(first - 1, 0)[..., None], -1)[..., 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         dimension = (first - 1) + take(sums) / np.abs(take(ordered))

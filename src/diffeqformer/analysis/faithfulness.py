@@ -32,11 +32,11 @@ PAIRWISE, END_TO_END = "Lyapunov, pairwise, random direction", "Lyapunov, end-to
 OCCLUSION, RANDOM = "occlusion", "random"
 METHODS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS, RANDOM)
 BATCH = 64
-"""Texts that are run at one time, if they are short."""
+"""Most texts that are run together; fewer if they are long."""
 ATTENTION_NUMBERS = 1 << 26
-"""Numbers in one step's attention weights of the texts that are run at one time: 256 MB in float32."""
+"""Numbers in one step's attention weights for the texts that are run together: 256 MB in float32."""
 RESAMPLES = 2000
-"""Of the bootstrap."""
+"""Number of bootstrap resamples."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """What the test found, context by context."""
+    """Results of the test, context by context."""
 
     methods: tuple[str, ...]
     starts: Int[np.ndarray, " context"]
-    """Where in the split each context begins."""
+    """Start of each context in the split."""
     counts: Int[np.ndarray, " count"]
     """Numbers of tokens replaced or put back."""
     strength: Float[np.ndarray, "context method"]
@@ -65,12 +65,12 @@ class Faithfulness:
     direction: Float[np.ndarray, "context method"]
     """Rank correlation of the score with the fall of log p when one token is replaced, both with their signs."""
     deletion: Float[np.ndarray, "context method count"]
-    """Fall of log p, nats, when the tokens of highest scores are replaced."""
+    """Fall of log p, in nats, when the tokens of highest scores are replaced."""
     insertion: Float[np.ndarray, "context method count"]
-    """Rise of log p, nats, from the text with all tokens replaced, when those of highest scores are put back."""
+    """Rise of log p, in nats, from the text with all tokens replaced, when those of highest scores are put back."""
 
     def measures(self) -> dict[str, Float[np.ndarray, "context method"]]:
-        """The four numbers of each context and method; of all of them, more is better."""
+        """Return the four measures of each context and method; for all of them, higher is better."""
         return {
             "strength": self.strength,
             "direction": self.direction,
@@ -79,25 +79,25 @@ class Faithfulness:
         }
 
     def estimates(self, measure: str) -> dict[str, Estimate]:
-        """Mean over contexts of each method, with its interval."""
+        """Estimate the mean of a measure over contexts for each method, with its interval."""
         values = self.measures()[measure]
         numbers = zip(self.methods, values.mean(0), *interval(values), strict=True)
         return {method: Estimate(*map(float, three)) for method, *three in numbers}
 
     def ranking(self, measure: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """Methods, the best first, some left out."""
+        """Rank the methods by a measure, the best first, leaving out those in `without`."""
         found = self.estimates(measure)
         return tuple(sorted((m for m in self.methods if m not in without), key=lambda method: -found[method].mean))
 
     def lead(self, measure: str, without: tuple[str, ...] = ()) -> Estimate:
-        """By how much the best is better than the second, in the same contexts."""
+        """Estimate by how much the best method exceeds the second best, in the same contexts."""
         best, second = (self.methods.index(method) for method in self.ranking(measure, without)[:2])
         values = self.measures()[measure]
         differences = (values[:, best] - values[:, second])[:, None]
         return Estimate(float(differences.mean()), *(float(end[0]) for end in interval(differences)))
 
     def headline(self) -> str:
-        """Which method tells best what a prediction rests on, for a reader who knows none of them."""
+        """Say which method tells best what a prediction rests on, for a reader who knows none of them."""
         found, ranking = self.estimates("strength"), self.ranking("strength")
         best, second = ranking[:2]
         behind = "clearly behind" if self.lead("strength").low > 0 else "not clearly behind"
@@ -108,7 +108,7 @@ class Faithfulness:
         )
 
     def verdict(self) -> str:
-        """Which explanation to trust on this model, in plain words, and where the Lyapunov scores stand."""
+        """Say which explanation to trust on this model, in plain words, and where the Lyapunov scores stand."""
         found, ranking = self.estimates("strength"), self.ranking("strength")
         places = ", ".join(f"{name} is number {ranking.index(name) + 1}" for name in (PAIRWISE, END_TO_END))
         won = "does" if ranking[0] in (PAIRWISE, END_TO_END) else "does not"
@@ -126,12 +126,12 @@ class Faithfulness:
         )
 
     def _clear(self, without: tuple[str, ...] = ()) -> str:
-        """Whether the lead of the best is more than chance."""
+        """Say whether the lead of the best method is more than chance."""
         lead = self.lead("strength", without)
         return f"a clear lead of {lead}" if lead.low > 0 else f"no clear lead, {lead}"
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The table: one row per method, the best first, means with 95 % intervals."""
+        """Return the rows of the table: one per method, the best first, means with 95 % intervals."""
         columns = [self.estimates(measure) for measure in self.measures()]
         return tuple((method, *(str(column[method]) for column in columns)) for method in self.ranking("strength"))
 
@@ -155,9 +155,9 @@ def explain(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Attributions:
-    """Attributions by every method; the arguments are those of `pairwise`, `end_to_end` and `attribute`.
+    """Explain predictions by every method; the arguments are those of `pairwise`, `end_to_end` and `attribute`.
 
-    `random` scores, drawn from `seed`, are among them: what ranking by chance would give.
+    The methods include `random` scores, drawn from `seed`: what ranking by chance would give.
     """
     width = model.config.width
     few = min(tangents, width)
@@ -187,13 +187,13 @@ def faithfulness(
 
     In each context, with the model's own prediction p after its last token:
 
-    - every token is replaced by `draws` tokens, one at a time, drawn from the split (so by their frequency), and the
-      mean change of `log p` is compared with the method's scores by Spearman's rank correlation: `strength` without
+    - each token in turn is replaced by `draws` tokens drawn from the split (so by their frequency), one at a time, and
+      the mean change of `log p` is compared with the method's scores by Spearman's rank correlation: `strength` without
       signs, `direction` with them;
-    - deletion replaces the 1, 2, 4, ... tokens of highest scores together; insertion replaces all, puts those back.
+    - deletion replaces the 1, 2, 4, ... tokens with the highest scores together; insertion replaces all tokens and puts
+      those back.
 
-    Occlusion replaces one token too, though by the mean state: by construction it is close to what is
-    measured.
+    Occlusion also replaces one token, though by the mean state: by construction it is close to what is measured.
 
     **Arguments:** `tokens` of the split; `contexts`, how many; `length` of each in tokens; `draws`, replacements of
     each token; `tangents`, `probes`, `points`, `steps` as for `explain`; `seed` of everything drawn; `progress`.
@@ -233,7 +233,7 @@ def _of_context(
     drawn: Int[np.ndarray, "draw position"],
     counts: Int[np.ndarray, " count"],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Strength, direction, deletion and insertion of one context; `log_p` takes texts, the first as it is."""
+    """Return strength, direction, deletion and insertion in one context; `log_p` takes texts, the unchanged one first."""
     length, draws = len(ids), len(drawn)
     single = np.repeat(ids[None], draws * length, 0).reshape(draws, length, length)
     every = np.arange(length)
@@ -262,7 +262,7 @@ def _last(model: Transformer, ids: Array) -> Float[Array, "batch vocabulary"]:
 
 
 def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float[np.ndarray, " text"]:
-    """Log-probability, after each text, of what the model predicts after the first; in batches of one shape."""
+    """Return the log-probability, after each text, of what the model predicts after the first; in batches of one shape."""
     found, target = [], None
     together = int(np.clip(ATTENTION_NUMBERS // (model.config.heads * texts.shape[1] ** 2), 1, BATCH))
     for start in range(0, len(texts), together):
@@ -275,7 +275,7 @@ def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float
 
 
 def top(scores: Float[np.ndarray, " position"], counts: Int[np.ndarray, " count"]) -> np.ndarray:
-    """For each count, which tokens are among that many of highest scores; of equal ones the earlier first."""
+    """For each count n, mark the n tokens with the highest scores; of equal scores, the earlier tokens first."""
     place = np.argsort(np.argsort(-scores, kind="stable"), kind="stable")
     return place[None] < counts[:, None]
 
@@ -283,7 +283,7 @@ def top(scores: Float[np.ndarray, " position"], counts: Int[np.ndarray, " count"
 def interval(
     values: Float[np.ndarray, "context method"],
 ) -> tuple[Float[np.ndarray, " method"], Float[np.ndarray, " method"]]:
-    """95 % percentile bootstrap interval of the mean over contexts (Efron 1979), resampled as whole contexts."""
+    """Compute the 95 % percentile bootstrap interval of the mean (Efron 1979), resampling whole contexts."""
     draw = np.random.default_rng(0)
     means = [values[draw.integers(0, len(values), len(values))].mean(0) for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, [2.5, 97.5], axis=0))

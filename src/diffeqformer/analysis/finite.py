@@ -1,4 +1,4 @@
-"""What must be numbers before anything is said of them."""
+"""A check that results are finite before anything is concluded from them."""
 
 import equinox as eqx
 import jax
@@ -9,11 +9,11 @@ from diffeqformer.errors import RunFailed
 
 
 def require_finite(values: PyTree, what: str = "hidden states") -> None:
-    """Check that arrays have no NaN and no infinity, as they have where training diverged or a state overflowed.
+    """Check that arrays have no NaN or infinity, which they have if training diverged or a state overflowed.
 
-    **Arguments:** `values`, arrays or a model; `what` of the model they are, for the message.
+    **Arguments:** `values`, arrays or a model; `what`, the name of the values, for the message.
 
-    **Raises:** `RunFailed` if they have one.
+    **Raises:** `RunFailed` if one is not finite.
     """
     leaves = jax.tree.leaves(eqx.filter(values, eqx.is_inexact_array_like))
     if not all(np.isfinite(np.asarray(leaf)).all() for leaf in leaves):

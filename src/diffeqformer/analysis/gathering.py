@@ -1,4 +1,4 @@
-"""How gathered points on the move are, such as a model's hidden states over depth: clusters, distances, an energy."""
+"""How clustered moving points are, such as a model's hidden states over depth: clusters, distances, an energy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,20 +19,20 @@ from diffeqformer.report.table import Table
 
 @dataclass(frozen=True)
 class Measures:
-    """How gathered points are, at every time and in every system: arrays of leading axes (time, system)."""
+    """How clustered points are, at every time and in every system: arrays with leading axes (time, system)."""
 
     heights: np.ndarray
-    """(time, system, points - 1): the distances at which single linkage joins two groups, the least first."""
+    """Distances at which single linkage joins two groups, the least first, (time, system, points - 1)."""
     distance: np.ndarray
-    """(time, system): mean distance of two points."""
+    """Mean distance between two points, (time, system)."""
     energy: np.ndarray
-    """(time, system): `mean_ij exp(<u_i, u_j>) / 2` of directions `u = x / |x|`; `e / 2` if all are the same."""
+    """Energy `mean_ij exp(<u_i, u_j>) / 2` of directions `u = x / |x|`, (time, system); `e / 2` if all are the same."""
 
     def clusters(self, share: float, *, of: Literal["start", "now"] = "start") -> np.ndarray:
-        """Groups that no distance above `share` of the mean pairwise distance is needed to join, (time, system).
+        """Count the clusters of single linkage at `share` of the mean pairwise distance, (time, system).
 
-        **Arguments:** `of`: the mean distance at the `start` (a fixed distance: points that come near are one cluster)
-        or `now` (a shape without a size: one cluster that shrinks as a whole keeps its count).
+        **Arguments:** `of`, which mean distance: at the `start` (fixed: points that come near are one cluster) or `now`
+        (shape without size: points that shrink together as a whole keep their count).
         """
         reach = share * (self.distance[:1] if of == "start" else self.distance)
         return 1 + (self.heights > reach[..., None]).sum(-1)
@@ -44,19 +44,19 @@ class Measures:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """A model's hidden states over depth, as points on the move."""
+    """A model's hidden states over depth, as moving points."""
 
     times: np.ndarray
-    """Depth between 0 and 1 of every state: (time,)"""
+    """Depth of every state, 0 to 1, (time,)."""
     measures: Measures
-    """Every text is one system."""
+    """Measures with each text as one system."""
     norm: np.ndarray
-    """(time, text): mean length of a state."""
+    """Mean length of a state, (time, text)."""
     projection: np.ndarray
-    """(time, position, 3): the first text, at each depth in units of its states' mean length there, in the three
-    directions in which it then varies most over all depths."""
+    """Projection of the first text, (time, position, 3): states are divided by their mean length at each depth, and
+    projected on the three directions of largest variance over all depths."""
     explained: np.ndarray
-    """(3,): the share of the variance along each."""
+    """Share of the variance along each direction, (3,)."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all results as arrays, by name."""
@@ -73,13 +73,13 @@ class HiddenStates:
 def watch_states(
     model: Transformer, texts: np.ndarray, *, steps: Steps | None = None, progress: Progress | None = None
 ) -> HiddenStates:
-    """The measures of a model's hidden states, before the final norm, at depth 0 and after every step.
+    """Measure a model's hidden states, before the final norm, at depth 0 and after every step.
 
-    **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those trained
-    with if not given.
+    **Arguments:** `texts`, tokens of shape (text, position), at least two positions; `steps` of depth, those of
+    training if not given.
 
-    **Raises:** `BadInput` for tokens that do not exist, and for fewer than two of a text; `RunFailed` if a state
-    is not finite.
+    **Raises:** `BadInput` for tokens that do not exist, or texts of fewer than two tokens; `RunFailed` if a state is
+    not finite.
     """
     grid, ids = model.grid(steps), known_ids(texts, model.embedding.tokens.shape[0], 2)
     if ids.shape[1] < 2:
@@ -102,7 +102,7 @@ def watch_states(
 
 
 def measure(states: np.ndarray) -> Measures:
-    """Every measure of points on the move, for `states` of shape (time, system, point, dimension)."""
+    """Compute all measures of moving points, for `states` of shape (time, system, point, dimension)."""
     lead = states.shape[:2]
     pairs = np.stack([pdist(points) for points in states.reshape(-1, *states.shape[-2:])])
     heights = np.stack([linkage(distances, "single")[:, 2] for distances in pairs])
@@ -111,38 +111,38 @@ def measure(states: np.ndarray) -> Measures:
 
 
 def members(x: np.ndarray, distance: float) -> np.ndarray:
-    """The cluster of every point (n, d) by single linkage at `distance`: numbers from 0, the largest cluster first."""
+    """Number the cluster of every point (n, d) by single linkage at `distance`: from 0, the largest cluster first."""
     groups = fcluster(linkage(x, "single"), distance, "distance")
     _, first, label, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    return np.argsort(np.lexsort((first, -sizes)))[label]  # of equal sizes the one that is met first
+    return np.argsort(np.lexsort((first, -sizes)))[label]  # among equal sizes, the one met first
 
 
 def interaction_energy(x: np.ndarray, beta: float = 1.0) -> np.ndarray:
-    """`sum_ij exp(beta <x_i, x_j>) / (2 beta n^2)` of points (..., n, d) on the sphere.
+    """Compute `sum_ij exp(beta <x_i, x_j>) / (2 beta n^2)` of points (..., n, d) on the sphere.
 
-    It only grows along `sphere` and `unnormed` with A = beta I and V = I, whose motion climbs it, and is largest,
-    `exp(beta) / (2 beta)`, where all points are one. Source: Geshkovski et al. 2023b, section 3.
+    It only grows along `sphere` and `unnormed` with A = beta I and V = I, whose motion ascends it, and is largest,
+    `exp(beta) / (2 beta)`, if all points coincide. Source: Geshkovski et al. 2023b, section 3.
     """
     return np.asarray(np.exp(beta * (x @ np.swapaxes(x, -1, -2))).mean((-1, -2)) / (2 * beta))
 
 
 def directions(x: np.ndarray) -> np.ndarray:
-    """`x / |x|` of points (..., d); NaN where |x| is beyond the range of numbers."""
+    """Normalise points (..., d) to `x / |x|`; NaN where |x| overflows."""
     size = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.where(np.isfinite(size), x, np.nan) / np.maximum(size, np.finfo(x.dtype).tiny)
 
 
 def together(parts: list[Measures], axis: int) -> Measures:
-    """Measures of several times (axis 0) or systems (axis 1) as one."""
+    """Join measures of several times (axis 0) or systems (axis 1)."""
     arrays = [part.arrays() for part in parts]
     return Measures(**{name: np.concatenate([one[name] for one in arrays], axis) for name in arrays[0]})
 
 
 def _principal(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points (time, n, d) in the three directions of largest variance over all times, and the shares of it."""
+    """Project points (time, n, d) on the three directions of largest variance over all times; return its shares too."""
     flat = states.reshape(-1, states.shape[-1])
     flat = flat - flat.mean(0)
     values, vectors = np.linalg.eigh(flat.T @ flat)
     most = vectors[:, ::-1][:, :3]
-    most = most * np.where(most[np.abs(most).argmax(0), np.arange(most.shape[1])] < 0, -1, 1)  # a sign for good
+    most = most * np.where(most[np.abs(most).argmax(0), np.arange(most.shape[1])] < 0, -1, 1)  # fixes the sign
     return (flat @ most).reshape(*states.shape[:2], -1), values[::-1][:3] / max(values.sum(), np.finfo(float).tiny)

@@ -1,4 +1,4 @@
-"""The forward pass of a long text in memory that is linear in its tokens: a block of queries after another."""
+"""The forward pass of a long text in memory linear in its tokens: one block of queries at a time."""
 
 from typing import Any
 
@@ -12,31 +12,31 @@ from diffeqformer.nn.linear import as_bits
 from diffeqformer.ode.field import BlockWeights, Field, Window
 
 QUERIES = 128
-"""Whose rows of attention are computed at one time."""
+"""Queries whose rows of attention are computed together."""
 
 
 class InBlocks:
-    """A field whose attention takes a long text's queries in blocks, so that memory is linear in tokens."""
+    """A field whose attention processes the queries of a long text in blocks, so that memory is linear in tokens."""
 
     def __init__(self, field: Field) -> None:
         self._field, self.shapes, self.feed_forward = field, field.shapes, field.feed_forward
         self.key_value_heads = field.key_value_heads
 
     def attention(self, weights: BlockWeights, x: Array, **others: Any) -> PyTree:
-        """`A(x)`."""
+        """Evaluate `A(x)`."""
         if x.shape[1] <= QUERIES:
             return self._field.attention(weights, x, **others)
-        # `others` are a key of dropout and a cache, which analyses do not have.
+        # `others` are a dropout key and a cache, which analyses do not use.
         return attention_in_blocks(self._field, weights, x), None
 
 
 def attention_in_blocks(
     field: Field, weights: BlockWeights, x: Float[Array, "1 position width"]
 ) -> Float[Array, "1 position width"]:
-    """`A(x)` as decoding computes it: block after block of queries against a cache of the keys and values so far."""
+    """Evaluate `A(x)` as decoding does: block after block of queries against a cache of the keys and values so far."""
     positions = x.shape[1]
     blocks = -(-positions // QUERIES)
-    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # after the text: no token sees them
+    padded = jnp.pad(x, [(0, 0), (0, blocks * QUERIES - positions), (0, 0)])  # at the end, where no token sees it
     kv_heads, head_width = field.key_value_heads
     # A cache holds the bits of 16-bit floats, see `KeyValueCache`.
     zeros = as_bits(jnp.zeros((1, kv_heads, padded.shape[1], head_width), weights.attention.output.weight.dtype))

@@ -83,8 +83,8 @@ def measure_induction(
       counted in ranks among the sequence's tokens, so that the head's scale does not matter: 1 if above all others, -1
       if below all, 0 by chance. Logits are the head's output through the final norm's scale and the unembedding
       ("direct").
-    - `next token`, -1 to 1: the same for the head's actual output in the second and later copies, and for the token that
-      comes next: the whole effect of an induction head.
+    - `next token`, -1 to 1: the same for the head's actual output in the second and later copies, and for the token
+      that comes next: the whole effect of an induction head.
 
     **Arguments:** `candidates`, tokens to draw from (all if not given); `sequences`, `length` and `repeats` of them
     (Olsson et al. repeat 25 tokens four times); `steps` of depth; `seed`; `samples` of the bootstrap; `progress`.

@@ -1,4 +1,4 @@
-"""The times at which weights are taken, and times between, and the rows of weights there."""
+"""The times at which steps take weights, whether there are weights between them, and the weights at given times."""
 
 from collections.abc import Callable
 
@@ -14,11 +14,11 @@ from diffeqformer.ode.weights import DyadicWeights, KnotWeights, LayerWeights, M
 
 
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The times at which a forward pass of `steps` steps takes weights for attention and for the feed-forward block.
+    """Return the times at which a forward pass takes weights for attention and for the feed-forward block.
 
-    Of means over steps they are the middles, and so they are where a scheme takes one row of a step at several nodes.
-    Where rows differ whose times are the same, the end of a step and the beginning of the next, all are drawn into
-    their steps.
+    For means over steps, these are the middles of the steps, as they are if a scheme takes one row of a step at several
+    nodes. If the end of a step and the beginning of the next have different rows at the same time, all nodes are moved
+    into the interior of their steps.
     """
     grid = model.grid(steps)
     nodes = drawn_nodes(model, grid)
@@ -26,11 +26,11 @@ def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np
 
 
 def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
-    """The nodes in a step of the rows that the model's weights have for it."""
+    """Return the nodes in a step at which the rows of the model's weights are placed; see `evaluation_times`."""
     weights, nodes = model.weights, model.scheme.nodes
     table = jax.eval_shape(lambda: weights.table(grid, nodes))
     middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(weights))
-    # The rows of two steps may differ at the time between them.
+    # Rows of neighbouring steps may differ at the edge between them.
     rows_at_nodes = isinstance(weights, LayerWeights) and weights.nodes is not None
     clash = rows_at_nodes or (know_length(weights) and not grid.equal)
 
@@ -44,13 +44,13 @@ def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
 
 
 def between_steps(model: Transformer) -> bool:
-    """Whether there are weights between those of the steps: not in a table, nor in means over steps, nor where weights
-    know the length of the step, which a time between steps does not have."""
+    """Whether weights exist between those of the steps: not for a table, means over steps, or weights that depend on
+    the length of the step, which a time between steps does not have."""
     return model.continuous and not _averages(model.weights) and not know_length(model.weights)
 
 
 def know_length(weights: WeightSource) -> bool:
-    """Whether weights depend on the length of the step, too."""
+    """Whether weights also depend on the length of the step."""
     return isinstance(weights, ModulatedWeights | DyadicWeights) or (
         isinstance(weights, KnotWeights) and weights.corrections is not None
     )
@@ -64,7 +64,7 @@ def _averages(weights: WeightSource) -> bool:
 
 
 def rows_at(model: Transformer, grid: Grid) -> Callable[[np.ndarray], BlockWeights]:
-    """Weights at times, stacked: those of the forward pass where it takes some, else the function of depth itself.
+    """Return a function from times to stacked weights: the forward pass's where it takes some, else the source's.
 
     What a step takes may depend on the grid: means, layers that are left out, modulation by the step's length.
     """

@@ -1,7 +1,7 @@
 """What each step of depth does: the prediction after it, how far it moves the state, and how weights change over depth.
 
-A model whose loss is flat over the number of steps may use all of them, or none but the first: only a look after every
-step tells. The prediction after a step is the logit lens (`reading.py`).
+A model whose loss is flat over the number of steps may use all of them, or only the first: reading it after every step
+tells which. The prediction after a step is the logit lens (`reading.py`).
 """
 
 import math
@@ -22,56 +22,56 @@ from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress, Silent
 
 NEAR = 0.05
-"""Nats: a prediction whose loss is within this of the last one's is called settled."""
+"""Distance in nats from the last loss within which a prediction is called settled."""
 
 
 @dataclass(frozen=True)
 class Participation:
-    """What each of L steps does; entry 0 of what has L + 1 entries is depth 0, before the first step."""
+    """What each of L steps does; in arrays of L + 1 entries, entry 0 is depth 0, before the first step."""
 
     times: Float[np.ndarray, " state"]
     """The L + 1 edges of the grid."""
     loss: Float[np.ndarray, " state"]
-    """Nats per token of the prediction there."""
+    """Loss of the prediction at each edge, in nats per token."""
     kl: Float[np.ndarray, " state"]
-    """KL divergence of the last prediction from the one there, nats per token."""
+    """KL divergence of the last prediction from the one at each edge, in nats per token."""
     length: Float[np.ndarray, " state"]
-    """Root mean square of the state."""
+    """Root mean square of the state at each edge."""
     attention: Float[np.ndarray, " step"]
-    """Root mean square of what attention alone adds in a step, mean over its evaluations."""
+    """Root mean square of what attention alone adds in a step, averaged over its evaluations."""
     feed_forward: Float[np.ndarray, " step"]
-    """The same of the feed-forward half."""
+    """Root mean square of what the feed-forward half adds in a step, averaged likewise."""
     energy: dict[str, float]
-    """Of each matrix, the share of its squared length over the steps that is not that of its mean over depth: 0 for
+    """Matrix to the share of its squared norm over the steps that its mean over depth does not account for: 0 for
     constant weights, near 1 for a table of independent layers."""
     rank: dict[str, float]
-    """Of each matrix, the effective rank over depth: `exp` of the entropy of the squared singular values of the (row,
-    entries) matrix, with a row for each step and node, from 1 to the number of rows (Roy & Vetterli 2007, but of
+    """Matrix to its effective rank over depth: `exp` of the entropy of the squared singular values of the (row,
+    entries) matrix, with a row for each step and node, from 1 to the number of rows (Roy & Vetterli 2007, but with
     squares)."""
     echo: Float[np.ndarray, " known"] = field(default_factory=lambda: np.zeros(0))
-    """Share of the positions whose likeliest next token is the one that was just read; empty if that is not known."""
+    """Share of positions at which the likeliest next token is the one just read; empty if unknown."""
     even: float = math.nan
-    """The loss of uniform guessing over the vocabulary, nats."""
+    """Loss of uniform guessing over the vocabulary, in nats."""
 
     @property
     def worse_than_even(self) -> int:
-        """How many first steps leave the prediction's loss at that of uniform guessing or above."""
-        # The first False; one stands at the end in case all are True.
+        """Number of leading steps after which the loss is still that of uniform guessing or above."""
+        # The first False; one is appended in case all are True.
         return int(np.argmin(np.append(self.loss[1:] >= self.even, False)))
 
     @property
     def settled(self) -> int:
-        """The first step after which no prediction's loss is further than `NEAR` from the last one's."""
+        """First step from which on the loss stays within `NEAR` of the last one; 0 for depth 0."""
         far = np.flatnonzero(np.abs(self.loss - self.loss[-1]) > NEAR)
         return int(far[-1]) + 1 if far.size else 0
 
     def document(self) -> Document:
-        """Everything, as lists and numbers for JSON; `of` takes it back."""
+        """Return all results as lists and numbers for JSON; `of` reads them back."""
         return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in vars(self).items()}
 
     @staticmethod
     def of(document: Values) -> "Participation":
-        """What a `document` says."""
+        """Rebuild the results from their `document`."""
         arrays: dict[str, Any] = {
             name: np.asarray(x, float) if isinstance(x, list) else x for name, x in document.items()
         }
@@ -95,9 +95,9 @@ def participation(
 ) -> Participation:
     """Read a model after every step.
 
-    **Arguments:** `texts`, tokens, of which each predicts the next; `counted`, which of the tokens after the first are
-    targets, if not all are; `steps` of depth, those trained if not given (also for a model with a tolerance, which is
-    run on the fixed grid); `progress`.
+    **Arguments:** `texts`, tokens, each of which predicts the next; `counted`, which of the tokens after the first are
+    targets, if not all are; `steps` of depth, those of training if not given (also for a model with a tolerance, which
+    is run on the fixed grid); `progress`.
 
     **Returns:** a `Participation`; all means are over texts and positions, those of predictions over `counted` ones.
 
@@ -121,7 +121,7 @@ def participation(
 
 
 def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
-    """Of every state the text's shares of loss, KL divergence and echo, and the mean square; those of steps' halves."""
+    """Return a text's shares of loss, KL divergence and echo and the mean square of each state, and those of steps' halves."""
     taken = walk(model, text[:-1], steps=grid)
     found = lens(taken, text[1:])
     squares = np.stack([np.square(np.asarray(x, np.float64)).mean() for x in taken.states])
@@ -135,9 +135,9 @@ def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid
 
 
 def variation_over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict[str, float], dict[str, float]]:
-    """Energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name.
+    """Compute energy about the mean and effective rank over depth of each matrix of a (step, node) table, by name.
 
-    **Arguments:** `table`, whose rows may serve all steps; `lengths` of the steps, the shares that they count.
+    **Arguments:** `table`, whose rows may serve all steps; `lengths` of the steps, by which they are weighted.
     """
     energy, rank = {}, {}
     for name, unit in linear_maps(table).items():

@@ -1,8 +1,8 @@
-"""One text, read after every step: what would be predicted there, and what each half of the block adds at each token.
+"""One text read after every step: the prediction there, and what each half of the block adds at each token.
 
-The prediction after a step is the logit lens: the final norm and the head on the state as it is there (nostalgebraist
-2020). Steps are taken one by one with a function that is compiled once, so that no other number of them is compiled
-anew.
+The prediction after a step is the logit lens: the final norm and the head applied to the state there (nostalgebraist
+2020). Steps are taken one by one with a function that is compiled once, so that another number of steps needs no new
+compilation.
 """
 
 import dataclasses
@@ -42,51 +42,51 @@ from diffeqformer.ode.weights import (
 
 TOP = 10
 TOGETHER = 4
-"""States whose predictions are read at one time: few shapes, so that few are compiled, and products large enough to be
+"""States whose predictions are read together: few shapes, so that little is compiled, and products large enough to be
 fast."""
 GENERATED = 8
-"""Steps whose weights are generated at one time, where a step's weights depend on its own times alone. They take the
-place of those before: fresh memory for the weights of all steps would take longer than the steps."""
+"""Steps whose weights are generated together, if a step's weights depend on its own times alone. They replace those
+before: fresh memory for the weights of all steps would take longer than the steps."""
 
 
 class Lens(NamedTuple):
     """Predictions after L steps at T positions; the first axis has L + 1 entries, from depth 0."""
 
     top: Int[np.ndarray, "state position"]
-    """The most likely next token."""
+    """Most likely next token."""
     probability: Float[np.ndarray, "state position"]
-    """Its own."""
+    """Probability of that token."""
     kl: Float[np.ndarray, "state position"]
-    """KL divergence of the last prediction from the one there, nats."""
+    """KL divergence of the last prediction from the one there, in nats."""
     log_next: Float[np.ndarray, "state position"]
-    """Log-probability of the token that is next."""
+    """Log-probability of the actual next token."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A forward pass on one text, kept step by step."""
+    """A forward pass on one text, recorded step by step."""
 
     model: Transformer
     grid: Grid
     table: BlockWeights | None
-    """Weights of every step, as `Transformer.table`; `None` if they are generated when they are asked for."""
+    """Weights of every step, as in `Transformer.table`; `None` if they are generated on demand."""
     carries: list[PyTree]
-    """What the scheme carries at the L + 1 edges of the grid; nothing where a tolerance chose the steps."""
+    """What the scheme carries at each of the L + 1 edges of the grid; empty if a tolerance chose the steps."""
     states: list[Array]
-    """The state there, each (1, position, width)."""
+    """States at these edges, each (1, position, width)."""
     moved: Float[np.ndarray, "step 2 position"]
-    """Mean square over the width of what attention and the feed-forward half each add in a step, mean over their
-    evaluations; no steps where a tolerance chose them."""
+    """Mean square over the width of what attention and the feed-forward half each add in a step, averaged over their
+    evaluations; no steps if a tolerance chose them."""
 
     def row(self, step: int) -> BlockWeights:
-        """The weights of step `step`, 1 to L, on an axis of nodes."""
+        """Return the weights of step `step`, 1 to L, on an axis of nodes."""
         if self.table is None:
             return _row(self.model.table(_part(self.grid, step - 1, step)), jnp.asarray(0, jnp.int32))
         return _row(self.table, jnp.asarray(step - 1, jnp.int32))
 
 
 def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps | None = None) -> Walk:
-    """Take a model's steps on a text, one by one.
+    """Run a model on a text step by step, and record each step.
 
     Without `steps`, a model whose tolerance chooses them is read at the edges of its grid, between which its solver
     interpolates.
@@ -118,9 +118,9 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
 def shares(
     texts: Int[np.ndarray, "text position"], counted: Bool[np.ndarray, "text target"] | None = None
 ) -> Float[np.ndarray, "text target"]:
-    """What each prediction of the tokens after the first weighs in a mean: all alike, or those `counted` alone.
+    """Weight each prediction of the tokens after the first for a mean: all equally, or only those `counted`.
 
-    **Raises:** `BadInput` if none counts, for texts of another number of axes, or for another mask.
+    **Raises:** `BadInput` if none counts, or if the texts or the mask have the wrong shape or the mask is not bool.
     """
     if texts.ndim != 2:
         raise BadInput(f"texts have the shape {texts.shape}, but must have (text, position).")
@@ -137,7 +137,7 @@ def shares(
 
 
 def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[Array] = ()) -> Lens:
-    """The prediction after every step; `following` are the tokens that are next, `states` others to read instead.
+    """Read the prediction after every step; `following` are the next tokens, `states` other states to read instead.
 
     **Raises:** `BadInput` for tokens that do not exist.
     """
@@ -153,20 +153,20 @@ def lens(taken: Walk, following: Int[np.ndarray, " position"], states: Sequence[
 def log_probabilities(
     model: Transformer, x: Float[Array, "state position width"]
 ) -> Float[Array, "state position vocabulary"]:
-    """What the final norm and the head make of states."""
+    """Compute log-probabilities of the next token from states by the final norm and the head."""
     logits = model.unembed(model.normalise(x))
     return jax.nn.log_softmax(logits.astype(wide(logits.dtype)), axis=-1)
 
 
 def most_likely(taken: Walk, step: int, position: int, number: int = TOP) -> tuple[np.ndarray, np.ndarray]:
-    """The most likely tokens after `step` steps at a position, the first one first, and their probabilities."""
+    """Return the most likely tokens after `step` steps at a position, the likeliest first, and their probabilities."""
     p = np.exp(np.asarray(log_probabilities(taken.model, taken.states[step][:, position : position + 1]))[0, 0])
     ids = np.argsort(-p, kind="stable")[:number]
     return ids, p[ids]
 
 
 def likeliest(model: Transformer, state: Float[Array, "1 position width"]) -> tuple[np.ndarray, np.ndarray]:
-    """The most likely token after every position of a state, and its probability."""
+    """Return the most likely next token at every position of a state, and its probability."""
     log_p = np.asarray(log_probabilities(model, state))[0]
     return log_p.argmax(-1), np.exp(log_p.max(-1))
 
@@ -174,43 +174,43 @@ def likeliest(model: Transformer, state: Float[Array, "1 position width"]) -> tu
 def settled(
     model: Transformer, ids: Int[np.ndarray, " position"], early_exit: EarlyExit
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `likeliest` gives with early exit, and the steps that each token took.
+    """Return what `likeliest` gives with early exit, and the steps that each token took.
 
-    **Raises:** `BadInput` for a scheme that carries more than the state, or a number of steps the model lacks.
+    **Raises:** `BadInput` for a scheme that carries more than the state, or a number of steps that the model lacks.
     """
     state, taken = _settled(model, jnp.asarray(ids)[None], early_exit)
     return *likeliest(model.with_norm_of(early_exit.steps), state), np.asarray(taken)[0, :, 0]
 
 
 def looks(taken: Walk, step: int, position: int) -> Float[np.ndarray, "head position"]:
-    """How much each head looks from `position` at every position in step `step`, 1 to L: mean over evaluations."""
+    """Return each head's attention from `position` to every position in step `step`, 1 to L: mean over evaluations."""
     field: TransformerField = taken.model.field  # pyright: ignore[reportAssignmentType]
     own = taken.model.scheme, taken.row(step), *_before(taken, step)
     return np.asarray(_looks(field, *own, jnp.asarray(position)))
 
 
 def eigenvalues(taken: Walk, step: int) -> dict[str, np.ndarray]:
-    """Eigenvalues of QK and OV of every head with the weights of the last node of a step: complex (head, number)."""
+    """Compute the eigenvalues of every head's QK and OV at the last node of a step: complex (head, number)."""
     return eigenvalues_of(jax.tree.map(lambda leaf: np.asarray(leaf[-1]), taken.row(step)), taken.model.config)
 
 
 def eigenvalues_of(
     rows: BlockWeights, config: ModelConfig, names: Sequence[str] = ("QK", "OV")
 ) -> dict[str, np.ndarray]:
-    """Eigenvalues of some pairs of every head with some weights: complex (..., head, number)."""
+    """Compute the eigenvalues of some pairs of every head for given weights: complex (..., head, number)."""
     pairs = pairs_of(rows, config)
     return {name: product_eigenvalues(*pairs[name]) for name in names}
 
 
 def _by_step(source: WeightSource) -> bool:
-    """Whether the weights of a step are known to depend on its own times alone; of a user's source nothing is known."""
+    """Whether the weights of a step are known to depend on its own times alone; never for a user's own source."""
     if isinstance(source, ModulatedWeights):
         return _by_step(source.base)
     return isinstance(source, TimeWeights | KnotWeights | DyadicWeights | SharedWeights)
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:
-    """Steps `first` to `last` - 1 of a grid, from 0, with steps of no length where it has ended."""
+    """Take steps `first` to `last` - 1 of a grid, from 0, padded with steps of zero length after its end."""
     edges = grid.edges.tolist()[first : last + 1]
     return Grid(last - first, (*edges, *edges[-1:] * (last - first + 1 - len(edges))))
 
@@ -219,7 +219,7 @@ _row = jax.jit(row_of_step)
 
 
 def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
-    """What a step starts from, and its length in the state's clock."""
+    """Return what a step starts from, and its length in the state's clock."""
     carry, config = taken.carries[step - 1], taken.model.config
     length = config.interval * taken.grid.lengths[step - 1]
     return carry, jnp.asarray(length, taken.model.scheme.state(carry).dtype)
@@ -227,7 +227,10 @@ def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
 
 @eqx.filter_jit
 def _advance(field: Field, scheme: Scheme, row: BlockWeights, carry: PyTree, dt: Array) -> tuple[PyTree, Array, Array]:
-    """Each half is evaluated again where the scheme did: the compiler makes one evaluation of the two."""
+    """Take one step, and measure what each half adds in it.
+
+    Each half is evaluated again where the scheme did: the compiler merges the two evaluations into one.
+    """
     carry, step = take_step(field, scheme, row, carry, dt)
     length = length_taken(scheme, dt)
     square = lambda y: jnp.square(length * y.astype(step.state.dtype)).mean((0, 2))

@@ -1,13 +1,13 @@
-"""Eigenvalues of a block's matrix pairs over depth: query-key and output-value of every head, and the feed-forward's.
+"""Eigenvalues of a block's matrix pairs over depth: query-key and output-value of each head, and the feed-forward's.
 
 A pair is a product `L R` of L (n x r) and R (r x n) acting on row vectors, `x -> x L R`:
 
-    QK    W_Q W_K^T        how much a position looks at another, before scaling and softmax (r: a head's width)
-    OV    W_V W_O          what it copies from the tokens it looks at
+    QK    W_Q W_K^T        how much a position attends to another, before scaling and softmax (r: a head's width)
+    OV    W_V W_O          what it copies from the tokens it attends to
     FF    W_up W_down      the feed-forward block without its activation (r: its hidden width)
 
-Everything here is computed in float64 on the host's CPU, whatever the precision and the device of the model, from the
-factors alone (`products.py`). Source: paper section 5.1 and appendix E.
+Everything is computed in float64 on the host's CPU, whatever the model's precision and device, from the factors alone
+(`products.py`). Source: paper section 5.1 and appendix E.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ class Spectrum:
     """One pair's eigenvalues and singular values at every time, for every head (the feed-forward counts as one)."""
 
     eigenvalues: np.ndarray
-    """Complex, (time, head, number): those that can differ from zero. Along time each number is one curve."""
+    """Eigenvalues that can differ from zero, complex (time, head, number). Along time each number is one curve."""
     singular_values: np.ndarray
-    """(time, head, number), the largest first."""
+    """Singular values (time, head, number), the largest first."""
 
     @property
     def radius(self) -> np.ndarray:
@@ -59,15 +59,15 @@ class Spectrum:
 
     @property
     def positive_share(self) -> np.ndarray:
-        """Share of eigenvalues with a positive real part, (time, head); of those with none, half."""
+        """Share of eigenvalues with a positive real part, (time, head); a real part of zero counts as half."""
         return ((np.sign(np.real(self.eigenvalues)) + 1) / 2).mean(-1)
 
     @property
     def sum_ratio(self) -> np.ndarray:
         """`sum(lambda) / sum |lambda|`, (time, head): 1 if all are positive, -1 if all are negative, 0 if they cancel.
 
-        The sum is real, because eigenvalues come in conjugate pairs. Zero where all eigenvalues are.
-        Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", of OV.
+        The sum is real, because eigenvalues come in conjugate pairs. Zero where all eigenvalues are
+        zero. Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for OV.
         """
         total = np.abs(self.eigenvalues).sum(-1)
         return np.divide(np.real(self.eigenvalues).sum(-1), total, out=np.zeros_like(total), where=total > 0)
@@ -81,16 +81,16 @@ class Spectrum:
 
     @property
     def jump(self) -> np.ndarray:
-        """How far curves move between times: the longest way of an eigenvalue over the larger radius, (time - 1, head).
+        """Largest move of an eigenvalue between neighbouring times, over the larger spectral radius, (time - 1, head).
 
-        Small where the grid resolves the motion, so that the matching can be trusted; of the order of one where not.
+        Small where the grid resolves the motion, so that the matching can be trusted; of order one where it does not.
         """
         way = np.abs(np.diff(self.eigenvalues, axis=0)).max(-1)
         scale = np.maximum(self.radius[1:], self.radius[:-1])
         return np.divide(way, scale, out=np.zeros_like(way), where=scale > 0)
 
     def summaries(self) -> dict[str, np.ndarray]:
-        """All of these that are (time, head), by name."""
+        """Return all summaries of shape (time, head), by name."""
         return {
             RADIUS: self.radius,
             "largest real part": self.largest_real,
@@ -105,23 +105,23 @@ class Spectra:
     """The spectra of all pairs of a model over depth."""
 
     times: np.ndarray
-    """In [0, 1], increasing."""
+    """Times in [0, 1], increasing."""
     attention_step: np.ndarray
     """True for the times at which the forward pass takes weights for attention."""
     feed_forward_step: np.ndarray
     """True for the times at which it takes weights for the feed-forward block."""
     continuous: bool
-    """Steps take weights at times, and there are others between them; else each step has weights of its own, a layer's
-    or a mean over the step, and curves join separate ones."""
+    """Whether weights are functions of time, also taken at times between those of the steps; if not, each step has
+    weights of its own, a layer's or a mean over the step, and curves join separate ones."""
     edges: np.ndarray
-    """The times between the steps, from 0 to 1."""
+    """Edges of the steps, from 0 to 1."""
     pairs: dict[str, Spectrum]
-    """By name: `QK`, `OV`, `FF`, and `FF r` for a random subset of r hidden units."""
+    """Spectra by name: `QK`, `OV`, `FF`, and `FF r` for a random subset of r hidden units."""
     later: bool = False
-    """Whether the weights at a time between two steps are the later one's."""
+    """Whether the weights at the edge between two steps are those of the later step."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, to be saved: `QK_eigenvalues`, `QK_radius`, ..., and the times."""
+        """Return all results as arrays, by name: `QK_eigenvalues`, `QK_radius`, ..., and the times."""
         found = {name: getattr(self, name) for name in ("times", "attention_step", "feed_forward_step")}
         for name, spectrum in self.pairs.items():
             key = name.replace(" ", "_")
@@ -131,22 +131,22 @@ class Spectra:
         return found
 
     def steps(self, name: str) -> np.ndarray:
-        """The mask of times at which the forward pass takes the weights of pair `name`."""
+        """Mask the times at which the forward pass takes the weights of pair `name`."""
         return self.feed_forward_step if name.startswith("FF") else self.attention_step
 
     @property
     def alike(self) -> bool:
-        """Whether all steps have the same spectra: of shared weights, or where there is one step alone."""
+        """Whether all steps have the same spectra, as with shared weights or a single step."""
         own = (spectrum.eigenvalues[self.steps(name)] for name, spectrum in self.pairs.items())
         return all(bool((values == values[:1]).all()) for values in own)
 
     def scaled_by_step(self, lengths: np.ndarray) -> "Spectra":
-        """The same with OV and FF multiplied by the length of the step that each time is in: what a step adds.
+        """Multiply OV and FF by the length of the step that each time is in: what a step adds.
 
         **Arguments:** `lengths` of the steps in the state's clock.
         """
         step = Grid.of(self.edges).layer_at(self.times)
-        # `layer_at` counts the time between two steps to the earlier one.
+        # `layer_at` assigns the edge between two steps to the earlier one.
         if self.later:
             step += np.abs(self.times[:, None] - self.edges[None, 1:-1]).min(-1, initial=1.0) < 1e-9
         by = lengths[step][:, None, None]
@@ -155,8 +155,8 @@ class Spectra:
         return replace(self, pairs=pairs)
 
     def table(self, caption: str) -> Table:
-        """Where the forward pass takes weights first, in the middle and last, or once if they are alike; of QK and OV,
-        means over heads."""
+        """Tabulate summaries at the first, middle and last time of the forward pass's weights, or once if all steps are
+        alike; for QK and OV, means over heads."""
         of_steps = {name: np.flatnonzero(self.steps(name)) for name in self.pairs}
         columns = ("pair", "every step") if self.alike else ("pair", "first", "middle", "last")
         rows = [
@@ -171,14 +171,14 @@ class Spectra:
 
 
 def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = False) -> dict[str, Pair]:
-    """The factors of each pair of a block, with an axis of heads before the last two (the feed-forward's is 1 long).
+    """Return the factors of each pair of a block, with an axis of heads before the last two (of length 1 for FF).
 
-    With grouped queries each query head is paired with the key and value head that serves it. Rotary embeddings turn
-    query and key by their positions: this is QK at distance zero. Of llama's gated feed-forward
-    `down (silu(gate x) * up x)` the pair is up and down, as if every gate were open to one; gpt's biases are left out.
+    With grouped queries, each query head is paired with the key and value head that serves it. Rotary embeddings
+    rotate query and key by their positions: this is QK at distance zero. For llama's gated feed-forward
+    `down (silu(gate x) * up x)`, the pair is up and down, as if every gate were one; gpt's biases are left out.
 
-    **Arguments:** `weights`, block weights, stacked on any number of leading axes; `fold_norm`, true to multiply the
-    scale of the norm before each map into it (on both sides of QK), false for the bare products, as in the paper.
+    **Arguments:** `weights`, block weights, stacked on any number of leading axes; `fold_norm`, true to multiply each
+    map by the scale of the norm before it (on both sides of QK), false for the bare products, as in the paper.
 
     **Returns:** for `QK`, `OV` and `FF` the pair (L, R).
     """
@@ -204,9 +204,9 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
 
 
 def hidden_subsets(hidden: int, ranks: Sequence[int], seed: int = 0) -> dict[int, np.ndarray]:
-    """For each rank r, r different hidden units drawn at random, in order; draws of different ranks are independent.
+    """Draw r different hidden units at random for each rank r, sorted; draws of different ranks are independent.
 
-    **Raises:** `BadInput` if a rank is no whole number between 1 and `hidden`.
+    **Raises:** `BadInput` if a rank is not a whole number between 1 and `hidden`.
     """
     for rank in ranks:
         if whole("rank", rank) > hidden or rank < 1:
@@ -217,8 +217,8 @@ def hidden_subsets(hidden: int, ranks: Sequence[int], seed: int = 0) -> dict[int
 def follow(eigenvalues: np.ndarray) -> np.ndarray:
     """Order eigenvalues so that each number is one continuous curve along the first axis.
 
-    At the first time they stand by falling real part; from each time to the next they are matched one to one so that
-    the sum of the distances they move is least (linear sum assignment). The values themselves are not changed.
+    At the first time they are sorted by falling real part; from each time to the next they are matched one to one so
+    that the sum of the distances they move is least (linear sum assignment). The values themselves are not changed.
 
     **Arguments:** `eigenvalues`, complex (time, ..., number). **Returns:** the same values, ordered.
     """
@@ -243,16 +243,16 @@ def spectra(
     fold_norm: bool = False,
     progress: Progress | None = None,
 ) -> Spectra:
-    """The spectra of a model's pairs at all steps and, where they take weights at times, on a grid between them.
+    """Compute the spectra of a model's pairs at all steps and, if weights exist between steps, on a grid of times.
 
-    **Arguments:** `times`, equally spaced times from 0 to 1 besides those of the steps, 0 for none; `steps` of depth,
-    those trained if not given; `ranks`, sizes of random subsets of the feed-forward block's hidden units, of which
-    `W_up[:, S] W_down[S, :]` is taken, the same subset S at all times; `seed` of their draw; `fold_norm` as in
-    `pairs_of`; `progress` for display.
+    **Arguments:** `times`, the number of equally spaced times from 0 to 1 besides those of the steps, 0 for none;
+    `steps` of depth, those of training if not given; `ranks`, sizes of random subsets S of the feed-forward block's
+    hidden units, for each of which `W_up[:, S] W_down[S, :]` is taken, with the same S at all times; `seed` of their
+    draw; `fold_norm` as in `pairs_of`; `progress` for display.
 
     **Returns:** `Spectra`.
 
-    **Raises:** `BadInput` for a single time, a rank that does not fit, or a number of steps the model lacks.
+    **Raises:** `BadInput` for a single time, a rank that is out of range, or a number of steps that the model lacks.
     """
     if whole("times", times, 0) == 1:
         raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")
@@ -294,5 +294,5 @@ def spectra(
 
 @partial(jax.jit, static_argnames=("config", "fold_norm"))
 def _exact_pairs(rows: BlockWeights, *, config: ModelConfig, fold_norm: bool) -> dict[str, Pair]:
-    """All pairs of stacked block weights in float64; run in `on_host`."""
+    """Return all pairs of stacked block weights in float64; run in `on_host`."""
     return pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float64), rows), config, fold_norm=fold_norm)

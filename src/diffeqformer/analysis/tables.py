@@ -17,8 +17,8 @@ def scores_table(
 ) -> Table:
     """Make a table with one row per input that one output can see.
 
-    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,); `tokens`, pieces of the text, shown
-    next to their positions; `most`, the most rows, chosen by the highest scores in the first column.
+    **Arguments:** `output`, a position; `columns`, name to scores of shape (input,); `tokens`, pieces of the text,
+    shown next to their positions; `most`, the most rows, chosen by the highest scores in the first column.
     """
     name, first = next(iter(columns.items()))
     order = np.argsort(-np.nan_to_num(first[: output + 1], nan=-np.inf), kind="stable")

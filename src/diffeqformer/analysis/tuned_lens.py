@@ -42,7 +42,7 @@ class TunedLens:
         *,
         steps: Steps | None = None,
     ) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
-        """Read the loss after every step, and the KL divergence of the last prediction from that: nats per token.
+        """Read the loss after every step, and the KL divergence of the last prediction from each: nats per token.
 
         **Arguments:** `texts`, tokens, each of which predicts the next; `counted`, which of the tokens after the first
         are targets, if not all are; `steps`, those at which the probes were trained.
@@ -65,7 +65,7 @@ def tuned_lens(
     steps: Steps | None = None,
     progress: Progress | None = None,
 ) -> TunedLens:
-    """Train a probe per state on some texts, from zero, to reduce the KL divergence of the last prediction from its own.
+    """Train a probe per state on some texts, from zero, to reduce the KL divergence of the last prediction from its.
 
     **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those of training if not given;
     `progress`.
