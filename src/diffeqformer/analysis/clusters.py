@@ -35,7 +35,7 @@ SPHERES: tuple[Variant, ...] = ("sphere", "unnormed")
 """Motions on a sphere. Points do merge there, so clusters are counted relative to the mean distance at the start; for
 the others, relative to the current one."""
 _LARGEST = 1e250
-"""Bound at which factors of scores are cut: the softmax of so large scores is one at its maximum already."""
+"""Bound at which factors of scores are cut: the softmax of scores this large is one at its maximum already."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ def simulate(
     """Draw systems, move them, and measure them.
 
     **Arguments:** `variant`; `order` of `f`; `unit` of its time, the whole duration if not given, so that `f` rises to
-    1 at the end; `identity`, whether A = V = I instead of Gaussian matrices; if not given, true, the setting of the
-    theory, for all variants but `particles`; `level`, whether `f` is multiplied by order + 1, so that its
-    integral over the whole duration, and with it how far points can go, is the same for all orders; `seed` of draws.
+    1 at the end; `identity`, whether A = V = I instead of Gaussian matrices (if not given, for all variants but
+    `particles`, as in the theory); `level`, whether `f` is multiplied by order + 1, so that its integral over the whole
+    duration, and with it how far points can go, is the same for all orders; `seed` of the draws.
 
     **Raises:** `BadInput` for an unknown variant or a number out of range; `RunFailed` if points overflow.
     """

@@ -116,8 +116,8 @@ def fewer_knots(rows: BlockWeights, knots: int, moments: Moments | None = None) 
 def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
     """For each size s, approximate the layers by their mean over depth and s - 1 leading modes of the rest.
 
-    Each array is taken by itself: a truncated SVD over depth, of which mean and modes each have the size of one layer.
-    The result is that of time networks `C + P h(t)` with d_emb = s - 1.
+    Each array is approximated by itself, by a truncated SVD of P over depth: time networks `C + P h(t)` with
+    d_emb = s - 1.
     """
     layers = number_of_rows(rows)
 

@@ -44,8 +44,8 @@ def leading_directions(
     """Find the leading right singular vectors of linear maps F by subspace iteration, `Q <- qr(F^T F Q)`.
 
     For unit vectors v, u and a number s such that `F v = s u`, some singular value is within `|F^T u - s v| / sqrt 2`
-    of s, and s is at most the largest one. The former is the largest one, unless `first` has no component in its
-    direction, which for random directions has probability zero.
+    of s, and s is at most the largest one. The one near s is the largest, unless `first` has no component in its
+    direction, which has probability zero for random directions.
 
     **Arguments:** `flow`, from Q to `F Q` and a function that multiplies by `F^T`, for a batch of maps; `first`, the
     initial Q; `iterations` at most; `settled`, the bound at which the iteration ends.

@@ -233,7 +233,7 @@ def _of_context(
     drawn: Int[np.ndarray, "draw position"],
     counts: Int[np.ndarray, " count"],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return strength, direction, deletion and insertion in one context; `log_p` takes texts, the unchanged one first."""
+    """Return strength, direction, deletion and insertion in a context; `log_p` takes texts, the unchanged one first."""
     length, draws = len(ids), len(drawn)
     single = np.repeat(ids[None], draws * length, 0).reshape(draws, length, length)
     every = np.arange(length)
@@ -262,7 +262,10 @@ def _last(model: Transformer, ids: Array) -> Float[Array, "batch vocabulary"]:
 
 
 def _log_p(model: Transformer, texts: Int[np.ndarray, "text position"]) -> Float[np.ndarray, " text"]:
-    """Return the log-probability, after each text, of what the model predicts after the first; in batches of one shape."""
+    """Return the log-probability after each text of what the model predicts after the first.
+
+    Texts run in batches of one shape.
+    """
     found, target = [], None
     together = int(np.clip(ATTENTION_NUMBERS // (model.config.heads * texts.shape[1] ** 2), 1, BATCH))
     for start in range(0, len(texts), together):
@@ -283,7 +286,7 @@ def top(scores: Float[np.ndarray, " position"], counts: Int[np.ndarray, " count"
 def interval(
     values: Float[np.ndarray, "context method"],
 ) -> tuple[Float[np.ndarray, " method"], Float[np.ndarray, " method"]]:
-    """Compute the 95 % percentile bootstrap interval of the mean (Efron 1979), resampling whole contexts."""
+    """Compute the 95 % percentile bootstrap interval of the mean over contexts (Efron 1979), resampling whole contexts."""
     draw = np.random.default_rng(0)
     means = [values[draw.integers(0, len(values), len(values))].mean(0) for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, [2.5, 97.5], axis=0))

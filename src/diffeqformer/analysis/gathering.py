@@ -32,7 +32,7 @@ class Measures:
         """Count the clusters of single linkage at `share` of the mean pairwise distance, (time, system).
 
         **Arguments:** `of`, which mean distance: at the `start` (fixed: points that come near are one cluster) or `now`
-        (shape without size: points that shrink together as a whole keep their count).
+        (shape without size: points that shrink as a whole keep their count).
         """
         reach = share * (self.distance[:1] if of == "start" else self.distance)
         return 1 + (self.heights > reach[..., None]).sum(-1)

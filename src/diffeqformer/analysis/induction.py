@@ -1,4 +1,4 @@
-"""Induction heads: which find an earlier copy and which copy from it, and the spectra from which the paper infers it.
+"""Induction heads: which heads match prefixes, which copy, and the spectra from which the paper infers both.
 
 The paper (section 5.1) reads positive eigenvalues of QK as matching and positive eigenvalues of OV as copying, and
 concludes that induction heads are likely in the last layers. Here both behaviours are measured directly, on repeated
@@ -37,7 +37,7 @@ def repeated_sequences(
 ) -> np.ndarray:
     """Draw sequences of `length` different random tokens, each `repeats` times in a row: (sequences, length * repeats).
 
-    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, if one is named twice, or if a number is
+    **Raises:** `BadInput` if there are fewer candidates than tokens to draw, a candidate is named twice, or a number is
     out of range.
     """
     for name, value, least in (("sequences", sequences, 1), ("length", length, 3), ("repeats", repeats, 2)):
@@ -172,8 +172,8 @@ def direct_logits(
 ) -> Float[Array, "batch position heads token"]:
     """Compute what heads' outputs add to the logits of some tokens, directly through the final norm, up to its factor.
 
-    The final norm is linear if its statistics are those of the whole state: `scale (y - mean(y))` (LayerNorm) or
-    `scale y` (RMSNorm), divided by one number per position, which is left out.
+    The final norm is linear once its mean and variance are those of the whole state: `scale (y - mean(y))` (LayerNorm)
+    or `scale y` (RMSNorm), divided by one number for each position, which is left out.
 
     **Arguments:** `rows`, rows of the unembedding.
     """

@@ -19,7 +19,7 @@ TESTS = (
 COPYING = ("copying", "OV positive share")
 """A test that needs no induction heads: a head that copies has a large share of positive real parts in OV."""
 MATCHING = 0.5
-"""Prefix matching from which on a head is called an induction head without reservation."""
+"""Least prefix matching of a head that is called an induction head without reservation."""
 INFERENCE = ("prefix matching", "QK and OV positive")
 """The paper's inference: a head whose shares of positive real parts are large in QK and OV is an induction head."""
 
@@ -96,7 +96,7 @@ class Induction:
         return f"{there}, on random tokens: {measured}. {self._inference()}"
 
     def _inference(self) -> str:
-        """Say how the paper's inference fares if heads match prefixes."""
+        """Say whether the paper's inference holds, given that heads match prefixes."""
         found = self.inference
         (low, high), (least, _) = found.interval, found.within_interval
         alone = self.behaviours["prefix matching"].shape[-1] == 1

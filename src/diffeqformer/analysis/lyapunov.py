@@ -1,7 +1,8 @@
 """How sensitive an output token is to each input token: Lyapunov exponents along a model's own trajectory.
 
-How do tangents grow under `J_ji = dF_j / dx_i`, the derivative of the field at token j by the state of token i, with
-all other tokens held where the forward pass has them? `end_to_end.py` measures what arrives through all tokens.
+How do tangents grow under `J_ji = dF_j / dx_i`, the derivative of the field at token j with respect to the state of
+token i, with all other tokens held where the forward pass has them? `end_to_end.py` measures what arrives through all
+tokens.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from diffeqformer.ode.weights import DyadicWeights, KnotWeights, LayerWeights, M
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the times at which a forward pass takes weights for attention and for the feed-forward block.
 
-    For means over steps, these are the middles of the steps, as they are if a scheme takes one row of a step at several
+    They are the middles of the steps for means over steps, and for a scheme that takes one row of a step at several
     nodes. If the end of a step and the beginning of the next have different rows at the same time, all nodes are moved
     into the interior of their steps.
     """

@@ -55,7 +55,7 @@ class Participation:
 
     @property
     def worse_than_even(self) -> int:
-        """Number of leading steps after which the loss is still that of uniform guessing or above."""
+        """Number of initial steps after which the loss is still that of uniform guessing or above."""
         # The first False; one is appended in case all are True.
         return int(np.argmin(np.append(self.loss[1:] >= self.even, False)))
 
@@ -121,7 +121,7 @@ def participation(
 
 
 def _of_text(model: Transformer, text: np.ndarray, share: np.ndarray, grid: Grid) -> tuple[np.ndarray, ...]:
-    """Return a text's shares of loss, KL divergence and echo and the mean square of each state, and those of steps' halves."""
+    """Return a text's shares of loss, KL divergence and echo, and the mean squares of states and of steps' halves."""
     taken = walk(model, text[:-1], steps=grid)
     found = lens(taken, text[1:])
     squares = np.stack([np.square(np.asarray(x, np.float64)).mean() for x in taken.states])

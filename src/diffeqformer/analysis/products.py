@@ -1,7 +1,7 @@
 """Eigenvalues and singular values of a product `L R` of low rank, from its factors.
 
 The nonzero eigenvalues of `L R` are those of `R L`, so the smaller of the two is used: exact, and for a head hundreds
-of times cheaper. All is computed in float64 on the host's CPU, where alone LAPACK's nonsymmetric eigenvalues exist.
+of times cheaper. Computed in float64 on the host's CPU, the only place with LAPACK's nonsymmetric eigenvalues.
 """
 
 from collections.abc import Iterator

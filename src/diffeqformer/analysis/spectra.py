@@ -66,8 +66,8 @@ class Spectrum:
     def sum_ratio(self) -> np.ndarray:
         """`sum(lambda) / sum |lambda|`, (time, head): 1 if all are positive, -1 if all are negative, 0 if they cancel.
 
-        The sum is real, because eigenvalues come in conjugate pairs. Zero where all eigenvalues are
-        zero. Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for OV.
+        The sum is real, because eigenvalues come in conjugate pairs. Zero where all eigenvalues are zero.
+        Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", for OV.
         """
         total = np.abs(self.eigenvalues).sum(-1)
         return np.divide(np.real(self.eigenvalues).sum(-1), total, out=np.zeros_like(total), where=total > 0)

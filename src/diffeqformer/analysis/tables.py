@@ -32,7 +32,7 @@ def scores_table(
 
 
 def decimals(scores: np.ndarray) -> int:
-    """Choose the decimal places of a column: four, or more if its largest score would have fewer than three digits."""
+    """Choose the decimal places of a column: four, or more if its largest score then had fewer than three digits."""
     largest = float(np.max(np.abs(scores), where=np.isfinite(scores), initial=0.0))
     return 4 if largest == 0 else min(max(4, 2 - math.floor(math.log10(largest))), 12)
 

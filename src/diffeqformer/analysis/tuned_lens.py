@@ -1,4 +1,4 @@
-"""The tuned lens: per step, an affine map that takes the state towards the last one, where the head reads it.
+"""The tuned lens: per step, an affine map from the state there towards the last state, which the head then reads.
 
 The logit lens reads a state as if no step were left. The tuned lens reads `x_l + x_l D_l + b_l`, where D_l and b_l
 minimise the divergence of the last prediction from the one there on some texts: what the state already says in another
@@ -42,7 +42,7 @@ class TunedLens:
         *,
         steps: Steps | None = None,
     ) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
-        """Read the loss after every step, and the KL divergence of the last prediction from each: nats per token.
+        """Return the loss after every step, and the KL divergence of the last prediction from each: nats per token.
 
         **Arguments:** `texts`, tokens, each of which predicts the next; `counted`, which of the tokens after the first
         are targets, if not all are; `steps`, those at which the probes were trained.
@@ -65,7 +65,7 @@ def tuned_lens(
     steps: Steps | None = None,
     progress: Progress | None = None,
 ) -> TunedLens:
-    """Train a probe per state on some texts, from zero, to reduce the KL divergence of the last prediction from its.
+    """Train a probe per state on some texts, from zero, to lower the KL divergence of the last prediction from its own.
 
     **Arguments:** `texts`, tokens; `updates` of each probe; `steps` of depth, those of training if not given;
     `progress`.
