@@ -286,7 +286,7 @@ def top(scores: Float[np.ndarray, " position"], counts: Int[np.ndarray, " count"
 def interval(
     values: Float[np.ndarray, "context method"],
 ) -> tuple[Float[np.ndarray, " method"], Float[np.ndarray, " method"]]:
-    """Compute the 95 % percentile bootstrap interval of the mean over contexts (Efron 1979), resampling whole contexts."""
+    """Compute the 95 % percentile bootstrap interval of the mean over contexts (Efron 1979), resampling contexts."""
     draw = np.random.default_rng(0)
     means = [values[draw.integers(0, len(values), len(values))].mean(0) for _ in range(RESAMPLES)]
     return tuple(np.percentile(means, [2.5, 97.5], axis=0))
