@@ -1,7 +1,7 @@
 """Continuous-depth language models: transformers whose weights are smooth functions of depth.
 
-The whole API on one screen. A name is loaded when it is first used, so that importing the package costs nothing: the
-imports below are for type checkers and editors, and are read here for where each name is.
+The whole public API on one screen. Names are loaded on first use, so that importing the package costs nothing. The
+imports below serve type checkers and editors; `_HOMES` reads from them which module each name is in.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""A trained model as the start of another: populated at any depth, with adapters or without."""
+"""Starting a model from a trained one: populated at any depth, with or without adapters."""
 
 import dataclasses
 from functools import partial
@@ -27,17 +27,17 @@ from diffeqformer.ode.weights.dyadic import freed
 from diffeqformer.sharding import by_path
 
 Become = Literal["layer", "dyadic", "same"]
-"""What weights become: a table of layers (paper section 6.2), a block for each dyadic step, or what they were."""
+"""What the weights become: a table of layers (paper section 6.2), one block per dyadic step, or the same as before."""
 
 
 def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoRAConfig | None) -> ModelConfig:
-    """The config of a model of `config`, to be fine-tuned at `steps` steps.
+    """Return the config for fine-tuning a trained model of `config` at `steps` steps.
 
-    **Arguments:** `config`, of the trained model; `steps`, the new depth; `become`, what weights become; `lora`, the
+    **Arguments:** `config`, the trained model's; `steps`, the new depth; `become`, what the weights become; `lora`, the
     adapters, if any.
 
-    **Raises:** `BadInput` if the trained model cannot run at `steps`, or has no functions of depth to keep, or none
-    that adapters can be put beside.
+    **Raises:** `BadInput` if the trained model cannot run at `steps`, has no functions of depth to keep, or has
+    functions of depth that cannot take adapters.
     """
     if become == "dyadic":
         return _dyadic_config(config, steps, lora)
@@ -48,7 +48,7 @@ def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoR
                 "method 'continuous' keeps weights that are functions of depth, but this model is a table of "
                 f"{config.steps} layers; 'lora' and 'full' fine-tune it."
             )
-        # A number of rows that was the trained number of steps stays so.
+        # Numbers of rows that default to the number of steps are fixed at the trained number.
         if isinstance(own, KnotsConfig):
             halvings = own.halved(config.steps) if own.rank else None
             own = dataclasses.replace(own, knots=own.knots or config.steps, halvings=halvings, lora=lora)
@@ -72,7 +72,7 @@ def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoR
 
 
 def _dyadic_config(config: ModelConfig, steps: int, lora: LoRAConfig | None) -> ModelConfig:
-    """A block of its own for each dyadic step, down to the first length of which `steps` fill depth."""
+    """Return the config with one block per dyadic step, down to the first length `1/2^h` with `2^h >= steps`."""
     if isinstance(config.weights, LayerConfig | LayerDropConfig | DyadicConfig):
         raise BadInput(
             "method 'dyadic' gives steps that share weights blocks of their own, but this model has weights of kind "
@@ -86,12 +86,12 @@ def _dyadic_config(config: ModelConfig, steps: int, lora: LoRAConfig | None) -> 
 
 
 def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Transformer:
-    """The weights of `model` as a model of `config`: populated at its depth, with new adapters that change nothing yet.
+    """Turn `model` into a model of `config`: populated at its depth, with new adapters that change nothing yet.
 
-    **Arguments:** `model`, trained; `config`, as `adapted_config` gives it, with other dropout, precision or gradient
-    if wanted; `key`, for the adapters.
+    **Arguments:** `model`, trained; `config`, from `adapted_config`, optionally with other dropout, precision or
+    gradient settings; `key`, for the adapters.
 
-    **Raises:** `BadInput` if the model cannot become one of `config`: what it would compute, not shapes alone.
+    **Raises:** `BadInput` if the model does not fit `config`, in its shapes or in what it would compute.
     """
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
@@ -112,15 +112,15 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
                 f"the model to start from does not fit the config: {name} is {found.get(name, 'absent')} there, "
                 f"but must be {wanted.get(name, 'absent')}."
             )
-    # Of the new config are dropout, precision and what the backward pass keeps.
-    # Parts of the user's own, which no config can build, stay the model's.
+    # The new config sets dropout, precision and what the backward pass keeps.
+    # The user's own parts stay the model's, since no config can build them.
     own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
     if "scheme" not in own and made.scheme != model.scheme:
         raise BadInput(
             f"model.scheme is {config.scheme.kind!r}, but the model to start from is of {model.config.scheme.kind!r}, "
             "and what is trained on keeps its scheme; `eval --scheme` reads a model by another."
         )
-    # Numbers of the same shapes may stand for other functions of depth.
+    # Arrays of the same shapes may represent different functions of depth.
     if "scheme" not in own and jax.tree.structure(made.weights) != jax.tree.structure(model.weights):
         raise BadInput("model.weights differs from that of the model to start from in its basis, frequencies or nodes.")
     field = model.field if "field" in own else config.field.build(config)

@@ -1,4 +1,4 @@
-"""From a model config, or a user's own parts, to a model."""
+"""Building a model from a config, or from a user's own parts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from diffeqformer.ode.weights.modulated import init_norm_changes
 from diffeqformer.plain import shown
 
 Build = Callable[[ModelConfig, Array], Transformer]
-"""What makes a new model of a config and a key."""
+"""A function that makes a new model from a config and a key."""
 
 
 def build(
@@ -33,13 +33,13 @@ def build(
     field: Field | None = None,
     scheme: Scheme | None = None,
 ) -> Transformer:
-    """A new model with random weights, float32.
+    """Build a new model with random float32 weights.
 
-    **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects in
-    place of those that the config's sections build. The config then says `own` there, with the name of their class.
+    **Arguments:** `config`, with `vocabulary` set; `key`; `weights`, `field` and `scheme`, a user's own objects to
+    replace those that the config's sections build. The model's config then says `own` there, and names their class.
 
-    **Raises:** `BadInput` for a setting that cannot be, if the config has no vocabulary size, or if it names a user's
-    own part that is not given.
+    **Raises:** `BadInput` if a setting is invalid, if the config has no vocabulary size, or if it names a user's own
+    part that is not given.
     """
     own = {"weights": weights, "field": field, "scheme": scheme}
     for (name, part), kind in zip(own.items(), (WeightSource, Field, Scheme), strict=True):
@@ -85,40 +85,51 @@ def build(
 
 
 def require_part(name: str, part: Any, kind: type) -> None:
-    """**Raises:** `BadInput` for what is no object with the methods of a protocol: another one, or a class of them."""
+    """Check that a part is an object with the methods of the protocol `kind`.
+
+    **Raises:** `BadInput` for any other object, and for a class.
+    """
     if isinstance(part, type) or not isinstance(part, kind):
         raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}.")
 
 
 def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:
-    """How a config names an object that stands in place of what the section `before` describes: the library's own
-    schemes by their kind."""
+    """Return the config section of an object that replaces what the section `before` describes.
+
+    The library's own schemes are named by their kind.
+    """
     for kind, known in SCHEMES.items():
-        # By identity: an equal object of one's own, such as `LieTrotter()`, counts as own.
+        # By identity: an equal object that the user made, such as `LieTrotter()`, counts as the user's own.
         if part is known:
             return SchemeConfig(kind)  # pyright: ignore[reportArgumentType]
     like = before.like if isinstance(before, OwnConfig) else before.kind
-    # What `ModelConfig` itself reads from its field's section.
+    # What `ModelConfig` itself reads from the field's section.
     of_field = ("kv_heads", "head_width", "final_norm_epsilon")
     kept: dict[str, Any] = {name: getattr(before, name, None) for name in of_field}
     return OwnConfig(f"{type(part).__module__}.{type(part).__qualname__}", like, **kept)
 
 
 def own_parts(model: Transformer) -> dict[str, str]:
-    """The names of the user's own objects in a model, by part, such as `{"weights": "mine.Polynomial"}`."""
+    """Return the names of the user's own objects in a model, by part, such as `{"weights": "mine.Polynomial"}`."""
     sections = {name: getattr(model.config, name) for name in ("weights", "field", "scheme")}
     return {name: section.name for name, section in sections.items() if isinstance(section, OwnConfig)}
 
 
 def require_no_own(config: ModelConfig) -> None:
-    """**Raises:** `BadInput` as `refuse_own`, before anything else is done, if a config names a part of one's own."""
+    """Check that a config names no part of the user's own, before anything else is done.
+
+    **Raises:** `BadInput`, as `refuse_own` does, if it names one.
+    """
     for section in (config.weights, config.field, config.scheme):
         if isinstance(section, OwnConfig):
             refuse_own(section)
 
 
 def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
-    """**Raises:** `BadInput`, since a file cannot make a user's own object again."""
+    """Refuse a user's own part, which a config file cannot rebuild.
+
+    **Raises:** `BadInput`, always.
+    """
     raise BadInput(
         f"this model has a part of your own, {section.name}, which a config cannot make: give `train` and `load_run` a "
         "`build` that passes it."
@@ -126,5 +137,5 @@ def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
 
 
 def abstract(config: ModelConfig, build: Build = build) -> Transformer:
-    """The model's shapes and types without its numbers, for counting and for restoring into."""
+    """Return the model as shapes and dtypes without values, for counting and as the target of a restore."""
     return eqx.filter_eval_shape(build, config, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Counting: parameters, floating-point operations and memory of a model config, before anything is trained."""
+"""Counting the parameters and floating-point operations of a model config before anything is trained."""
 
 import dataclasses
 import math
@@ -16,43 +16,43 @@ from diffeqformer.ode.lora import linear_maps
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters."""
+    """Parameter counts."""
 
     stored: int
-    """What training holds and a checkpoint stores."""
+    """Parameters that training holds and a checkpoint stores."""
     effective: int
-    """What remains once the weights are populated for the trained number of steps, adapters merged."""
+    """Parameters left once the weights are populated for the trained number of steps and the adapters merged."""
 
 
 class Flops(NamedTuple):
-    """Floating-point operations; a multiplication and an addition are two."""
+    """Floating-point operation counts; a multiply-add counts as two."""
 
     inference_per_token: float
-    """One forward pass at full context, causal attention counted over the mean number of visible positions."""
+    """One forward pass at full context; causal attention is counted over the mean number of visible positions."""
     training_per_token: float
-    """Forward and backward pass; the backward pass costs twice the forward one. Without recomputation."""
+    """Forward and backward pass without recomputation; the backward pass costs twice the forward pass."""
     generating_weights: float
-    """Generating all weights of the grid from the time networks and its backward pass, once per update."""
+    """Generating all weights of the grid from the time networks, with its backward pass, once per update."""
 
 
 def count(tree: PyTree) -> int:
-    """Number of entries of all arrays of a tree; shapes are enough."""
+    """Count the entries of all arrays in a tree; shapes are enough."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """Parameters of a model config, from its shapes alone."""
+    """Count the parameters of a model config, from its shapes alone."""
     return parameters_of(abstract(config))
 
 
 def parameters_of(model: Transformer) -> Parameters:
-    """Parameters of a model; shapes are enough."""
+    """Count the parameters of a model; shapes are enough."""
     return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate().merge(), model)))
 
 
 @lru_cache
 def flops(config: ModelConfig) -> Flops:
-    """Floating-point operations of a model config.
+    """Count the floating-point operations of a model config.
 
     Each entry of a matrix costs 2 operations per token and evaluation of its half of the field; attention costs
     `4 heads x head width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive
@@ -67,33 +67,34 @@ def flops(config: ModelConfig) -> Flops:
     generated = 0
     if isinstance(config.weights, TimeConfig):
         entries = count(eqx.filter_eval_shape(lambda m: m.populate(), model).weights)
-        # 3: the backward pass costs twice the forward one.
+        # 3: the backward pass costs twice the forward pass.
         generated = 3 * 2 * config.weights.d_emb * entries
     return Flops(inference, 3 * inference, generated)
 
 
 @lru_cache
 def update_operations(config: ModelConfig, sequences: int, readings: int = 1) -> float:
-    """Floating-point operations of an update on that many sequences; weights are generated once in it.
+    """Count the floating-point operations of an update on `sequences` sequences.
 
-    A pass that is read at several depths has as many readings, each with an unembedding.
+    Weights are generated once per update. A pass that is read at several depths has that many `readings`, each with an
+    unembedding.
     """
     found, more = flops(config), 3 * (readings - 1) * _unembedding(abstract(config))
     return sequences * config.context * (found.training_per_token + more) + found.generating_weights
 
 
 def _unembedding(model: Transformer) -> int:
-    """Operations per token of the logits."""
+    """Count the operations per token of the logits."""
     return 2 * math.prod((model.embedding.tokens if model.head is None else model.head).shape)
 
 
 def _matrices(shapes: PyTree) -> int:
-    """Operations per token of the matrices of half a block."""
+    """Count the operations per token of the matrices in half a block."""
     return sum(2 * unit.inputs * unit.outputs for unit in linear_maps(shapes).values())
 
 
 def vanilla_twin(config: ModelConfig) -> ModelConfig:
-    """The vanilla transformer of the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
+    """Return the vanilla transformer with the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
     own = config.field
     usual = {"nested_norm": False, "norm_shift": False, "final_norm_epsilon": None}
     return dataclasses.replace(
@@ -114,12 +115,12 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
 
 
 def smallest_useful_d_emb(config: ModelConfig) -> int:
-    """The d_emb below which generated weights have fewer degrees of freedom over the grid than a table has.
+    """Return the d_emb below which generated weights have fewer degrees of freedom over the grid than a table.
 
-    `W(t_l) = P h(t_l) + C` spans at most d_emb + 1 directions, so the matrices at the L times of the trained grid are
-    free of each other from d_emb = L - 1 on.
+    `W(t_l) = P h(t_l) + C` spans at most d_emb + 1 directions, so the matrices at the L times of the trained grid can
+    be independent of each other only from d_emb = L - 1 on.
     """
     model = abstract(config)
-    # The end of a step and the start of the next are one time.
+    # The end of a step and the start of the next are the same time.
     times = max(len(set(model.grid().times(nodes))) for nodes in model.scheme.nodes)
     return max(times - 1, 1)

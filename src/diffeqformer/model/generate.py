@@ -16,7 +16,7 @@ from diffeqformer.nn.embedding import known_ids
 from diffeqformer.plain import shown
 
 COLDEST = 1e-6
-"""Temperatures below it are 0: float32 has no logits that differ by less and are not equal."""
+"""Temperatures below this count as 0: no two unequal float32 logits differ by less."""
 
 
 def generate(
@@ -32,10 +32,10 @@ def generate(
 ) -> Int[Array, "batch new"]:
     """Continue every prompt by `new_tokens` tokens.
 
-    The model is populated once, adapters merged; the prompt is read in one pass, then one token at a time against the
-    cache.
+    The model is populated once and its adapters are merged. The prompt is read in one pass, then one token at a time
+    against the cache.
 
-    **Arguments:** `prompt`, tokens, at least one; `key`, of which each token draws a part; `steps` as for the model;
+    **Arguments:** `prompt`, at least one token; `key`, split into one for each new token; `steps` as for the model;
     `temperature`, 0 for the most likely token; `top_k`, keep the k most likely; `top_p`, keep the smallest set of
     most likely tokens whose probability reaches p (nucleus sampling, Holtzman et al. 2020).
 
@@ -50,14 +50,14 @@ def generate(
 def require_sampling(
     model: Transformer, prompt: Any, new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> tuple[Array, int, float, int | None, float | None]:
-    """Check what text is asked for; computes nothing.
+    """Check the arguments for sampling text; computes nothing.
 
-    **Returns:** the prompt as an array, and the other four as Python's own numbers.
+    **Returns:** the prompt as an array, and the other four as Python numbers.
 
     **Raises:** `BadInput` for settings or tokens out of range, an empty prompt, or a text longer than the context.
     """
     vocabulary, context = model.embedding.tokens.shape[0], model.config.context
-    # As objects: rows of different lengths, which NumPy refuses otherwise, get their message from `known_ids`.
+    # As objects, since NumPy otherwise refuses rows of different lengths, for which `known_ids` has a message.
     if not (prompt if isinstance(prompt, Array) else np.asarray(prompt, object)).size:
         raise BadInput("the prompt is empty, but must have at least one token.")
     prompt = known_ids(prompt, vocabulary, 2)
@@ -73,9 +73,9 @@ def require_sampling(
 def require_choice(
     vocabulary: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> tuple[float, int | None, float | None]:
-    """Check how a token is to be chosen.
+    """Check the settings that decide how a token is chosen.
 
-    **Returns:** the last three as Python's own numbers.
+    **Returns:** the last three as Python numbers.
 
     **Raises:** `BadInput` for settings out of range.
     """
@@ -91,14 +91,17 @@ def require_choice(
 
 
 def _number(name: str, value: Any) -> float:
-    """**Raises:** `BadInput` for what is no number."""
+    """Convert `value` to a float.
+
+    **Raises:** `BadInput` if it is not a number.
+    """
     try:
         return value.__float__()
     except (AttributeError, TypeError):
         raise BadInput(f"{name} is {shown(value)}, but must be a number.") from None
 
 
-# Python's numbers are constants of the program: `choose` branches on them.
+# Python numbers are constants of the compiled program: `choose` branches on them.
 @eqx.filter_jit
 def _generate(
     model: Transformer,
@@ -134,7 +137,7 @@ def choose(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Int[Array, "*batch"]:
-    """Draw a token for each row, after temperature, then top-k, then top-p; ties at the edge of a set are kept."""
+    """Draw a token for each row, applying temperature, top-k and top-p in this order; ties at the edge are kept."""
     if temperature < COLDEST:
         return logits.argmax(-1).astype(jnp.int32)
     return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1).astype(jnp.int32)
@@ -146,22 +149,22 @@ def probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Float[Array, "*batch vocabulary"]:
-    """The distributions that `choose` draws from; at temperature 0 all on the most likely token."""
+    """Return the distributions that `choose` draws from; at temperature 0, all mass is on the most likely token."""
     if temperature < COLDEST:
         return jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
     return jax.nn.softmax(_kept(logits, temperature, top_k, top_p), axis=-1)
 
 
 def _kept(logits: Array, temperature: float, top_k: int | None, top_p: float | None) -> Array:
-    """Logits over a temperature; those of tokens that are never drawn are minus infinity."""
-    logits = (logits - logits.max(-1, keepdims=True)) / temperature  # quotients that overflow are of no token's
+    """Divide logits by the temperature, and set those of tokens that are never drawn to minus infinity."""
+    logits = (logits - logits.max(-1, keepdims=True)) / temperature  # at most 0: overflow can only give -inf
     if top_k is not None:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
     if top_p is not None:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         likely = jax.nn.softmax(ordered, axis=-1)
-        # By the probability before each token; the most likely one is kept even if `top_p` is zero in this precision.
+        # By the probability of all tokens before each; the most likely one is kept even if `top_p` rounds to zero.
         kept = (likely.cumsum(-1) - likely < top_p).at[..., 0].set(True)
         least = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)

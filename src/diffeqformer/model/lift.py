@@ -1,6 +1,6 @@
-"""Lifting: a table of layers becomes a function of depth whose populated model is the table.
+"""Lifting: turning a table of layers into a function of depth that populates to the same table.
 
-Ancestors: Queiruga et al. 2021, arXiv:2106.10820 (a basis over depth, projected to more or fewer functions without
+Prior work: Queiruga et al. 2021, arXiv:2106.10820 (a basis over depth, projected to more or fewer functions without
 training); Chen et al. 2022, arXiv:2110.07143 (bert2BERT), Wang et al. 2023, arXiv:2309.16119 (LEMON): lossless growth.
 """
 
@@ -28,26 +28,26 @@ from diffeqformer.ode.weights.lifting import fit_knots, fit_time
 from diffeqformer.plain import shown
 
 EXACT = 1e-4
-"""What logits may differ by, of the largest (at least of 1)."""
+"""Largest difference of logits that still counts as the same model, relative to the largest logit (at least to 1)."""
 BANDS = (2.0, 3.0, 6.0)
-"""Highest frequencies to try, in radians per step: the lower, the smoother between the steps; 3 is about Nyquist's."""
+"""Highest frequencies to try, in radians per step: lower ones are smoother between steps; 3 is about Nyquist's."""
 WELL_CONDITIONED = 1e3
-"""Condition number below which no wider band is tried."""
+"""Condition number up to which no wider band is tried."""
 PROBED = 32
-"""Random tokens whose logits are compared."""
+"""Number of random tokens whose logits are compared."""
 
 
 @dataclass(frozen=True)
 class Lifted:
-    """A model that runs at other depths, and how near it comes to the table that it was made of."""
+    """A model that runs at other depths, and how closely it matches the table that it was made from."""
 
     model: Transformer
     condition: float
-    """Condition number of the linear system that gave its weights."""
+    """Condition number of the linear system that gave the weights."""
     difference: float
-    """The largest of a logit at the table's own depth, relative to the largest logit (at least to 1)."""
+    """Largest difference of a logit at the table's own depth, relative to the largest logit (at least to 1)."""
     losses: dict[int, float] | None = None
-    """Of layers that are left out, by how many are kept: nats per token of the text that decided."""
+    """If layers are left out: loss by number of layers kept, in nats per token of the text that decided their order."""
 
 
 def lift(
@@ -59,18 +59,18 @@ def lift(
     moments: Sequence[Array] | None = None,
     key: Key[Array, ""],
 ) -> Lifted:
-    """The model of a table of layers with weights that are functions of depth: it runs at any number of steps.
+    """Make the weights of a table of layers functions of depth, so that the model runs at any number of steps.
 
-    At its own depth it is the same model: with `knots` to the bit, with `time` to `EXACT`. Depth lasts as long as
-    before, so that at 2L steps each is half as long.
+    At its own depth the model stays the same: bit for bit with `knots`, to `EXACT` with `time`. The horizon stays the
+    same too, so that each of 2L steps is half as long.
 
-    **Arguments:** `model`, a table of L layers, one row each, of a scheme that needs weights once per step, at its
-    middle or its end; `kind`, weights interpolated between knots, or time networks; `knots`, K: fewer or more than L
-    give a smaller or larger model, which is then not the same; `d_emb` of time networks, at least L, 2 L if not given;
-    `moments` of the inputs of its matrices (`analysis.compression.second_moments`), for fewer knots; `key` of time
-    networks.
+    **Arguments:** `model`, a table of L layers with one row each, whose scheme needs weights once per step, at its
+    middle or its end; `kind`, weights interpolated between knots, or time networks; `knots`, their number K: fewer or
+    more than L give a smaller or larger model, which is no longer the same; `d_emb` of time networks, at least L, 2 L
+    if not given; `moments` of the inputs of the model's matrices (`analysis.compression.second_moments`), for fewer
+    knots; `key` for time networks.
 
-    **Raises:** `BadInput` for a model that is no such table, or whose lifted model would not be the same.
+    **Raises:** `BadInput` if the model is not such a table, or if the lifted model would not be the same.
     """
     if kind not in ("knots", "time"):
         raise BadInput(f"kind is {shown(kind)}, but must be 'knots' or 'time'.")
@@ -116,9 +116,11 @@ def lift(
 
 
 def aligned(model: Transformer) -> Transformer:
-    """The same model, its layers written so that neighbours are near: lines between them then mean more.
+    """Rewrite the layers of a model so that neighbours are close, which makes lines between them more meaningful.
 
-    **Raises:** `BadInput` for a model that is no table of layers, or of a field of your own.
+    Every layer computes the same as before.
+
+    **Raises:** `BadInput` if the model is not a table of layers, or has a field of your own.
     """
     weights, field = table_of(model), model.field
     if not isinstance(field, TransformerField) or isinstance(model.config.field, OwnConfig):
@@ -129,19 +131,19 @@ def aligned(model: Transformer) -> Transformer:
 
 
 def of_rows(model: Transformer, rows: Sequence[int] | Array | np.ndarray) -> Transformer:
-    """The table of some of a table's layers, each as often as `rows` names it; every layer does what it did."""
+    """Make a table of the layers named in `rows`, each as often as named; every layer computes the same as before."""
     layers = jax.tree.map(lambda leaf: leaf[jnp.asarray(rows)], model.weights.layers)  # pyright: ignore
     config = replace(model.config, steps=len(rows), horizon="steps", edges=())
     return model.replace(weights=LayerWeights(layers), config=config)
 
 
 def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
-    """The same table, whose layers are left out at fewer steps, the others doing what they did.
+    """Make a table leave out layers at fewer steps; the others compute the same as before.
 
-    **Arguments:** `model`, a table of Lie-Trotter steps of 1; `order`, in which layers come in as steps are added; if
-    there is none, N steps take every (L/N)th (`ode.weights.layer_drop`).
+    **Arguments:** `model`, a table of Lie-Trotter steps of 1; `order`, in which layers are added as steps are; if it is
+    empty, N steps take every (L/N)th layer (`ode.weights.layer_drop`).
 
-    **Raises:** `BadInput` for a model that is no such table.
+    **Raises:** `BadInput` if the model is not such a table.
     """
     weights, m = table_of_whole_steps(model), model.config
     config = replace(m, weights=LayerDropConfig(m.steps, nested=bool(order), order=tuple(order)))
@@ -150,9 +152,9 @@ def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
 
 
 def table_of_whole_steps(model: Transformer) -> LayerWeights:
-    """`table_of` a model whose layers can be left out.
+    """Return the weights of a table whose layers can be left out: equal Lie-Trotter steps of length 1.
 
-    **Raises:** `BadInput` for any other.
+    **Raises:** `BadInput` for any other model.
     """
     weights, m = table_of(model), model.config
     if not model.grid().equal:
@@ -167,9 +169,9 @@ def table_of_whole_steps(model: Transformer) -> LayerWeights:
 
 
 def difference(one: Transformer, other: Transformer) -> float:
-    """The largest difference of the logits of two models of one depth, relative to the largest logit (at least 1).
+    """Return the largest difference between the logits of two models, relative to the largest logit (at least to 1).
 
-    Both compute in float32: in bfloat16 weights that are equal to rounding are rounded apart.
+    Both run at the depth of `one` and in float32: bfloat16 may round weights apart that are equal up to rounding.
 
     **Raises:** `BadInput` if a logit is not finite.
     """
@@ -187,9 +189,9 @@ def difference(one: Transformer, other: Transformer) -> float:
 
 
 def table_of(model: Transformer) -> LayerWeights:
-    """The weights of a model that can be lifted: a table with one row per layer.
+    """Return the weights of a model that can be lifted: a table with one row per layer.
 
-    **Raises:** `BadInput` for any other.
+    **Raises:** `BadInput` for any other model.
     """
     config, weights = model.config, model.weights
     if config.continuous:
@@ -214,7 +216,7 @@ def table_of(model: Transformer) -> LayerWeights:
 
 
 def _as_flow(model: Transformer) -> Transformer:
-    """The same table with steps whose lengths shrink as there are more: those of `residual` are 1, however many."""
+    """Give a table steps that shrink as their number grows; those of `residual` have length 1 at any number."""
     if not isinstance(model.scheme, Residual):
         return model
     if not model.grid().equal:
@@ -224,7 +226,7 @@ def _as_flow(model: Transformer) -> Transformer:
 
 
 def _node_of(model: Transformer) -> float:
-    """Where in a step the scheme needs weights, as a fraction of the step."""
+    """Return where in a step the scheme needs weights, as a fraction of the step."""
     nodes = {*model.scheme.nodes.attention, *model.scheme.nodes.feed_forward}
     if len(nodes) != 1 or not nodes <= {*PLACES.values()}:
         raise BadInput(

@@ -1,7 +1,7 @@
 """Next-token cross-entropy from integer targets, in blocks of positions.
 
-Logits exist for one block at a time only, so that the float32 `positions x vocabulary` array of a whole batch is never
-made; neither is a one-hot target.
+Logits exist for only one block at a time: neither the float32 `positions x vocabulary` array of a whole batch nor
+one-hot targets are ever made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,21 +26,21 @@ from diffeqformer.sharding import BATCH, batch_parts, constrain
 
 
 class LossSum(NamedTuple):
-    """A loss summed over positions, and what it took."""
+    """A loss summed over positions, and what it cost."""
 
     nats: Float[Array, ""]
     positions: Float[Array, ""]
-    """Positions counted."""
+    """Number of positions counted."""
     evaluations: Evaluations
-    """Evaluations of the vector field, the mean over positions counted."""
+    """Evaluations of the vector field, averaged over the positions counted."""
 
 
 class Teacher(NamedTuple):
-    """Whose predictions are learned from."""
+    """The source of the predictions that are distilled."""
 
     model: Transformer
     states: Float[Array, "batch position width"]
-    """Its own, normalised, through which no gradient flows."""
+    """The teacher's own normalised states, through which no gradient flows."""
 
 
 def loss_sum(
@@ -51,10 +51,10 @@ def loss_sum(
     steps: Steps | EarlyExit | None = None,
     block: int = 4096,
 ) -> LossSum:
-    """Sum over positions of `-log p(ids[i+1] | ids[..i])` in nats, and the number of positions counted.
+    """Sum `-log p(ids[i+1] | ids[..i])` over positions, in nats, and count these positions.
 
     **Arguments:** `ids`, context + 1 tokens per row; `mask`, true where the prediction of `ids[:, 1:]` counts (all if
-    not given); `steps` as for the model; `block`, positions whose logits exist at one time on a device.
+    not given); `steps` as for the model; `block`, positions whose logits exist at the same time on a device.
 
     **Returns:** a `LossSum`, float32.
     """
@@ -70,9 +70,12 @@ def loss_sum(
 
 
 def _counted(model: Transformer, ids: Array, mask: Array | None) -> tuple[Array, Array]:
-    """The ids, and which targets count; all ids are checked here, since the last of a row is a target alone.
+    """Check the ids, and return them with a mask of the targets that count.
 
-    **Raises:** `BadInput` for ids that are no batch of at least two, or a mask that is not of their targets.
+    All ids are checked here, since the last one of each row is only a target.
+
+    **Raises:** `BadInput` if the ids are not a batch with at least two per row, or if the mask does not match their
+    targets.
     """
     ids = known_ids(ids, model.embedding.tokens.shape[0], 2)
     shape = ids.shape[0], ids.shape[1] - 1
@@ -98,9 +101,9 @@ def _nats(
     teacher: Teacher | None = None,
     share: float = 0.0,
 ) -> Float[Array, ""]:
-    """Cross-entropy of the predictions of normalised states, summed over positions that count.
+    """Sum the cross-entropy of the predictions from normalised states over the positions that count.
 
-    With a `teacher` the target's distribution is for `share` of it the teacher's prediction.
+    With a `teacher`, a fraction `share` of the target distribution is the teacher's prediction.
     """
     block = whole("block", block, 1)
     taught = (teacher.states,) if teacher is not None and share else ()
@@ -112,12 +115,12 @@ def _nats(
         if taught and teacher is not None:
             told = jax.nn.softmax(constrain(teacher.model.unembed(taught[0]), BATCH, "tensor"), axis=-1)
             expected = (jax.lax.stop_gradient(told) * logits).sum(axis=-1)
-            # Cross-entropy is linear in the target's distribution, which sums to 1: one logsumexp serves both parts.
+            # Cross-entropy is linear in the target distribution, which sums to 1: one logsumexp serves both parts.
             at_target = (1 - share) * at_target + share * expected
         return jnp.where(counted, jax.nn.logsumexp(logits, axis=-1) - at_target, 0.0).sum()
 
-    positions, parts = len(flat[1]), batch_parts()  # of the devices; each divides its own positions into blocks
-    if positions % parts:  # rows that one depth was drawn for need not divide
+    positions, parts = len(flat[1]), batch_parts()  # parts on devices; each divides its own positions into blocks
+    if positions % parts:  # the rows of one depth need not divide evenly
         parts = 1
     if positions <= block * parts:
         return of_block(*flat)
@@ -147,7 +150,7 @@ def next_token_loss(
     key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> Float[Array, ""]:
-    """Mean of `loss_sum` over the positions counted, in nats; with early exit it has no gradient."""
+    """Compute the mean of `loss_sum` over the positions counted, in nats; with early exit it has no gradient."""
     return loss_of_depths(model, ids, mask, depths=(steps,), key=key, block=block)
 
 
@@ -163,17 +166,17 @@ def loss_of_depths(
     block: int = 4096,
     count: Array | None = None,
 ) -> Float[Array, ""]:
-    """The mean over several depths of the mean loss of each, in nats.
+    """Average the mean loss over several depths, in nats.
 
-    Of the loss at all depths but the first, `distill` is the cross-entropy with the prediction at the first, through
-    which no gradient flows: what is shallow learns from what is deep. With a `teacher` all depths learn from that model
-    at its own depth. Early exits are read in one pass, with the same masks of dropout at all depths. Sources: Yu &
-    Huang 2019 (universally slimmable networks, arXiv:1903.05134); LoopFormer, arXiv:2602.11451; Hinton et al. 2015,
-    arXiv:1503.02531; Lee et al. 2015 (deeply-supervised nets, arXiv:1409.5185).
+    At all depths but the first, a fraction `distill` of the loss is the cross-entropy with the prediction at the first
+    depth, through which no gradient flows: shallow depths learn from a deep one. With a `teacher`, all depths learn
+    from that model at its own depth. Early exits are read in one pass, with the same dropout masks at all depths.
+    Sources: Yu & Huang 2019 (universally slimmable networks, arXiv:1903.05134); LoopFormer, arXiv:2602.11451; Hinton et
+    al. 2015, arXiv:1503.02531; Lee et al. 2015 (deeply-supervised nets, arXiv:1409.5185).
 
-    **Arguments:** `depths`, the one that teaches first; `distill`, from 0 to 1; `teacher`, frozen; `count`, positions
-    to divide by, those counted if not given: of the whole batch, where `ids` are a part of one; the others as for
-    `loss_sum`.
+    **Arguments:** `depths`, with the one that teaches first; `distill`, from 0 to 1; `teacher`, frozen; `count`, the
+    number of positions to divide by (those counted, if not given): that of the whole batch, where `ids` is part of one;
+    the others as for `loss_sum`.
     """
     (ids, counted), taught = _counted(model, ids, mask), None
     if teacher is not None and distill:
@@ -189,7 +192,7 @@ def loss_of_depths(
 def _readings(
     model: Transformer, ids: Array, depths: Sequence[Steps | EarlyExit | None], key: Array | None
 ) -> Iterator[Array]:
-    """What `hidden` gives at each depth; from one pass if the model has early exits and depths are numbers of steps."""
+    """Yield `hidden` at each depth, from one pass if the model has early exits and all depths are numbers of steps."""
     own = [model.config.steps if steps is None else steps for steps in depths]
     numbers = [number for steps in own if (number := whole_number(steps)) is not None]
     if model.early_exits and len(numbers) == len(depths) and len(set(numbers)) > 1:
@@ -210,23 +213,23 @@ def loss_of_rows(
     count: Array | None = None,
     **settings: Any,
 ) -> Float[Array, ""]:
-    """The mean loss of a batch, in nats, of which every depth reads its own rows.
+    """Compute the mean loss of a batch, in nats, where each depth reads its own rows.
 
-    **Arguments:** `rows`, how many each of `depths` has, from the first on; the others, `settings` too, as for
+    **Arguments:** `rows`, the number of rows for each of `depths`, in order; the others, including `settings`, as for
     `loss_of_depths`.
     """
     ends, (ids, counted) = np.cumsum(rows)[:-1], _counted(model, ids, mask)
-    # Of the whole batch, not of each part: the parts' losses then add up to its mean.
+    # Counted over the whole batch, not over each part, so that the parts' losses add up to its mean.
     count = jnp.maximum(counted.sum(), 1) if count is None else count
     parts = zip(jnp.split(ids, ends), jnp.split(counted, ends), strict=True)
     keys = [key] * len(rows) if key is None else jax.random.split(key, len(rows))
     return jnp.stack([
-        # Its probe is a number then, which `_readings` leaves as it is.
+        # The probe is then a scalar, which `_readings` leaves alone.
         loss_of_depths(_probed(model, number), *part, depths=(steps,), key=key, count=count, **settings)
         for number, (part, steps, key) in enumerate(zip(parts, depths, keys, strict=True))
     ]).sum()  # fmt: skip
 
 
 def _probed(model: Transformer, depth: int) -> Transformer:
-    """The model with the probe of one of several depths: with one for all, their errors would add up."""
+    """Return the model with the probe of one of several depths: in a shared one, their errors would add up."""
     return model.replace(probe=model.probe[depth]) if model.probe is not None and model.probe.ndim else model

@@ -1,4 +1,4 @@
-"""Running a trained model by another scheme than the one it was trained with."""
+"""Running a trained model with a scheme other than the one it was trained with."""
 
 import dataclasses
 from typing import SupportsFloat
@@ -24,27 +24,28 @@ from diffeqformer.plain import shown
 def with_scheme(
     model: Transformer, scheme: str | SchemeSection | Scheme | None = None, rtol: float | None = None
 ) -> Transformer:
-    """The same model, solved by another scheme or by adaptive steps.
+    """Return the same model, solved by another scheme or with adaptive steps.
 
     Adaptive steps are chosen for a whole batch, later tokens included: the model is then causal only up to the
-    tolerance. Sampling, and calls that name a number of steps, keep to the fixed grid.
+    tolerance. Sampling, and calls that name a number of steps, keep the fixed grid.
 
-    **Arguments:** `scheme`, by name, as a config's section, or a user's own object; the model's own if not given, or
+    **Arguments:** `scheme`, a name, a config section or a user's own object; if not given, the model's own, or
     `diffrax:Tsit5` if steps are to be adaptive and the model's own scheme has no error estimate to choose them by.
-    `rtol`, relative tolerance of adaptive steps; the absolute one is a tenth of it. If not given, steps are fixed.
+    `rtol`, the relative tolerance of adaptive steps; the absolute tolerance is a tenth of it. If not given, steps are
+    fixed.
 
-    **Raises:** `BadInput` for a scheme that does not exist or cannot do this, for a first step of a length of its own
-    that adaptive steps would take otherwise, and for a table of layers.
+    **Raises:** `BadInput` if the scheme does not exist or cannot do this, if the model has a first step of its own
+    length that another scheme would take before adaptive steps, or if the model is a table of layers.
     """
     config = model.config
     if scheme is None:
         scheme = f"diffrax:{USUAL}" if rtol is not None and not can_adapt(model.scheme) else config.scheme
     if isinstance(scheme, str):
-        # The name of the model's own kind keeps its settings, such as the coupling of `reversible`.
+        # Naming the model's own kind keeps its settings, such as the coupling of `reversible`.
         own, sections = config.scheme, choices_of(ModelConfig)["scheme"]
         scheme = own if scheme == own.kind else section_of(sections, scheme, "model.scheme")
     if isinstance(scheme, SchemeSection):
-        # A scheme of the user's own cannot be built again.
+        # A user's own scheme cannot be built again.
         section, scheme = scheme, model.scheme if scheme == config.scheme else scheme.build()
     else:
         require_part("scheme", scheme, Scheme)

@@ -20,19 +20,19 @@ class Speculation(NamedTuple):
 
     tokens: Int[Array, "batch new"]
     rounds: Int[Array, " batch"]
-    """Deep readings that each row took, the prompt's aside; plain decoding takes one per token."""
+    """Deep readings per row, without the prompt's; plain decoding takes one per token."""
     drafted: Int[Array, " batch"]
     accepted: Int[Array, " batch"]
-    """Of the drafted tokens."""
+    """Number of drafted tokens that were accepted."""
 
     @property
     def acceptance(self) -> float:
-        """Accepted of all drafted tokens, from 0 to 1."""
+        """Fraction of drafted tokens that were accepted, from 0 to 1."""
         return float(self.accepted.sum() / jnp.maximum(1, self.drafted.sum()))
 
     @property
     def tokens_per_verification(self) -> float:
-        """Tokens that a deep reading gave, of those after the first, which the prompt's gave."""
+        """Mean number of tokens per deep reading, without the first token, which comes from reading the prompt."""
         return float((self.tokens.size - len(self.rounds)) / jnp.maximum(1, self.rounds.sum()))
 
 
@@ -48,20 +48,21 @@ def speculate(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Speculation:
-    """Continue every prompt as `generate` does by `model`, with drafts by a cheaper one: `model.populate(few steps)`.
+    """Continue every prompt as `generate` does with `model`, but let a cheaper one draft: `model.populate(few steps)`.
 
-    A round drafts `draft_length` tokens d_1, d_2, ... one after the other from the draft's distributions q_i, then
+    Each round drafts `draft_length` tokens d_1, d_2, ... one after the other from the draft's distributions q_i, then
     reads all of them at once with the model, which gives p_i. Token d_i is accepted with probability
-    `min(1, p_i(d_i) / q_i(d_i))`; the first that is not is replaced by a draw from `max(p_i - q_i, 0)`, normalised, and
-    after a fully accepted draft one more token comes from p. So each token has the distribution p, exactly; at
+    `min(1, p_i(d_i) / q_i(d_i))`. The first rejected token is replaced by a draw from `max(p_i - q_i, 0)`, normalised;
+    after a fully accepted draft, one more token is drawn from p. Each token thus has exactly the distribution p. At
     temperature 0 the text is that of `generate`, up to rounding of nearly equal logits.
 
-    **Arguments:** `model`, `draft`, each at the steps of its config; `draft_length`, tokens per round; the others as
-    for `generate`.
+    **Arguments:** `model` and `draft`, each run at the steps of its config; `draft_length`, tokens per round; the
+    others as for `generate`.
 
     **Returns:** a `Speculation`.
 
-    **Raises:** `BadInput` as `generate`, for a draft of other tokens or a shorter context, and for one of no length.
+    **Raises:** `BadInput` as `generate` does, if the draft's vocabulary or context differs from the model's, or if
+    `draft_length` is below 1.
 
     Source: Leviathan et al. 2023, arXiv:2211.17192; drafts by layers of the model itself: Zhang et al. 2024,
     arXiv:2309.08168.
@@ -78,12 +79,12 @@ def speculate(
 
 
 class _Round(NamedTuple):
-    """What one row knows between two rounds."""
+    """State of one row between two rounds."""
 
     tokens: Int[Array, " position"]
-    """Prompt and text so far, and room."""
+    """The prompt and the text so far, followed by free positions."""
     known: Int[Array, ""]
-    """How many of them are decided; the caches hold all of those but the last (the draft's but the last two)."""
+    """Number of decided tokens; the deep cache holds all but the last of them, the draft's all but the last two."""
     deep: KeyValueCache
     draft: KeyValueCache
     key: Key[Array, ""]
@@ -105,7 +106,7 @@ def _speculate(
 ) -> tuple[Array, Array, Array, Array]:
     length = prompt.shape[1]
     room = length + new_tokens + draft_length  # the last round may draft beyond the end
-    greedy = temperature < COLDEST  # then logits do for weights, and nothing is drawn
+    greedy = temperature < COLDEST  # then logits serve as weights, and nothing is drawn
     distribution = lambda logits: logits if greedy else probabilities(logits, temperature, top_k, top_p)
 
     def draw(key: Array, weights: Float[Array, " vocabulary"]) -> Array:
@@ -113,24 +114,24 @@ def _speculate(
         return drawn.astype(prompt.dtype)
 
     def verdict(key: Array, tokens: Array, q: Array, p: Array) -> tuple[Array, Float[Array, " vocabulary"]]:
-        """How many drafted tokens are accepted, and the weights of the token after them."""
+        """Return how many drafted tokens are accepted, and the weights for choosing the token after them."""
         at = lambda weights: jnp.take_along_axis(weights[:draft_length], tokens[:, None], axis=-1)[:, 0]
         if greedy:
             right = p[:draft_length].argmax(-1).astype(tokens.dtype) == tokens
         else:
             right = jax.random.uniform(key, (draft_length,), q.dtype) * at(q) < at(p)
-        # From the first refusal on the product is 0.
+        # The product is 0 from the first rejection on.
         accepted = jnp.cumprod(right.astype(jnp.int32)).sum(dtype=jnp.int32)
         if greedy:
             return accepted, p[accepted]
         missing = p[accepted] - jnp.where(accepted < draft_length, q[jnp.minimum(accepted, draft_length - 1)], 0.0)
         missing = jnp.maximum(missing, 0.0)
-        return accepted, jnp.where(missing.sum() > 0, missing, p[accepted])  # p = q but for rounding
+        return accepted, jnp.where(missing.sum() > 0, missing, p[accepted])  # else p = q up to rounding
 
     def drafted(now: _Round, key: Array) -> tuple[Array, Array, KeyValueCache]:
-        """A draft's tokens, their distributions, and the draft's cache after it."""
+        """Draft tokens; return them, their distributions, and the updated draft cache."""
         first, *others = jax.random.split(key, draft_length)
-        # After a fully accepted draft its cache lacks the last drafted token, which it never read.
+        # After a fully accepted draft, the cache lacks the last drafted token, which the draft model never read.
         last_two = jax.lax.dynamic_slice(now.tokens, (now.known - 2,), (2,))
         logits, cache = shallow.decode(last_two[None], now.draft, now.known - 2)
         weights = distribution(logits[0, -1])
@@ -152,12 +153,12 @@ def _speculate(
     def a_round(now: _Round) -> _Round:
         key, draft_key, accept_key, last_key = jax.random.split(now.key, 4)
         tokens, q, draft_cache = drafted(now, draft_key)
-        # The last decided token is not in the deep cache yet: its logits are those of the first drafted one.
+        # The last decided token is not in the deep cache yet; reading it gives the logits for the first drafted one.
         read = jnp.concatenate([now.tokens[now.known - 1][None], tokens])
         logits, deep_cache = model.decode(read[None], now.deep, now.known - 1)
         accepted, after = verdict(accept_key, tokens, q, distribution(logits[0]))
         last = draw(last_key, after).astype(tokens.dtype)
-        # Refused tokens stay beyond `known`, here and in the caches, until the next round writes over them.
+        # Rejected tokens stay beyond `known`, here and in the caches, until the next round overwrites them.
         written = jax.lax.dynamic_update_slice(now.tokens, tokens, (now.known,))
         return _Round(
             written.at[now.known + accepted].set(last),
@@ -181,6 +182,6 @@ def _speculate(
         return end.tokens[length : length + new_tokens], end.rounds, end.accepted
 
     keys = jax.random.split(key, prompt.shape[0])
-    one = lambda: [part[None] for part in row(prompt[0], keys[0])]  # batched caches are written by slower means
+    one = lambda: [part[None] for part in row(prompt[0], keys[0])]  # writing to batched caches is slower
     tokens, rounds, accepted = one() if len(prompt) == 1 else jax.vmap(row)(prompt, keys)
     return tokens, rounds, rounds * draft_length, accepted

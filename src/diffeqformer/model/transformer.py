@@ -51,13 +51,13 @@ class Transformer(eqx.Module):
     scheme: Scheme = eqx.field(static=True)
     final_norm: Norm
     head: Float[Array, "vocabulary width"] | None
-    """Unembedding; `None` if it is the embedding's transpose."""
+    """Unembedding matrix; `None` if it is the embedding's transpose."""
     config: ModelConfig = eqx.field(static=True)
-    """Sizes, numbers and how the model is written to disk. What the three choices are, the objects above say."""
+    """Sizes, settings, and how the model is written to disk. The objects above define weights, field and scheme."""
     norm_changes: Norm | None = None
-    """Of the final norm over the length of steps; `None` if it is the same at any number of steps."""
+    """Changes of the final norm with the length of steps; `None` if it is the same at any number of steps."""
     probe: Float[Array, "*depth"] | None = None
-    """A zero, where states are reconstructed, whose derivative is their relative error (`Reconstructing`)."""
+    """A zero whose derivative is the relative error of the states, where these are reconstructed (`Reconstructing`)."""
 
     def __call__(
         self,
@@ -66,11 +66,11 @@ class Transformer(eqx.Module):
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position vocabulary"]:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         **Arguments:** `ids`, tokens of shape (position,) or (batch, position), at most `config.context` of them;
-        `steps`, the number of depth steps, the trained one if not given (or the edges between unequal ones, a `Grid`,
-        or an `EarlyExit`); `key` for dropout, `None` outside training.
+        `steps`, the number of depth steps, the trained number if not given (or the edges of unequal steps, a `Grid`, or
+        an `EarlyExit`); `key` for dropout, `None` outside training.
 
         **Returns:** float32 logits.
 
@@ -85,7 +85,7 @@ class Transformer(eqx.Module):
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position width"]:
-        """The state at the end of depth, after the final norm: what `unembed` turns into logits."""
+        """Compute the state at the end of depth, after the final norm: what `unembed` turns into logits."""
         ids = known_ids(ids, self.embedding.tokens.shape[0], 1, 2)
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
         return self.normalise(x, steps).reshape(*ids.shape, -1)
@@ -93,11 +93,11 @@ class Transformer(eqx.Module):
     def hidden_at_each(
         self, ids: Int[Array, "batch position"], numbers: Sequence[int], *, key: Key[Array, ""] | None = None
     ) -> list[Float[Array, "batch position width"]]:
-        """What `hidden` gives at each of several numbers of steps of a model with `early_exits`, from one pass.
+        """Compute `hidden` at each of several numbers of steps in one pass, for a model with `early_exits`.
 
         **Arguments:** `numbers`, at least one; `key` for dropout, whose masks are the same for all.
 
-        **Raises:** `BadInput` for another model, or no numbers of steps.
+        **Raises:** `BadInput` if the model has no `early_exits`, or if `numbers` is empty.
         """
         if not self.early_exits or not numbers:
             why = "none is named" if self.early_exits else "its first steps are not the model of fewer (early_exits)"
@@ -122,12 +122,12 @@ class Transformer(eqx.Module):
     def trajectory(
         self, ids: Int[Array, "batch position"], *, steps: Steps | None = None
     ) -> Float[Array, "state batch position width"]:
-        """The state at depth 0 and after every step: steps + 1 states, before the final norm."""
+        """Compute the states at depth 0 and after every step: steps + 1 states, before the final norm."""
         found = self.integrate(ids, steps=steps, observer=States())
         return jnp.concatenate([self.embed(ids)[None], found.kept])
 
     def populate(self, steps: Steps | None = None) -> "Transformer":
-        """The same model with its weights populated for a grid of `steps` steps: an ordinary `steps`-layer model.
+        """Populate the weights for a grid of `steps` steps, giving an ordinary `steps`-layer model.
 
         Its output equals this model's at `steps` steps (paper section 6.2).
         """
@@ -136,7 +136,7 @@ class Transformer(eqx.Module):
             return self
         weights = populated(self.weights, grid, self.scheme.nodes)
         config = with_steps(self.config, grid.steps)
-        # What `first_step` alone stands for; any other unequal grid is written down as edges.
+        # The grid that `first_step` alone describes; any other unequal grid is stored as edges.
         usual = Grid.of(grid.steps, config.first_step)
         config = dataclasses.replace(
             config,
@@ -154,37 +154,40 @@ class Transformer(eqx.Module):
 
     @property
     def continuous(self) -> bool:
-        """Whether weights are a function of depth, so that the model runs on any grid, and not a table of layers."""
+        """Whether weights are functions of depth, so that the model runs on any grid, rather than a table of layers."""
         return not isinstance(self.weights, LayerWeights | LayerDropWeights)
 
     @property
     def early_exits(self) -> bool:
-        """Whether fewer steps are the first of more, so that one pass reads all depths: layers of which N steps have
-        the first N, or shared weights, with the scheme `residual`, whose steps are the same however many there are."""
+        """Whether N steps are the first N of any larger number, so that one pass reads all depths.
+
+        True for layers of which N steps use the first N, and for shared weights, with the scheme `residual`, whose
+        steps do not depend on their number.
+        """
         weights = self.weights
-        # These classes themselves: what a user derives from them may do something else.
+        # Exactly these classes: a user's subclass may do something else.
         same = weights.early_exits if type(weights) is LayerDropWeights else type(weights) is SharedWeights
         return same and type(self.scheme) is Residual and self.config.early_exits
 
     def replace(self, **changes: Any) -> "Transformer":
-        """The same model with other parts, by name."""
+        """Return the model with the named parts replaced."""
         return dataclasses.replace(self, **changes)
 
     def exact(self) -> "Transformer":
-        """The same model, computing in the precision of its parameters."""
+        """Return the model, computing in the precision of its parameters."""
         return self.replace(config=dataclasses.replace(self.config, compute_dtype="float32"))
 
     def with_norm_of(self, steps: Steps) -> "Transformer":
-        """The same model, whose final norm is that of a reading at `steps` at any number of steps."""
+        """Return the model with the final norm of a reading at `steps`, whatever number of steps it runs."""
         config = dataclasses.replace(self.config, final_norm_halvings=None)
         return self.replace(final_norm=self.norm_at(steps), norm_changes=None, config=config)
 
     def merge(self) -> "Transformer":
-        """The same model with its low-rank adapters added into the matrices; without adapters, the model itself."""
+        """Add the low-rank adapters into the matrices; without adapters, return the model itself."""
         return self._with_rows(merge)
 
     def without_adapters(self) -> "Transformer":
-        """The same model with its low-rank adapters taken away; without adapters, the model itself."""
+        """Remove the low-rank adapters; without adapters, return the model itself."""
         return self._with_rows(without_adapters)
 
     def _with_rows(self, change: Callable[[BlockWeights], BlockWeights]) -> "Transformer":
@@ -194,10 +197,10 @@ class Transformer(eqx.Module):
         return self.replace(weights=self.weights.changed(change), config=config)
 
     def grid(self, steps: Steps | None = None) -> Grid:
-        """The grid that is asked for: a number of steps as the config's `first_step` and `spacing` have it, the edges
-        between unequal steps, or the grid of training if not given.
+        """Return the grid of `steps`: a number, spaced by the config's `first_step` and `spacing`; the edges of unequal
+        steps; or the training grid if not given.
 
-        **Raises:** `BadInput` if it is no grid.
+        **Raises:** `BadInput` if `steps` does not describe a grid.
         """
         if isinstance(steps, EarlyExit):
             raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
@@ -207,9 +210,9 @@ class Transformer(eqx.Module):
         return Grid.of(steps, self.config.first_step, self.config.spacing)
 
     def table(self, grid: Grid) -> BlockWeights:
-        """The weights of all steps of a grid, on two leading axes (step, node), in the precision of computation.
+        """Return the weights of all steps of a grid, with leading axes (step, node), in the precision of computation.
 
-        For what takes steps one by one; a forward pass has its weights cast by `solve`.
+        For callers that take steps one by one; in a forward pass, `solve` casts the weights.
         """
         table = self.weights.table(grid, self.scheme.nodes)
         return jax.tree.map(partial(jnp.asarray, dtype=self._compute_dtype), table)
@@ -217,10 +220,10 @@ class Transformer(eqx.Module):
     def embed(
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
     ) -> Float[Array, "batch position width"]:
-        """The state at depth 0; `start` is the position of the first token.
+        """Compute the state at depth 0; `start` is the position of the first token.
 
-        States have the precision of the parameters at any depth, whatever that of computation: in bfloat16 the sum of
-        many small steps would be off by as much as their number.
+        States have the precision of the parameters at any depth, whatever the precision of computation: in bfloat16,
+        the error of a sum of many small steps would grow with their number.
         """
         ids = known_ids(ids, self.embedding.tokens.shape[0], 2)
         if ids.shape[1] > self.config.context:
@@ -231,14 +234,14 @@ class Transformer(eqx.Module):
         return constrain(x, BATCH)
 
     def unembed(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch vocabulary"]:
-        """Logits of normalised states: products in the precision of computation, sums in float32 or better."""
+        """Compute logits of normalised states: products in the precision of computation, sums in float32 or better."""
         table, x = self.embedding.tokens if self.head is None else self.head, x.astype(self._compute_dtype)
         return products(x, constrain(table, "tensor"))
 
     def decode(
         self, ids: Int[Array, "batch position"], cache: KeyValueCache, start: Int[Array, ""]
     ) -> tuple[Float[Array, "batch position vocabulary"], KeyValueCache]:
-        """Logits of the tokens `ids` that follow `start` cached ones, and the cache with them in it."""
+        """Compute the logits of the tokens `ids`, which follow `start` cached ones, and add them to the cache."""
         at = jnp.asarray(start, jnp.int32) + jnp.arange(ids.shape[1], dtype=jnp.int32)
         mask = jnp.arange(cache.keys.shape[-2], dtype=jnp.int32)[None, :] <= at[:, None]
         solution = self.integrate(ids, cache=cache, window=Window(start, mask))
@@ -246,7 +249,7 @@ class Transformer(eqx.Module):
         return self.unembed(self.normalise(solution.state)), solution.cache
 
     def empty_cache(self, batch: int, positions: int) -> KeyValueCache:
-        """A key-value cache for `positions` positions: one slot per step and attention evaluation."""
+        """Make a key-value cache for `positions` positions, with one slot per step and attention evaluation."""
         heads, head_width = self.field.key_value_heads
         shape = (self.config.steps, self.scheme.evaluations.attention, batch, heads, positions, head_width)
         zeros = as_bits(jnp.zeros(shape, self._compute_dtype))
@@ -254,17 +257,17 @@ class Transformer(eqx.Module):
 
     @property
     def _compute_dtype(self) -> DTypeLike:
-        """Of activations inside the field and the head, and of the weights that they meet."""
+        """Precision of activations inside the field and the head, and of the weights that they are multiplied with."""
         return jnp.bfloat16 if self.config.compute_dtype == "bfloat16" else self.embedding.tokens.dtype
 
     def normalise(
         self, x: Float[Array, "*batch width"], steps: Steps | EarlyExit | None = None
     ) -> Float[Array, "*batch width"]:
-        """The final norm, of what a reading at `steps` gave, the model's own number if not given."""
+        """Apply the final norm to the state of a reading at `steps`, the model's own number if not given."""
         return normalise(self.norm_at(steps), x, self.config.final_norm_epsilon)
 
     def norm_at(self, steps: Steps | EarlyExit | None = None) -> Norm:
-        """The final norm of a reading at `steps`; steps of unequal length count as equal ones."""
+        """Return the final norm of a reading at `steps`; steps of unequal length count as equal ones."""
         if self.norm_changes is None:
             return self.final_norm
         grid = self.grid(steps.steps if isinstance(steps, EarlyExit) else steps)
@@ -280,7 +283,7 @@ class Transformer(eqx.Module):
         cache: KeyValueCache | None = None,
         window: Window | None = None,
     ) -> Solution:
-        """The flow from the embedding to the end of depth, before the final norm, and what it cost.
+        """Integrate from the embedding to the end of depth, before the final norm, and count what it costs.
 
         **Arguments:** `ids`, `steps` and `key` as for the model itself; the others as for `solve`.
         """
@@ -300,11 +303,11 @@ class Transformer(eqx.Module):
         cache: KeyValueCache | None = None,
         window: Window | None = None,
     ) -> Solution:
-        """The flow from any state at depth 0, such as a perturbed embedding, to the end of depth.
+        """Integrate from any state at depth 0, such as a perturbed embedding, to the end of depth.
 
-        With a tolerance in the config, no `steps`, no cache and no observer but `States` the solver chooses its own
-        steps; else the grid is fixed. `field`, in place of the model's own, is for analyses that compute the same in
-        another way. The others are those of `solve`.
+        If the config has a tolerance and there are no `steps`, no cache and no observer but `States`, the solver
+        chooses its own steps; otherwise the grid is fixed. `field` replaces the model's own, for analyses that compute
+        the same in another way. The others are those of `solve`.
         """
         config, field = self.config, field or self.field
         # States can be read off Diffrax's solution; all other observers need steps that they can see.
@@ -333,8 +336,8 @@ class Transformer(eqx.Module):
 
     @property
     def adjoint(self) -> Adjoint:
-        """What the backward pass keeps: as the config has it, or what the scheme is made for."""
+        """What the backward pass keeps: the config's choice, or the default for the scheme."""
         usual: Adjoint = Reconstructing() if isinstance(self.scheme, Reversible) else Checkpointed()
         adjoint = self.config.gradient.build() if self.config.gradient else usual
-        # The config builds it without the probe, an array that only the model of an update has.
+        # The config builds it without the probe, an array that exists only during an update.
         return Reconstructing(self.probe) if isinstance(adjoint, Reconstructing) else adjoint
