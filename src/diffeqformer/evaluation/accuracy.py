@@ -1,4 +1,4 @@
-"""How many answers of a puzzle a model gets right, by how difficult they are."""
+"""Accuracy of a model on the answers of a puzzle, by difficulty."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ def accuracy(
     steps: int | EarlyExit | None = None,
     batch_size: int = 64,
 ) -> Float[np.ndarray, " difficulty"]:
-    """The fraction of answers that are the model's most probable word, at `steps` depth steps.
+    """Compute the fraction of answers that are the model's most probable word, at `steps` depth steps.
 
-    **Arguments:** `model`, called as a `Transformer` is; `ids`, whole problems; `difficulty` of each token as an
-    answer, 0 where it is none (`Puzzle.difficulty`); `steps`, the trained number if not given; `batch_size`, problems
-    at one time.
+    **Arguments:** `model`, called like a `Transformer`; `ids`, whole problems; `difficulty` of each token as an answer,
+    0 where it is not one (`Puzzle.difficulty`); `steps`, the trained number if not given; `batch_size`, problems at a
+    time.
 
-    **Returns:** entry k - 1 for difficulty k, up to the largest there is; NaN where no answer has it.
+    **Returns:** entry k - 1 for difficulty k, up to the largest difficulty; NaN if no answer has that difficulty.
     """
     guessed = []
     for start in range(0, len(ids), batch_size):
@@ -48,12 +48,12 @@ def accuracy_of(
     tokens: Integer[np.ndarray, " token"],
     steps: int | EarlyExit | None = None,
 ) -> list[float | None]:
-    """`accuracy` on the problems that `tokens` hold; `None` where no answer has a difficulty."""
+    """Compute `accuracy` on the problems in `tokens`; `None` for a difficulty that no answer has."""
     problems = np.asarray(tokens).reshape(-1, puzzle.context)
     found = accuracy(model, problems, puzzle.build().difficulty(problems), steps=steps)
     return [None if math.isnan(part) else float(part) for part in found]
 
 
 def reach(accuracies: Sequence[float | None], right: float = 0.9) -> int:
-    """The largest k up to which at least the fraction `right` of all answers is right."""
+    """Return the largest k such that each difficulty up to k has at least the fraction `right` of its answers right."""
     return int(np.cumprod(np.asarray(accuracies, float) >= right).sum())

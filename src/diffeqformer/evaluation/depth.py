@@ -1,4 +1,4 @@
-"""One model at several depths without fine-tuning, and other models at theirs: quality against what it costs."""
+"""Quality against cost: one model at several depths without fine-tuning, and other models at their own."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,11 +19,11 @@ class Mark:
     """Another model at its own depth."""
 
     group: str
-    """What it has in common with the marks that look the same: the method of fine-tuning, or the name of a system."""
+    """What marks that look the same have in common: the method of fine-tuning, or the name of a system."""
     tuned: bool
-    """Whether it was fine-tuned from the model at hand; else it is a reference, trained at that depth."""
+    """Whether it was fine-tuned from the model at hand; otherwise it is a reference, trained at that depth."""
     run: str
-    """Its folder."""
+    """Folder of its run."""
     steps: int
     found: Evaluation
 
@@ -36,45 +36,48 @@ class Adaptive(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`adaptive steps (rtol 0.01)`."""
+        """Name to display, such as `adaptive steps (rtol 0.01)`."""
         return f"adaptive steps (rtol {self.rtol:g})"
 
 
 @dataclass(frozen=True)
 class DepthCurve:
-    """A model at several depths, and other models beside it, all on the same text."""
+    """Evaluations of a model at several depths, and of other models, all on the same text."""
 
     name: str
     own: int
-    """The number of steps of the model's config; one of the depths below."""
+    """Number of steps of the model's config; one of the depths of `points`."""
     points: dict[int, Evaluation]
-    """By number of steps, increasing."""
+    """Evaluations by number of steps, increasing."""
     marks: tuple[Mark, ...] = ()
     exits: dict[float, Evaluation] = field(default_factory=dict)
-    """With early exit on the grid of the deepest point, by threshold, increasing."""
+    """Evaluations with early exit on the grid of the deepest point, by threshold, increasing."""
     trained: tuple[int, ...] = ()
-    """Depths that it was trained at, increasing; its own alone if not given."""
+    """Depths that the model was trained at, increasing; only its own if not given."""
     adaptive: Adaptive | None = None
-    """If it was trained with adaptive steps, and so at no depth."""
+    """Evaluation with adaptive steps, if the model was trained with them, and so at no depth."""
 
     @property
     def trained_at(self) -> tuple[int, ...]:
-        """`trained`, or its own depth; none of a model that was trained with adaptive steps."""
+        """Depths of training: `trained`, or the model's own; none if it was trained with adaptive steps."""
         return () if self.adaptive else self.trained or (self.own,)
 
     @property
     def reference(self) -> Evaluation:
-        """What other depths are compared to: the model as it was trained, at its own depth if at several."""
+        """What other depths are compared to: the model as trained, at its own depth if it was trained at several."""
         return self.adaptive.found if self.adaptive else self.points[self.own]
 
     def mean_steps(self, found: Evaluation) -> float:
-        """Steps that a token took on average, of an evaluation with early exit."""
+        """Return the mean number of steps per token in an evaluation with early exit."""
         deepest = max(self.points)
         return deepest * found.attention_evaluations / self.points[deepest].attention_evaluations
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All numbers by name: of the depths; prefixed `early_exit_` with early exit (`early_exit_steps` are means);
-        prefixed `against_` of the marks, in order."""
+        """Return all numbers by name.
+
+        Names without a prefix are of the depths; `early_exit_` names are with early exit (`early_exit_steps` are
+        means); `against_` names are of the marks, in order.
+        """
         arrays = {"own_steps": np.asarray(self.own), **_columns("", list(self.points), list(self.points.values()))}
         if self.exits:
             arrays["early_exit_threshold"] = np.asarray(list(self.exits))
@@ -90,9 +93,9 @@ class DepthCurve:
 
 
 def usual_depths(own: int, trained: Sequence[int] = ()) -> tuple[int, ...]:
-    """Depths from half to twice a model's own: the paper's 1/2, 2/3 and 4/3 of it, its neighbours, 3/2, and 2.
+    """Return depths from half to twice a model's own: the paper's 1/2, 2/3 and 4/3 of it, its neighbours, 3/2, and 2.
 
-    Of a model that was `trained` at several also those, half of the shallowest and twice the deepest.
+    For a model that was `trained` at several depths, add those, half of the shallowest and twice the deepest.
     """
     parts = [round(own * part) for part in (1 / 2, 2 / 3, 1, 4 / 3, 3 / 2, 2)]
     if len(trained) > 1:
@@ -103,15 +106,17 @@ def usual_depths(own: int, trained: Sequence[int] = ()) -> tuple[int, ...]:
 def require_depths(model: Transformer, depths: Iterable[int]) -> None:
     """Check that a model can run at these numbers of steps; computes nothing.
 
-    **Raises:** `BadInput` for the first at which it cannot, such as another than its own for a table of layers.
+    **Raises:** `BadInput` for the first at which it cannot, such as any but its own for a table of layers.
     """
     for steps in depths:
         eqx.filter_eval_shape(lambda model, steps=steps: model.populate(steps), model)
 
 
 def possible_depths(model: Transformer, depths: Iterable[int]) -> tuple[int, ...]:
-    """Those of some numbers of steps that a model can run at: of a table its own, of one with layers to leave out no
-    more than it has; computes nothing."""
+    """Return those of `depths` that a model can run at; computes nothing.
+
+    A table of layers runs only at its own number of steps; one with layers to leave out, at no more than it has.
+    """
 
     def can(steps: int) -> bool:
         try:
@@ -148,7 +153,7 @@ def at_depths(
 
 
 def _columns(prefix: str, steps: Sequence[int | float], found: list[Evaluation]) -> dict[str, np.ndarray]:
-    """The numbers of steps and what was found there, each of the evaluations' fields as an array; NaN where unknown."""
+    """Return the numbers of steps and each field of the evaluations as arrays; NaN where unknown."""
     number = lambda value: np.nan if value is None else value
     numbers = {one.name: [number(getattr(each, one.name)) for each in found] for one in fields(Evaluation)}
     return {f"{prefix}{name}": np.asarray(values) for name, values in {"steps": steps, **numbers}.items()}

@@ -28,14 +28,14 @@ class Evaluation:
     perplexity: float
     """exp(loss)"""
     bits_per_byte: float | None
-    """Total bits over the text's UTF-8 bytes, comparable between tokenizers; `None` if the bytes are not known."""
+    """Total bits per UTF-8 byte of the text, comparable between tokenizers; `None` if the bytes are not known."""
     tokens: int
     tokens_per_second: float
     attention_evaluations: float
-    """NFE: evaluations of the field's attention half for each batch (their mean, if a tolerance chooses the steps; that
-    over tokens, with early exit)."""
+    """NFE: evaluations of the field's attention half for each batch (the mean over batches if a tolerance chooses the
+    steps, over tokens with early exit)."""
     feed_forward_evaluations: float
-    """The same of its feed-forward half."""
+    """NFE of the field's feed-forward half, counted in the same way."""
 
 
 _loss_sum = eqx.filter_jit(loss_sum)
@@ -68,18 +68,18 @@ def evaluate_in_turns(
     """Evaluate several models, or one at several depths, on batches of (ids, mask) as
     `data.loader.EvaluationBatches` gives them.
 
-    They take turns, one batch each, so that a busy moment of the machine falls on all of them alike and their speeds
-    can be compared.
+    They take turns, one batch each, so that a busy moment of the machine affects all of them alike and their speeds can
+    be compared.
 
     **Arguments:** `turns`, models and the depth steps of each, the trained number for `None`; `batches`, of ids
     (batch, context + 1) and mask (batch, context), true where a prediction counts; `bytes_`, UTF-8 bytes of the whole
     text; `block` as for `loss_sum`; `progress` and `name` for display.
 
-    **Returns:** an `Evaluation` for each turn; its speed leaves the first batch out, which compiles.
+    **Returns:** an `Evaluation` for each turn; its speed leaves out the first batch, which compiles.
 
-    **Raises:** `RunFailed` if adaptive steps do not come to an end; `BadInput` if no prediction counts.
+    **Raises:** `RunFailed` if adaptive steps do not reach the end of depth; `BadInput` if no prediction counts.
     """
-    batches = list(batches)  # a split's tokens are small beside its activations
+    batches = list(batches)  # a split's tokens are small compared to activations
     tallies = [_Tally(model, steps, block) for model, steps in turns]
     with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
@@ -91,7 +91,7 @@ def evaluate_in_turns(
 
 
 class _Tally:
-    """What one model's batches add up to."""
+    """Running sums over one model's batches."""
 
     def __init__(self, model: Transformer, steps: int | EarlyExit | None, block: int):
         self.model, self.block = model, block

@@ -75,7 +75,7 @@ def require_choice(
 ) -> tuple[float, int | None, float | None]:
     """Check the settings that decide how a token is chosen.
 
-    **Returns:** the last three as Python numbers.
+    **Returns:** `temperature`, `top_k` and `top_p` as Python numbers.
 
     **Raises:** `BadInput` for settings out of range.
     """

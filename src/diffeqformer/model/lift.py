@@ -138,7 +138,7 @@ def of_rows(model: Transformer, rows: Sequence[int] | Array | np.ndarray) -> Tra
 
 
 def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
-    """Make a table leave out layers at fewer steps; the others compute the same as before.
+    """Make a table leave out layers at fewer steps; the other layers compute the same as before.
 
     **Arguments:** `model`, a table of Lie-Trotter steps of 1; `order`, in which layers are added as steps are; if it is
     empty, N steps take every (L/N)th layer (`ode.weights.layer_drop`).

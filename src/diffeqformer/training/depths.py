@@ -1,4 +1,4 @@
-"""Which depth an update is trained at, if depth is drawn."""
+"""The depths that each update trains at, and their cost."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,20 +14,20 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 class Pass(NamedTuple):
-    """A forward pass of an update, and its way back."""
+    """A forward pass of an update, with its backward pass."""
 
     steps: int
     sequences: int
     readings: int = 1
-    """Depths at which it is read."""
+    """Number of depths at which the pass is read."""
 
 
 def depth_of_update(config: Config) -> Callable[[int], int | None]:
-    """The number of steps of update k, counted from 0; `None` if no depth is drawn.
+    """Return a function that gives the number of steps of update k (from 0), or `None` if no depth is drawn.
 
-    `u_k = u_0 + k (sqrt 5 - 1) / 2 mod 1`, `u_0` from the run's key, through the inverse of the depths' distribution.
-    Every stretch of updates so has its depths in almost the right proportions, and runs of other seeds cost the same;
-    independent draws would differ by their square root.
+    The inverse of the depths' cumulative distribution maps `u_k = u_0 + k (sqrt 5 - 1) / 2 mod 1`, with `u_0` from the
+    run's key, to a depth. Every stretch of updates thus has its depths in almost the right proportions, and runs with
+    other seeds cost the same; independent draws would differ by the square root of their number.
 
     Source: the additive recurrence of lowest discrepancy (Kuipers & Niederreiter 1974, Uniform Distribution of
     Sequences, section 2.3).
@@ -39,35 +39,35 @@ def depth_of_update(config: Config) -> Callable[[int], int | None]:
 
 
 def _draws(config: Config) -> Callable[[np.ndarray], np.ndarray]:
-    """The depths of many updates."""
+    """Return a function that gives the depths of many updates."""
     depths, shares = np.asarray(config.depth.drawn), np.asarray(config.depth.shares)
     ends = np.cumsum(shares) / shares.sum()
-    # Stream 2 of the run; `initial_state` (training/update.py) lists them all.
+    # Random stream 2 of the run; `initial_state` (training/update.py) lists all streams.
     key = jax.random.fold_in(jax.random.key(config.trainer.seed), 2)
     start = float(jax.random.uniform(key, dtype=jax.numpy.float32))  # the same depths with JAX_ENABLE_X64
     shallow = config.depth.shallow_fraction * config.trainer.updates
-    # Without the last end, which rounding may leave below 1: the index would be one too many.
+    # Without the last end, which rounding may leave below 1: the index would then be out of range.
     drawn = lambda updates: depths[np.searchsorted(ends[:-1], (start + updates * GOLDEN) % 1.0, side="right")]
     return lambda updates: np.where(updates < shallow, depths.min(), drawn(updates))
 
 
 def trained_depths(config: Config, drawn: int | None) -> tuple[tuple[int, int], ...]:
-    """What an update trains at: numbers of steps, the deepest first, and how many sequences of the batch each has.
+    """Return the numbers of steps that an update trains at, deepest first, each with its number of sequences.
 
-    All of it at each, but with `depth.together: rows`, where the depths share the batch by largest remainders, at least
-    one sequence each. `drawn` is the depth drawn, if one is.
+    Each depth has the whole batch, except with `depth.together: rows`, where the depths share the batch by largest
+    remainders, with at least one sequence each. `drawn` is the depth drawn, if any.
 
     Source: Balinski & Young 1982, Fair Representation (Hamilton's method).
     """
     batch, parts = config.trainer.batch_size, config.trainer.accumulation
     if config.depth.together == "rows":
         depths = dict(sorted(zip(config.depth.depths, config.depth.shares, strict=True), reverse=True))
-        # Shared out within one accumulated part: all parts are alike, so that one program loops over them.
+        # Divided within one accumulated part: all parts are alike, so that one program loops over them.
         exact = np.asarray([*depths.values()]) / sum(depths.values()) * (batch // parts)
         rows = np.maximum(exact.astype(int), 1)
         while rows.sum() < batch // parts:
             rows[(exact - rows).argmax()] += 1
-        while rows.sum() > batch // parts:  # some have one instead of none
+        while rows.sum() > batch // parts:  # some depths have one row instead of none
             rows[np.where(rows > 1, rows - exact, -np.inf).argmax()] -= 1
         return tuple(zip(depths, (rows * parts).tolist(), strict=True))
     own = config.model.steps if drawn is None else drawn
@@ -75,8 +75,11 @@ def trained_depths(config: Config, drawn: int | None) -> tuple[tuple[int, int], 
 
 
 def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
-    """The passes of an update: one for each of `trained_depths`; of early exits the deepest, read at all depths, or, if
-    each of these has last layers of its own, the deepest and these layers more."""
+    """Return the passes of an update, one for each of `trained_depths`.
+
+    With early exits, only the deepest depth has a pass, which is read at all depths. If each depth has last layers of
+    its own, each other depth adds a pass through these layers.
+    """
     depths, weights = trained_depths(config, drawn), config.model.weights
     if not config.model.early_exits or config.depth.together == "rows" or config.depth.jitter:
         return tuple(Pass(*depth) for depth in depths)
@@ -86,8 +89,10 @@ def passes(config: Config, drawn: int | None) -> tuple[Pass, ...]:
 
 
 def largest_drawn(config: Config) -> int | None:
-    """The number of steps drawn whose update takes the most, then reads the most, with those of `depth.always`; `None`
-    if none is drawn."""
+    """Return the drawn number of steps whose update takes the most compute, then has the most readings.
+
+    Depths of `depth.always` are included; `None` if no depth is drawn.
+    """
 
     def taken(drawn: int) -> tuple[int, int, int]:
         run = passes(config, drawn)
@@ -97,17 +102,19 @@ def largest_drawn(config: Config) -> int | None:
 
 
 def compute_of(config: Config) -> int:
-    """Steps of depth over all updates of a run: its compute, in NFE (evaluations of the field) on an update's tokens.
+    """Count the depth steps over all updates of a run: its compute, in NFE (field evaluations) on an update's tokens.
 
-    Exact for schemes that evaluate the field once a step.
+    Exact for schemes that evaluate the field once per step.
     """
     steps = sum(n * one.steps * one.sequences for drawn, n in _times(config).items() for one in passes(config, drawn))
     return round(steps / config.trainer.batch_size)
 
 
 def mean_operations(config: Config) -> tuple[float, float]:
-    """Floating-point operations of an update, without those that generate weights, and these: means over a run's
-    updates, as `update_operations` counts them; without a forward pass of `depth.teacher`."""
+    """Return the mean floating-point operations of an update: without generating weights, and for generating them.
+
+    Means are over a run's updates, as `update_operations` counts them, without a forward pass of `depth.teacher`.
+    """
 
     def of(one: Pass) -> tuple[float, float]:
         model = with_steps(config.model, one.steps)
@@ -122,6 +129,6 @@ def mean_operations(config: Config) -> tuple[float, float]:
 
 
 def _times(config: Config) -> dict[int | None, int]:
-    """How many of a run's updates have each of the depths drawn."""
+    """Count the updates of a run at each of the depths drawn."""
     updates = config.trainer.updates
     return Counter(_draws(config)(np.arange(updates)).tolist()) if config.depth.drawn else {None: updates}

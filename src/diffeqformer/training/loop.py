@@ -1,6 +1,6 @@
 """The training loop: update k depends on the config, the state after update k - 1 and batch k, and on nothing else.
 
-What a run does besides learning (measuring, evaluating, saving, answering requests to stop) is its observer's.
+Everything else that a run does (measuring, evaluating, saving, answering requests to stop) is up to its observer.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,17 @@ from diffeqformer.training.update import Batch, Measured, State, make_update
 
 @runtime_checkable
 class UpdateObserver(Protocol):
-    """Is called around every update."""
+    """An object that is called around every update."""
 
     def before_update(self, steps: int | None) -> None:
-        """**Arguments:** `steps`, the depth of the update that comes, the model's own for `None`."""
+        """Called before an update.
+
+        **Arguments:** `steps`, the depth of that update, the model's own for `None`.
+        """
         ...
 
     def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
-        """Take what an update gave, which may still be on its way; returns whether the loop is to end here."""
+        """Take the results of an update, which may still be computing; return whether the loop is to end here."""
         ...
 
 
@@ -37,10 +40,10 @@ def train_loop(
     schedule: Schedule | None = None,
     teacher: Transformer | None = None,
 ) -> State:
-    """Update `state` until `trainer.updates` are done, or the observer ends it.
+    """Update `state` until `trainer.updates` are done or the observer ends the loop.
 
-    **Arguments:** `config`, with the vocabulary's size; `state`, whose memory is reused; `batch`, of update number k,
-    from 0, as `make_update` takes it; `observer`; `rule`, `schedule` and `teacher` as `make_update` takes them.
+    **Arguments:** `config`, with the vocabulary's size; `state`, whose memory is reused; `batch`, which gives the batch
+    of update k (from 0); `observer`; the others, and each batch, as for `make_update`.
 
     **Returns:** the last state.
     """

@@ -1,4 +1,4 @@
-"""Rules of Optax by a parameter's role, schedules with warm-up, clipping, decay by role, and a guard against spikes."""
+"""Optax rules by parameter role, schedules with warm-up, clipping, weight decay by role, and a guard against spikes."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -22,15 +22,16 @@ from diffeqformer.plain import shown
 from diffeqformer.training.factored import formed, norm
 
 Schedule = Callable[[OptimizerConfig, int], optax.Schedule]
-"""The learning rate of each update, of the settings and the number of updates."""
+"""A function from the settings and the number of updates to the learning rate of each update."""
 Rule = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
-"""What makes changes of gradients, of the settings and the learning rate."""
+"""A function from the settings and the learning rate to the transformation of gradients into changes."""
 
 
 def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
-    """Linear warm-up over `warmup_fraction` of the updates, then the `schedule` down to `final_fraction` of the peak.
+    """Warm up linearly over `warmup_fraction` of the updates, then follow `schedule` to `final_fraction` of the peak.
 
-    A line is a trapezoid that falls from the end of warm-up on, and a constant one that never falls.
+    A linear schedule is a trapezoid that falls from the end of warm-up on; a constant one is a trapezoid that never
+    falls.
     """
     warmup = min(max(1, round(config.warmup_fraction * updates)), updates)
     peak, end, shape = config.learning_rate, config.final_fraction * config.learning_rate, config.schedule
@@ -53,12 +54,12 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
 
 
 def roles(model: PyTree) -> PyTree:
-    """The role of every parameter, as a tree of the model's structure: what decides on training and weight decay.
+    """Return the role of every parameter, in a tree of the model's structure; it decides on training and weight decay.
 
-    `time`: all parameters of a time-dependent weight. `matrix` and `bias`: of a linear map that is stored as such.
-    `adapter`: low-rank factors beside one. `norm`: scales and shifts. `embedding`: token and position vectors and an
-    untied head. Arrays of a weight source that none of these classes holds have the role `matrix`. Parameters that are
-    absent (`None`) stay so.
+    `time`: all parameters of a time-dependent weight. `matrix` and `bias`: those of a linear map that is stored as
+    such. `adapter`: the low-rank factors added to one. `norm`: scales and shifts. `embedding`: token and position
+    vectors and an untied head. All other arrays of a weight source have the role `matrix`. Absent parameters (`None`)
+    stay absent.
     """
     has_role = lambda node: is_of_time(node) or isinstance(node, Norm | Linear | Adapter | Embedding)
     return jax.tree_util.tree_map_with_path(_role_of, model, is_leaf=has_role)
@@ -80,12 +81,12 @@ def _role_of(path: KeyPath, node: PyTree) -> PyTree:
 
 
 def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTree]:
-    """The model as two trees, absent parameters as `None`: those of `config.train_roles`, and those that are frozen."""
+    """Split the model into two trees, absent parameters as `None`: those of `config.train_roles` and the frozen."""
     return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
 
 
 def require_trained(model: PyTree, config: OptimizerConfig) -> None:
-    """Check that some parameter of a model, of which shapes are enough, is trained, and some by the config's rule.
+    """Check that some parameter of a model is trained, and some by the config's rule; shapes are enough.
 
     **Raises:** `BadInput` if none has a role of `config.train_roles`, or none of these follows `config.rule`.
     """
@@ -104,10 +105,10 @@ def require_trained(model: PyTree, config: OptimizerConfig) -> None:
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """Scale the gradient by `min(1, limit / norm)`, and form what of it is factored: here the rule's formulas begin.
+    """Scale the gradient by `min(1, limit / norm)` and form its factored parts, since the rule's formulas begin here.
 
-    The same mathematics as Optax's own, as one multiplication: XLA then fuses it into AdamW's passes instead of writing
-    a scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
+    Mathematically Optax's own, but as one multiplication: XLA then fuses it into AdamW's passes instead of writing a
+    scaled copy of the gradient, which for time-dependent weights costs a tenth of an update (`docs/performance.md`).
     """
 
     def scaled(updates: PyTree, params: PyTree) -> PyTree:
@@ -119,9 +120,9 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def optimizer(config: OptimizerConfig, rate: optax.Schedule, rule: Rule | None = None) -> optax.GradientTransformation:
-    """`rule`, or the config's, at the learning rate `rate`; inside the guard against spikes.
+    """Make `rule`, or the config's rule, at the learning rate `rate`, inside the guard against spikes if there is one.
 
-    **Raises:** `BadInput` if `rule` gives no gradient transformation of Optax.
+    **Raises:** `BadInput` if `rule` does not give an Optax gradient transformation.
     """
     inner = (rule or usual_rule)(config, rate)
     if not isinstance(inner, optax.GradientTransformation):
@@ -130,12 +131,13 @@ def optimizer(config: OptimizerConfig, rate: optax.Schedule, rule: Rule | None =
 
 
 def usual_rule(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Clip the global norm, then `rule` for the parameters of `rule_roles` and AdamW for all others; decay only
-    `decay_roles`; embeddings by `embedding_rate` times the learning rate.
+    """Clip the global norm, then apply `rule` to the parameters of `rule_roles` and AdamW to all others.
+
+    Only `decay_roles` decay; embeddings move at `embedding_rate` times the learning rate.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101; b2 = 0.95 for time-dependent weights: paper, appendix C.5.
     """
-    # A link of its own would change the paths of the optimiser's state, which are those of older checkpoints.
+    # An extra link would change the paths of the optimiser's state, which must stay those of older checkpoints.
     if config.embedding_rate == 1.0:
         return _at_one_rate(config, rate)
     factor = lambda role: config.embedding_rate if role == "embedding" else 1.0
@@ -153,7 +155,7 @@ def _at_one_rate(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradien
         label = lambda taken, decays: f"{config.rule if taken else 'adamw'}{'' if decays else ', no decay'}"
         return jax.tree.map(label, follows(tree), decays(tree))
 
-    plain = replace(config, weight_decay=0.0)  # roles are not seen in the parts that a rule is given
+    plain = replace(config, weight_decay=0.0)  # roles cannot be seen in the part that a rule is given
     rules = {name: RULES[name] for name in ("adamw", config.rule)}
     parts: dict[Hashable, optax.GradientTransformation] = {name: rule(config, rate) for name, rule in rules.items()}
     parts |= {f"{name}, no decay": rule(plain, rate) for name, rule in rules.items()}
@@ -161,7 +163,7 @@ def _at_one_rate(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradien
 
 
 def _followers(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
-    """Which parameters the rule moves, not AdamW."""
+    """Return a mask of the parameters that the rule moves instead of AdamW."""
     chosen = _of_roles(config.rule_roles)
     if config.rule != "muon":
         return chosen
@@ -173,17 +175,17 @@ def _of_roles(chosen: tuple[Role, ...]) -> Callable[[PyTree], PyTree]:
 
 
 def _matrices(tree: PyTree) -> PyTree:
-    """Which parameters are matrices, each alone or stacked: no vectors, and no projections to vectors."""
+    """Mark the parameters that are matrices, single or stacked: no vectors, and no projections to vectors."""
     of = lambda path, _: getattr(path[-1], "name", "") in MATRICES
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
 MATRICES = ("weight", "projection", "constant", "a", "b")
-"""Last names of the parameters that are one: of linear maps, of time-dependent ones (P, C), of adapters."""
+"""Last names of the parameters that are matrices: of linear maps, time-dependent ones (P, C), and adapters."""
 
 
 def _axes(tree: PyTree) -> PyTree:
-    """Which axes of a matrix are its inputs and its outputs; it is stacked along the others, P along its last."""
+    """Name the input and output axes of each matrix; matrices are stacked along the others, P along its last."""
 
     def of(path: KeyPath, x: Array) -> optax.contrib.MuonDimensionNumbers:
         first = 0 if getattr(path[-1], "name", "") == "projection" else x.ndim - 2
@@ -200,20 +202,20 @@ def _adamw(
 
 
 def _muon(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Jordan et al. 2024; steps of AdamW's size: Liu et al. 2025, arXiv:2502.16982."""
+    """Make Muon (Jordan et al. 2024) with steps of AdamW's size (Liu et al. 2025, arXiv:2502.16982)."""
     return optax.contrib.muon(
         rate, beta=0.95, weight_decay=config.weight_decay, consistent_rms=0.2, muon_weight_dimension_numbers=_axes
     )
 
 
 def _adafactor(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Shazeer & Stern 2018, arXiv:1804.04235, at the given rate; decay is multiplied by it, as AdamW's."""
+    """Make Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) at the given rate, which multiplies decay as in AdamW."""
     decay = (lambda count: config.weight_decay * rate(count)) if config.weight_decay else None
     return optax.adafactor(rate, multiply_by_parameter_scale=False, weight_decay_rate=decay)
 
 
 def _lion(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Chen et al. 2023, arXiv:2302.06675."""
+    """Make Lion (Chen et al. 2023, arXiv:2302.06675)."""
     return optax.lion(rate, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay)
 
 
@@ -225,21 +227,22 @@ class Guard(NamedTuple):
 
     inner: PyTree
     usual: Array
-    """Running mean of the gradient's norm, over some `HORIZON` updates."""
+    """Running mean of the gradient norm, over about `HORIZON` updates."""
     updates: Array
     skipped: Array
-    """Whether the last update was."""
+    """Whether the last update was skipped."""
 
 
 HORIZON, WARMING = 100, 20
-"""Updates that the usual norm is a mean of, and that are needed before one can be unusual."""
+"""Updates that the usual norm is averaged over, and updates needed before one can be skipped."""
 
 
 def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
-    """`inner`, but no change at all where the gradient is more than `factor` times longer than usual.
+    """Apply `inner`, but change nothing where the gradient norm is more than `factor` times the usual one.
 
-    A spike counts as `factor` times the usual, so that the guard follows if all gradients become longer. Source: the
-    skipped updates of OLMo 2 (2025, arXiv:2501.00656, section 3), there by standard deviations.
+    In the running mean, a spike counts as `factor` times the usual norm, so that the guard follows if all gradients
+    become larger. Source: the skipped updates of OLMo 2 (2025, arXiv:2501.00656, section 3), there by standard
+    deviations.
     """
 
     def init(params: PyTree) -> Guard:

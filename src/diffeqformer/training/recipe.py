@@ -1,4 +1,4 @@
-"""A user's own parts of training, as objects: each stands in place of the library's, none needs a fork."""
+"""A user's own parts of training, as objects that replace the library's without a fork."""
 
 import json
 import math
@@ -20,26 +20,29 @@ from diffeqformer.training.update import Batch, Measured, State
 
 @runtime_checkable
 class Batches(Protocol):
-    """A stream of training batches, each a function of its number: so a resumed run reads what it would have read."""
+    """A stream of training batches, each a function of its number, so that a resumed run reads the same ones."""
 
     def __getitem__(self, k: int) -> Batch:
-        """Ids, int32 (trainer.batch_size, context + 1); or the pair of these and of which targets count, booleans
-        (trainer.batch_size, context). Of several processes each asks for the whole batch."""
+        """Return batch k: ids, or a pair of ids and a mask of the targets that count.
+
+        Ids are int32 (trainer.batch_size, context + 1), the mask is bool (trainer.batch_size, context). If there are
+        several processes, each asks for the whole batch.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A user's own batches, which JAX would train on whatever their shapes and tokens."""
+    """A user's own batches, checked, since JAX would train on any shapes and tokens."""
 
     batches: Batches
     config: Config
 
     def __getitem__(self, k: int) -> Batch:
-        """Batch k.
+        """Return batch k.
 
-        **Raises:** `BadInput` for one of another shape than `Batches` says, with tokens that do not exist, or without a
-        target that its mask counts.
+        **Raises:** `BadInput` if its shape is not the one that `Batches` says, if it has tokens that do not exist, or
+        if its mask counts no target.
         """
         batch = self.batches[k]
         ids, *masks = batch if isinstance(batch, tuple) else (batch,)
@@ -58,21 +61,21 @@ class Checked:
 
 @dataclass
 class Now:
-    """Where training is, as callbacks see it, and what they may do."""
+    """The current point of training, as callbacks see it, and what they may do."""
 
     config: Config
     step: int
-    """Updates done."""
+    """Number of updates done."""
     state: State
-    """Its memory is the next update's: copy what is to be kept."""
+    """Training state, whose memory the next update reuses: copy what is to be kept."""
     logged: list[Document] = field(default_factory=list)
     why: str = ""
 
     def log(self, **numbers: float | int) -> None:
-        """Write numbers into `metrics.jsonl`, and to the trackers.
+        """Write numbers to `metrics.jsonl` and to the trackers.
 
-        **Raises:** `BadInput` for one that is not finite, which JSON does not have, or has the name of what each line
-        has.
+        **Raises:** `BadInput` if a number is not finite, which JSON cannot hold, or if its name is one that each line
+        already has.
         """
         if taken := {"kind", "step"} & numbers.keys():
             raise BadInput(f"a callback logs {min(taken)!r}, but each line has one of its own; choose another name.")
@@ -83,44 +86,44 @@ class Now:
         self.logged.append({"kind": "own", "step": self.step, **record})
 
     def stop(self, why: str) -> None:
-        """Save and end here; `train` raises `Interrupted` with the reason, and the same call goes on."""
+        """Save and end here; `train` raises `Interrupted` with the reason, and calling it again resumes the run."""
         self.why = self.why or why
 
 
 def name_of(part: Any) -> str:
-    """A function's or class's own name, or that of an object's class."""
+    """Return the name of a function or class, or that of an object's class."""
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 
 class Callback:
-    """What is called around updates; a subclass has the methods that it needs. Every process calls its own."""
+    """Base class of objects called around updates; a subclass has the methods it needs. Every process calls its own."""
 
     def before_update(self, step: int) -> None:
-        """`step` updates are done, and one comes."""
+        """Called before an update, when `step` updates are done."""
 
     def after_update(self, now: Now, measured: Measured) -> None:
-        """An update is on its way: a number of `measured` that is read is waited for."""
+        """Called after an update, which may still be computing: reading a number of `measured` waits for it."""
 
     def evaluated(self, now: Now, loss: float) -> None:
-        """An evaluation gave `loss`, in nats per token."""
+        """Called after an evaluation, which gave `loss`, in nats per token."""
 
     def saved(self, step: int) -> None:
-        """A checkpoint of update `step` is being written."""
+        """Called when a checkpoint of update `step` is being written."""
 
     def memory(self) -> Any:
-        """What a checkpoint keeps of this callback: lists, dictionaries, texts, numbers (infinities, too), `None`."""
+        """Return what a checkpoint keeps of it: lists, dictionaries, strings, numbers (including infinities), `None`."""
         return None
 
     def remember(self, memory: Any) -> None:
-        """Take back what `memory` gave, before the run goes on."""
+        """Restore what `memory` returned, before the run resumes."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Your own parts of training; what is not given is the library's, by the config.
+    """Your own parts of training; parts that are not given are the library's, as the config sets them.
 
     A checkpoint names the rule, the schedule and the batches that it was trained with, but cannot make them: give the
-    same to go on. `load_run` needs none.
+    same ones to resume. `load_run` needs none.
     """
 
     rule: Rule | None = None
@@ -128,9 +131,9 @@ class Recipe:
     schedule: Schedule | None = None
     """`(settings, updates) -> learning rate` of each update."""
     batches: Callable[[Config, TokenCache], Batches] | None = None
-    """Your own stream, of the config and the tokens."""
+    """`(config, tokens) -> Batches`, your own stream."""
     corpus: Corpus | None = None
-    """Text from elsewhere than `data.source` knows."""
+    """Text from a source that `data.source` does not know."""
     callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
@@ -152,12 +155,12 @@ class Recipe:
 
     @property
     def own(self) -> dict[str, str]:
-        """What checkpoints name: the parts that numbers depend on."""
+        """Names of the given parts that results depend on; checkpoints record them."""
         parts = {"rule": self.rule, "schedule": self.schedule, "batches": self.batches}
         return {name: name_of(part) for name, part in parts.items() if part}
 
     def memories(self) -> list[Any]:
-        """What each callback remembers.
+        """Return what each callback remembers.
 
         **Raises:** `BadInput` if a checkpoint cannot keep it.
         """
@@ -175,4 +178,4 @@ class Recipe:
 
 
 NO_RECIPE = Recipe()
-"""All parts are the library's."""
+"""The recipe whose parts are all the library's."""

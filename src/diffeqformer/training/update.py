@@ -27,54 +27,54 @@ from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate
 
 Rows = Array | np.ndarray
 Batch = Rows | tuple[Rows, Rows]
-"""Ids, or the pair of these and of which targets count."""
+"""Ids, or a pair of ids and a mask of the targets that count."""
 Parts = tuple[Array, Array | None]
-"""Ids, and which targets count, if not all do."""
+"""Ids, and a mask of the targets that count, `None` if all do."""
 
 
 class State(NamedTuple):
-    """All that the next update depends on, beside the config."""
+    """All that the next update depends on, besides the config and the batch."""
 
     model: Transformer
     optimizer: PyTree
     step: Array
-    """Updates done, int32."""
+    """Number of updates done, int32."""
     average: PyTree = None
-    """Of the trained parameters, if `optimizer.average` asks for one."""
+    """Average of the trained parameters, if `optimizer.average` asks for one."""
 
     @property
     def result(self) -> Transformer:
-        """The model that is evaluated, kept and used: with the averages in their parameters' place, if there are any.
+        """The model that is evaluated, kept and used: with averages in place of their parameters, if there are any.
 
-        Not to be called inside compiled functions that return it beside `model`: they share what is not averaged.
+        Do not use it in compiled functions that also return `model`: both share the arrays that are not averaged.
         """
         return self.model if self.average is None else eqx.combine(self.average, self.model)
 
 
 class Measured(NamedTuple):
-    """What one update measured, on the device."""
+    """Measurements of one update, on the device."""
 
     loss: Array
-    """Mean nats per token that counts as a target, before the update; over all depths that it trains at."""
+    """Mean nats per target that counts, before the update, averaged over all depths that it trains at."""
     gradient_norm: Array
-    """Global norm, before clipping."""
+    """Global norm of the gradient, before clipping."""
     learning_rate: Array
     reconstruction_error: Array | None = None
-    """Of the state at depth 0, relative, where the backward pass reconstructs states: the largest over the depths of
-    the update, each a mean over the batch's parts."""
+    """Relative error of the state at depth 0, where the backward pass reconstructs states: the largest over the depths
+    of the update, each a mean over the batch's parts."""
     skipped: Array | None = None
-    """Whether it changed nothing, where `optimizer.spike` guards."""
+    """Whether the update was skipped, where `optimizer.spike` guards."""
 
 
 def initial_state(
     config: Config, base: Transformer | None = None, build: Build = usual_build, rule: Rule | None = None
 ) -> State:
-    """The state before the first update; `config.model.vocabulary` must be set.
+    """Make the state before the first update; `config.model.vocabulary` must be set.
 
-    The model is `build`'s; with a `base`, its weights are that model's (`adapt`), and only what is new is drawn. The
-    optimiser's state is that of the trained parameters, by `rule` if not by the config's. All randomness comes from
+    The model comes from `build`, or, with a `base`, from that model's weights (`adapt`), with only new parts drawn. The
+    optimiser's state is that of the trained parameters, for `rule` or else the config's rule. All randomness comes from
     one root key, `key(trainer.seed)`: the model's from `fold_in(root, 0)`, dropout's from `fold_in(fold_in(root, 1),
-    step)`, the drawn depths' from `fold_in(root, 2)`, the times' between their steps from `fold_in(fold_in(root, 3),
+    step)`, the drawn depths' from `fold_in(root, 2)`, the jittered step edges' from `fold_in(fold_in(root, 3),
     step)`.
     """
     program = _initial if build is usual_build else _initial.__wrapped__  # a user's own may depend on anything
@@ -83,7 +83,10 @@ def initial_state(
 
 @lru_cache(maxsize=8)
 def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule: Rule | None) -> Callable[..., State]:
-    """The first state by the root key and the base: one compilation instead of one for every small operation."""
+    """Return the function from the root key and the base to the first state.
+
+    It is compiled once, instead of once for every small operation.
+    """
 
     @jax.jit
     def initial(root: Array, base: Transformer | None) -> State:
@@ -102,24 +105,23 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
 def make_update(
     config: Config, rule: Rule | None = None, schedule: Schedule | None = None, teacher: Transformer | None = None
 ) -> Callable[..., tuple[State, Measured]]:
-    """The compiled update `(state, batch, steps) -> (state, measured)`; the memory of the state passed in is reused.
+    """Make the compiled update `(state, batch, steps) -> (state, measured)`, which reuses the memory of `state`.
 
-    `rule` and `schedule` stand in place of the config's own; `teacher` is the frozen model of `depth.teacher`, if any.
+    `rule` and `schedule` replace the config's own; `teacher` is the frozen model of `depth.teacher`, if any.
 
-    `batch` is ids, int32 (trainer.batch_size, context + 1), or the pair of these and of a mask, (trainer.batch_size,
-    context), true for the targets that the loss is a mean over; or has the parts below on a leading axis already.
-    `steps` is the depth drawn, the model's own if not given, each of which compiles once. With
-    `trainer.accumulation` A the batch is A parts of equal size, one after the other, and the gradient is the mean of
-    theirs, which equals the whole batch's; with `depth.together: rows` each part has its own share of every depth, at
-    least one sequence. Runs that differ in their length, folder or evaluations alone share one
-    compiled program.
+    `batch` is ids, int32 (trainer.batch_size, context + 1), or a pair of ids and a mask, (trainer.batch_size, context),
+    true for the targets that the loss is a mean over; it may already have the parts below on a leading axis. `steps` is
+    the depth drawn, the model's own if not given; each depth compiles once. With `trainer.accumulation` A, the batch
+    is A parts of equal size, one after the other. The gradient is the mean of theirs, which equals the whole batch's.
+    With `depth.together: rows`, each part has its own share of every depth, at least one sequence. Runs that differ
+    only in length, folder or evaluations share one compiled program.
     """
     t = config.trainer
     own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
     program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
     rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
     share = average.build(t.updates) if average else lambda step: None
-    # Outside the program, whose cache then knows nothing of lengths and schedules.
+    # Outside the program, so that its cache does not depend on lengths and schedules.
     rate_and_share = jax.jit(lambda step: (rate(step), share(step)))
 
     def update(state: State, batch: Batch, steps: int | None = None) -> tuple[State, Measured]:
@@ -132,14 +134,16 @@ def make_update(
 
 @lru_cache(maxsize=8)
 def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Measured]]:
-    """The update `(state, batch, rate, share, steps, teacher) -> (state, measured)`, compiled once for each depth;
-    `share` is what it adds to the average of parameters, `None` without one."""
+    """Make the update `(state, batch, rate, share, steps, teacher) -> (state, measured)`, compiled once for each depth.
+
+    `share` is the weight of its parameters in their average, `None` without an average.
+    """
     parts = config.trainer.accumulation
     lora = config.model.lora
     drops = any((*dataclasses.astuple(config.model.dropout), lora and lora.dropout))
     jitter, first_stays = config.depth.jitter, config.model.first_step is not None
-    # All parts of a batch share one populated model, so that generating the weights, and the way back to their
-    # networks, comes once per update (unless they are a table anyway).
+    # All parts of a batch share one populated model, so that generating the weights, and the backward pass to their
+    # networks, happens once per update (unless they are a table anyway).
     once = factored.on_one_grid(config) and parts > 1 and not isinstance(config.model.weights, LayerConfig)
 
     @partial(jax.jit, donate_argnums=0, static_argnums=4)
@@ -162,16 +166,16 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         trained, frozen = split_trained(state.model, config.optimizer)
         whole = lambda trained: eqx.combine(trained, frozen)
         populate = lambda trained: whole(trained).populate(steps)
-        # The loss is a function of `start`: the populated model, whose gradient `to_trained` takes back to what is
-        # trained, or this itself.
+        # The loss is a function of `start`: the populated model, whose gradient `to_trained` maps back to the trained
+        # parameters, or the trained parameters themselves.
         model_of = lambda start: start
-        if rule is None and factored.stays_factored(config, state.model, steps):  # rules of one's own take arrays
+        if rule is None and factored.stays_factored(config, state.model, steps):  # a user's own rules take arrays
             start, to_trained = factored.vjp(populate, trained, steps)
         elif once:
             start, to_trained = jax.vjp(populate, trained)
         else:
             start, to_trained, model_of = trained, lambda gradients: (gradients,), whole
-        # A backward pass reports by derivatives alone: the probe's is the error of the reconstructed state.
+        # A backward pass can report only derivatives: the probe's is the error of the reconstructed state.
         probe = jnp.zeros(len(depths), jnp.float32) if isinstance(state.model.adjoint, Reconstructing) else None
         loss_of = partial(loss_of_rows, rows=rows) if rows else loss_of_depths
         of_part = jax.value_and_grad(
@@ -185,7 +189,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         gradients = constrain_weights(to_trained(gradients)[0])
         with jax.numpy_dtype_promotion("standard"):  # Optax is not written for strict promotion
             rate = jnp.asarray(rate, jnp.float32)
-            # By the run's own step: Optax's count stands still where the guard skips an update.
+            # The rate is that of the run's own step: Optax's count stands still where the guard skips an update.
             changes, moments = optimizer(config.optimizer, lambda count: rate, rule).update(
                 gradients, state.optimizer, trained
             )
@@ -201,7 +205,7 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
 
 
 def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Array | None) -> tuple[Array, PyTree]:
-    """Loss and gradient, averaged over the leading axis of `batch` and `keys`, with one part in memory at a time."""
+    """Average loss and gradient over the leading axis of `batch` and `keys`, with one part in memory at a time."""
     parts, first = len(batch[0]), jax.tree.map(lambda x: x[0], (batch, keys))
     if parts == 1:
         return of_part(weights, *first)
@@ -210,7 +214,7 @@ def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Arr
         return jax.tree.map(jnp.add, total, of_part(weights, *part)), None
 
     shapes = jax.eval_shape(of_part, weights, *first)
-    # A loop's carry keeps one layout, and zeros suggest none.
+    # A loop's carry keeps one sharding, and zeros imply none.
     zeros = constrain_weights(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     total, _ = jax.lax.scan(add, zeros, (batch, keys))
     return jax.tree.map(lambda x: x / parts, total)
@@ -218,6 +222,6 @@ def _mean_over_parts(of_part: Callable, weights: PyTree, batch: Parts, keys: Arr
 
 @jax.jit
 def all_finite(state: State) -> Array:
-    """Whether no number of the state is NaN or infinite."""
+    """Return whether no number of the state is NaN or infinite."""
     floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
