@@ -111,7 +111,7 @@ class Callback:
         """Called when a checkpoint of update `step` is being written."""
 
     def memory(self) -> Any:
-        """Return what a checkpoint keeps of it: lists, dictionaries, strings, numbers (including infinities), `None`."""
+        """Return what a checkpoint keeps of it: lists, dictionaries, strings, numbers (infinities too), `None`."""
         return None
 
     def remember(self, memory: Any) -> None:
