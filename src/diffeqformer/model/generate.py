@@ -137,7 +137,7 @@ def choose(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Int[Array, "*batch"]:
-    """Draw a token for each row, applying temperature, top-k and top-p in this order; ties at the edge are kept."""
+    """Draw a token for each row after temperature, then top-k, then top-p; ties at a cutoff are kept."""
     if temperature < COLDEST:
         return logits.argmax(-1).astype(jnp.int32)
     return jax.random.categorical(key, _kept(logits, temperature, top_k, top_p), axis=-1).astype(jnp.int32)

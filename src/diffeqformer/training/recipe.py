@@ -86,7 +86,7 @@ class Now:
         self.logged.append({"kind": "own", "step": self.step, **record})
 
     def stop(self, why: str) -> None:
-        """Save and end here; `train` raises `Interrupted` with the reason, and calling it again resumes the run."""
+        """Save and end here; `train` raises `Interrupted` with the reason, and the same call resumes the run."""
         self.why = self.why or why
 
 
