@@ -1,4 +1,4 @@
-"""The one scheme of digests: SHA-256 in hexadecimal, which `sha256sum` checks too."""
+"""The only digest scheme: SHA-256 in hexadecimal, which `sha256sum` can check."""
 
 import hashlib
 import json
@@ -10,19 +10,19 @@ SCHEME = hashlib.sha256
 
 
 def digest(content: bytes) -> str:
-    """Of bytes."""
+    """Return the hexadecimal digest of bytes."""
     return SCHEME(content).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """Of a file's bytes.
+    """Return the hexadecimal digest of a file's bytes.
 
-    **Raises:** `OSError` if it cannot be read.
+    **Raises:** `OSError` if the file cannot be read.
     """
     with open_to_read(path) as file:
         return hashlib.file_digest(file, SCHEME).hexdigest()
 
 
 def json_digest(value: object) -> str:
-    """Of a JSON value, whatever the order of its entries and its layout."""
+    """Return the hexadecimal digest of a JSON value, independent of the order of its entries and its layout."""
     return digest(json.dumps(value, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Files that are whole or not there (written aside, flushed to the disk, renamed), and whose damage is seen."""
+"""Atomic writes of files (temporary file, flush to disk, rename), and JSON documents whose damage is detected."""
 
 import errno
 import fcntl
@@ -17,39 +17,39 @@ from diffeqformer.store.digests import digest, json_digest
 from diffeqformer.store.regular import read_small
 
 SEAL = "digest"
-"""The entry of a JSON document that holds the digest of all others."""
+"""The entry of a JSON document that holds the digest of all other entries."""
 JSON_BYTES = 64 << 20
-"""The most that a JSON document of a run, or beside a model, may have."""
+"""Maximum size in bytes of a JSON document of a run, or next to a model."""
 OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
-"""What writing to an open file, whose path the system does not know, fails with."""
+"""Errors of writing to an open file, for which the system reports no path."""
 PASSING = (
     errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
     errno.ETIMEDOUT, errno.EBUSY, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
 )  # fmt: skip
-"""What reading a sound file fails with: who asks, or the way to it, is at fault."""
+"""Errors of reading that do not mean damage: the reader, or the way to the file, is at fault."""
 LONGEST_NAME = 255 - 32
-"""Bytes of a name that the usual file systems allow, less what `hidden` adds."""
+"""Longest name in bytes that the usual file systems allow, less what `hidden` adds."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path` so that a reader, or a crash at any moment, finds the old content or the new one.
+    """Write `content` to `path` atomically: readers always find the old or the new content, even after a crash.
 
-    **Raises:** `OSError` if the disk refuses; the old content is then intact.
+    **Raises:** `OSError` if the disk refuses the new content; the old content is then intact.
     """
     write_together(path.parent, {path.name: content})
 
 
 def write_together(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    """The same of several files of one folder: all are on the disk before the first of them has its name, and the last
-    is there only with all others.
+    """Write several files of one folder: all are on the disk before the first one is renamed, and the last one exists
+    only together with all others.
 
-    **Raises:** `OSError` if the disk refuses the new content; all of the old is then intact.
+    **Raises:** `OSError` if the disk refuses the new content; all old content is then intact.
     """
     paths = [folder / name for name in contents]
     asides = [path.with_name(hidden(path.name, f"{secrets.token_hex(8)}.tmp")) for path in paths]
     path = folder
     try:
-        with ExitStack() as stack:  # open, and so locked, until they have their names
+        with ExitStack() as stack:  # keeps them open, and so locked, until they are renamed
             for path, aside, content in zip(paths, asides, contents.values(), strict=True):
                 _remove_abandoned(path)
                 file = stack.enter_context(os.fdopen(_locked(aside), "wb"))
@@ -65,41 +65,41 @@ def write_together(folder: Path, contents: Mapping[str, str | bytes]) -> None:
                 aside.unlink()
         if error.errno is None:
             raise
-        # Of the file that was to be written: nobody knows the one aside.
+        # Name the requested file: the caller does not know the temporary one.
         raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(folder)
 
 
 def hidden(name: str, ending: str) -> str:
-    """The name of what becomes `name`, until it does: `.NAME.ending`, or of a name too long for that its digest."""
+    """Return the temporary name for `name`: `.NAME.ending`, with the digest of a name that is too long for that."""
     raw = os.fsencode(name)
     return f".{name if len(raw) <= LONGEST_NAME else digest(raw)}.{ending}"
 
 
 def _locked(aside: Path) -> int:
-    """A new file, locked while its process lives.
+    """Create a new file that is locked while this process lives; return its handle.
 
-    Its name is one that nobody can guess and must not be there: no link planted beside the place is written through,
-    and two processes may write at the same time.
+    Nobody can guess its name, and it must not exist yet: so nothing is written through a planted link, and two
+    processes may write at the same time.
     """
     while True:
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # a file system without locks: then nobody can take it for abandoned, either
+        with suppress(OSError):  # without locks in the file system, nobody can take it for abandoned either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if aside.exists():
             return handle
-        os.close(handle)  # before it was locked another process has removed it as abandoned
+        os.close(handle)  # another process removed it as abandoned before it was locked
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove what killed processes left of `path`: the kernel has dropped their locks."""
+    """Remove the temporary files of `path` that killed processes left: the kernel has released their locks."""
     own = re.compile(re.escape(hidden(path.name, "")) + r"[0-9a-f]{16}\.tmp")
     for left in (path.with_name(name) for name in os.listdir(path.parent) if own.fullmatch(name)):
         remove_unlocked(left, Path.unlink)
 
 
 def remove_unlocked(path: Path, remove: Callable[[Path], object]) -> None:
-    """Remove a file or folder that its process has left, unless that process, which holds its lock, lives."""
+    """Remove an abandoned file or folder, unless the process that made it still lives and so holds its lock."""
     with suppress(OSError):
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -110,8 +110,8 @@ def remove_unlocked(path: Path, remove: Callable[[Path], object]) -> None:
 
 
 def is_of(error: OSError, folder: Path) -> bool:
-    """Whether an error of the system is about a folder: about a path in it or above it, or, if it names none, about a
-    disk."""
+    """Return whether a system error concerns a folder: its path is in the folder or above it or, if the error names no
+    path, it is one of `OF_DISKS`."""
     if not isinstance(error.filename, str | bytes):
         return error.errno in OF_DISKS
     path, here = Path(os.path.abspath(os.fsdecode(error.filename))), Path(os.path.abspath(folder))
@@ -119,7 +119,7 @@ def is_of(error: OSError, folder: Path) -> bool:
 
 
 def flush(file: IO[str] | IO[bytes]) -> None:
-    """Return once all that was written to an open file is on the disk: a rename may otherwise overtake the content."""
+    """Wait until an open file's content is on the disk: a rename could otherwise overtake it."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -134,7 +134,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes, what: str = "report") -> None:
-    """`write_whole` for a file that a user has asked for, with the folders that it needs.
+    """Write a file that a user asked for with `write_whole`, and create the folders that it needs.
 
     **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
     """
@@ -142,7 +142,7 @@ def write_output(path: Path, content: str | bytes, what: str = "report") -> None
 
 
 def write_outputs(folder: Path, contents: Mapping[str, str | bytes], what: str) -> None:
-    """`write_together` for files that a user has asked for, with the folders that they need.
+    """Write files that a user asked for with `write_together`, and create the folders that they need.
 
     **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
     """
@@ -155,12 +155,12 @@ def write_outputs(folder: Path, contents: Mapping[str, str | bytes], what: str) 
 
 
 def sealed_text(document: Document) -> str:
-    """A document as JSON, with its own digest as the last entry."""
+    """Return a document as JSON text, with its own digest as the last entry."""
     return json.dumps({**document, SEAL: json_digest(document)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def write_sealed(path: Path, document: Document) -> None:
-    """Write a JSON document, sealed, whole or not at all.
+    """Write a JSON document with its seal, atomically.
 
     **Raises:** `OSError` as `write_whole`; `ValueError` for a number that JSON does not have.
     """
@@ -168,16 +168,16 @@ def write_sealed(path: Path, document: Document) -> None:
 
 
 def read_sealed(path: Path) -> Document:
-    """The document that `write_sealed` wrote, without its seal.
+    """Read the document that `write_sealed` wrote, without its seal.
 
-    A document without a seal is accepted: a seal cannot be lost without the JSON or another entry being damaged.
+    A document without a seal is accepted: a seal cannot be lost without damage to the JSON or to another entry.
 
-    **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it is not there;
-    `RunFailed` if it may not be read.
+    **Raises:** `Damaged` if it is not what was written or cannot be read; `FileNotFoundError` if it does not exist;
+    `RunFailed` if reading it fails with one of `PASSING`.
     """
     try:
         content = read_small(path, JSON_BYTES)
-    # `OSError`s, too, but what is not there, or for others alone, is not damaged.
+    # Also an `OSError`, but what is missing, or may be read by others only, is not damaged.
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -187,7 +187,7 @@ def read_sealed(path: Path) -> Document:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise Damaged(f"file {str(path)!r} is damaged: it is not the JSON that was written.") from None
-    # "" is no digest, so that a document that is no object is refused.
+    # "" is not a digest, so a document that is not an object is refused.
     seal = document.pop(SEAL, None) if isinstance(document, dict) else ""
     if seal is not None and seal != json_digest(document):
         raise Damaged(f"file {str(path)!r} is damaged, or was edited: it does not match its digest.")

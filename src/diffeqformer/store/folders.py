@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: written under another name beside their place, under a lock, then renamed."""
+"""Folders that exist whole or not at all: written under a temporary name next to their place, locked, then renamed."""
 
 import errno
 import fcntl
@@ -25,9 +25,9 @@ SUMS = "SHA256SUMS"
 
 
 def require_free(folder: Path) -> None:
-    """Check that `folder` does not exist or is empty, and not the one that this process runs in.
+    """Check that `folder` does not exist or is empty, and is not the current working directory.
 
-    **Raises:** `BadInput` if something is there, or for the current folder, since another takes its place.
+    **Raises:** `BadInput` if something is there, or for the current folder, since the new one would replace it.
     """
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
@@ -41,13 +41,13 @@ def require_free(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk that `folder` lies on, or will lie on."""
+    """Return the free space, in bytes, of the disk that holds `folder`, or will hold it."""
     places = (folder.absolute(), *folder.absolute().parents)
     return shutil.disk_usage(next(place for place in places if place.exists())).free
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """Check that the disk that holds `folder` has `needed` bytes left for `what`.
+    """Check that the disk that holds `folder` has `needed` bytes free for `what`.
 
     **Raises:** `BadInput` naming what is needed and what is free.
     """
@@ -61,8 +61,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """`folder` and its parents, made where they are missing; those are removed again if the `with` block fails and
-    leaves nothing in them but a lock's file."""
+    """Create `folder` and its missing parents; if the `with` block fails and leaves nothing in the new folders but a lock
+    file, remove them again."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def made(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if folder in new and [entry.name for entry in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
-            # The deepest first; the first that something is left in ends it.
+            # The deepest first; the first one that is not empty ends the loop.
             for path in new:
                 path.rmdir()
         raise
@@ -79,12 +79,13 @@ def made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> Iterator[Path]:
-    """A locked folder beside `folder` that becomes it when the `with` block ends well, and vanishes when it does not.
+    """Yield a locked temporary folder next to `folder`: it is renamed to `folder` if the `with` block succeeds, and
+    removed if the block fails.
 
-    What a killed process left in it is removed by the next one that writes the same folder.
+    What a killed process left in it is removed by the next process that writes the same folder.
 
-    **Arguments:** `what` the folder is, for messages; `doing`, the ending of the name that it has until it is whole;
-    `keep_lock`, whether the lock's file goes along.
+    **Arguments:** `what` the folder is, for messages; `doing`, the ending of the temporary name; `keep_lock`, whether
+    the finished folder keeps the lock file.
 
     **Raises:** `BadInput` if it cannot be written, or another process is writing it.
     """
@@ -92,7 +93,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     aside = folder.with_name(hidden(folder.name, doing))
     try:
         aside.mkdir(parents=True, exist_ok=True)
-        # `mkdir` is content with a link to a folder.
+        # `mkdir` accepts a link to a folder.
         if aside.is_symlink():
             raise BadInput(f"folder {str(aside)!r} is a link, and none is written through; remove it.")
         with folder_lock(aside):
@@ -103,7 +104,7 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
                     elif entry.name != LOCK:
                         entry.unlink()
                 yield aside
-                # Also onto an empty folder, which `require_free` allows; the system refuses any other.
+                # An empty folder may be replaced, as `require_free` allows; the system refuses any other.
                 if folder.is_dir():
                     _as_prepared(aside, folder)
                 os.rename(aside, folder)
@@ -113,42 +114,42 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
             if not keep_lock:
                 (folder / LOCK).unlink()
         sync_folder(folder.parent)
-    except RunFailed as error:  # of a checkpoint in it, whose place nobody knows
+    except RunFailed as error:  # of a checkpoint in it: the user does not know the temporary name
         raise RunFailed(str(error).replace(str(aside), str(folder))) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # for the lock's own number, too: it is held, but the block has not begun
+        if error.errno == errno.ENOSPC:  # also from `folder_lock`, before the block has begun
             shutil.rmtree(aside, ignore_errors=True)
         raise BadInput(f"{what} {str(folder)!r} cannot be written: {reason(error)}.") from error
 
 
 def _as_prepared(aside: Path, folder: Path) -> None:
-    """Give `aside` the owner and the permissions of an empty folder that it is going to replace: it may be private."""
+    """Give `aside` the owner and the permissions of the empty folder that it will replace, which may be private."""
     prepared = folder.stat()
-    with suppress(PermissionError):  # the owner is for root to choose
+    with suppress(PermissionError):  # only root may change the owner
         os.chown(aside, prepared.st_uid, prepared.st_gid)
     aside.chmod(stat.S_IMODE(prepared.st_mode))
 
 
 @contextmanager
 def candidate(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, for several processes that may make the same one at the same time.
+    """Yield a new folder next to `folder`, for several processes that may build the same one at the same time.
 
-    Each writes its own; `install` puts the first in place. It is locked while its process lives, and removed in the end
-    unless it was installed. What killed processes left beside it is removed first.
+    Each process writes its own candidate; `install` puts the first one in place. A candidate is locked while its
+    process lives, and removed at the end unless it was installed. Candidates of killed processes are removed first.
     """
     remove_abandoned(folder.parent)
     while True:
         aside = _candidate_name(folder)
         aside.mkdir()
         try:
-            # The folder itself is locked: a file for it would be installed with the rest.
+            # Lock the folder itself: a lock file would be installed with the rest.
             lock = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process cleaned up before we held the lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
-            pass  # a file system without locks: then nobody can take this folder for abandoned, either
+            pass  # without locks in the file system, nobody can take this folder for abandoned either
         # Between `mkdir` and the lock another process may have removed it as abandoned.
         if aside.exists():
             break
@@ -161,7 +162,7 @@ def candidate(folder: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(root: Path) -> None:
-    """Remove the candidates in `root` whose processes were killed: the kernel has dropped their locks."""
+    """Remove the candidates in `root` whose processes were killed: the kernel has released their locks."""
     for folder in root.glob(".*.building"):
         remove_unlocked(folder, partial(shutil.rmtree, ignore_errors=True))
 
@@ -177,7 +178,7 @@ def install(aside: Path, folder: Path, is_sound: Callable[[Path], bool]) -> None
     try:
         os.rename(aside, folder)
     except OSError as error:
-        # Another process was first, after the look above: its folder stays.
+        # Another process was first, after the check above: its folder stays.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
     sync_folder(folder.parent)
@@ -188,17 +189,17 @@ def _candidate_name(folder: Path) -> Path:
 
 
 def write_sums(folder: Path) -> None:
-    """List the digests of a folder's own files in `SHA256SUMS`, which `sha256sum --check` reads too."""
+    """Write the digests of the files directly in a folder to `SHA256SUMS`, which `sha256sum --check` can read."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, SUMS))
     write_whole(folder / SUMS, "".join(f"{file_digest(path)}  {path.name}\n" for path in files))
 
 
 def require_sums(folder: Path, names: Sequence[str]) -> None:
-    """Check those files of a folder that `SHA256SUMS` lists, if it has one: published models have none.
+    """Check the files of a folder against its `SHA256SUMS`, if it has one: published models have none.
 
-    **Arguments:** `names`, or patterns, of the files that are going to be read; the others may have been edited.
+    **Arguments:** `names`, names or patterns of the files that will be read; the others may have been edited.
 
-    **Raises:** `BadInput` naming the first that is not what was written.
+    **Raises:** `BadInput` naming the first file that is not what was written.
     """
     if not (folder / SUMS).is_file():
         return
@@ -209,7 +210,7 @@ def require_sums(folder: Path, names: Sequence[str]) -> None:
     for line in sums.splitlines():
         if not line or line.startswith("#"):
             continue
-        # As `sha256sum` writes them, of files given as ./NAME, too; without another slash none is of another folder.
+        # The format of `sha256sum`, also for files given as ./NAME; any other slash would lead to another folder.
         found = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?([^/]+)", line)
         if found is None:
             raise BadInput(f"file {str(folder / SUMS)!r} is damaged: {line[:80]!r} is not a digest and a name.")

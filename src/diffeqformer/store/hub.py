@@ -1,4 +1,4 @@
-"""The Hugging Face hub: repositories by name, fetched into the hub's own cache, and folders that are sent there."""
+"""The Hugging Face hub: fetching repositories by name into the hub's own cache, and uploading folders."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ WHY = {
     "IncompleteSnapshotError": "the cache has only some of its files, and the hub cannot be reached",
     "OfflineModeIsEnabled": "it is not in the cache, and HF_HUB_OFFLINE forbids to ask",
 }
-"""What the hub's errors mean, by the names of their classes."""
+"""Explanations of the hub's errors, by class name."""
 
 
 class Repository(NamedTuple):
@@ -35,17 +35,18 @@ class Repository(NamedTuple):
 
     @classmethod
     def named(cls, spec: str | Path) -> "Repository | None":
-        """What `[hf://][ORGANISATION/]NAME[@REVISION]` names; `None` for anything else, or if such a path is here."""
+        """Parse `[hf://][ORGANISATION/]NAME[@REVISION]`; `None` for anything else, or if `spec` is an existing path."""
         found = _NAME.fullmatch(str(spec))
         return cls(found[1], found[2]) if found and not path_of(spec).exists() else None
 
 
 def fetch(repository: Repository, files: Sequence[str]) -> Path:
-    """The folder of a repository in the hub's cache; what is missing there is fetched.
+    """Return the folder of a repository in the hub's cache, after fetching the files that it lacks.
 
-    **Arguments:** `files`, names or patterns of those that are wanted.
+    **Arguments:** `files`, names or patterns of the files that are wanted.
 
-    **Raises:** `BadInput` if the repository is not there, or not for us, or cannot be reached and is not in the cache.
+    **Raises:** `BadInput` if the repository does not exist, access to it is refused, or it can neither be reached nor
+    found in the cache.
     """
     import huggingface_hub
 
@@ -62,11 +63,11 @@ def fetch(repository: Repository, files: Sequence[str]) -> Path:
 
 
 class Upload:
-    """Where a folder is going to be sent: a model repository on the hub.
+    """The destination of an upload: a model repository on the hub.
 
-    **Arguments:** `name`, `[ORGANISATION/]NAME`; `private`, whether others may not see it, if it is new.
+    **Arguments:** `name`, `[ORGANISATION/]NAME`; `private`, whether a new repository is private.
 
-    **Raises:** `BadInput` if it is no such name, nobody is signed in, or the hub cannot be reached.
+    **Raises:** `BadInput` if `name` has another form, nobody is signed in, or the hub cannot be reached.
     """
 
     def __init__(self, name: str, private: bool = False):
@@ -86,9 +87,9 @@ class Upload:
             raise BadInput(f"--push is {name!r}, but the Hugging Face hub does not answer: {_why(error)}.") from error
 
     def send(self, folder: Path) -> str:
-        """Send all files of a folder, as one commit; returns its address.
+        """Upload all files of a folder as one commit; return its address.
 
-        **Raises:** `RunFailed` if they do not arrive; the folder is whole then.
+        **Raises:** `RunFailed` if the upload fails; the folder itself is still whole.
         """
         try:
             self.name = self.api.create_repo(self.name, private=self.private, exist_ok=True).repo_id
@@ -99,6 +100,6 @@ class Upload:
 
 
 def _why(error: Exception) -> str:
-    # The class before its bases: to the hub, a gated repository is a kind of one that is not found.
+    # The class before its bases: the hub's error for a gated repository is a subclass of that for a missing one.
     kinds = (kind.__name__ for kind in type(error).__mro__)
     return next((WHY[kind] for kind in kinds if kind in WHY), None) or reason(error)

@@ -1,4 +1,4 @@
-"""One writer for each folder: an advisory lock that the kernel releases however its process ends."""
+"""One writer per folder: an advisory lock that the kernel releases however the process ends."""
 
 import errno
 import fcntl
@@ -16,17 +16,17 @@ LOCK = ".lock"
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold `<folder>/.lock` while the `with` block runs.
 
-    The file is left there on purpose (removing it would let two processes lock two files of one name); it holds the
-    number of the process that locked it last.
+    The file is left there on purpose: removing it would let two processes lock two files of the same name. It holds
+    the ID of the last process that locked it.
 
-    **Arguments:** `folder`, which exists.
+    **Arguments:** `folder`, which must exist.
 
     **Raises:** `BadInput` if another process holds the lock.
     """
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        # What O_NOFOLLOW gives for a link.
+        # `O_NOFOLLOW` reports ELOOP for a link.
         if error.errno != errno.ELOOP:
             raise
         raise BadInput(f"file {str(folder / LOCK)!r} is a link, and none is written through.") from None

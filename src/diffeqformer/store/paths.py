@@ -1,4 +1,4 @@
-"""Names of files and folders as people write them: checked when they are read, and before anything is computed."""
+"""Paths as users write them: checked when they are read, before anything is computed."""
 
 import errno
 import os
@@ -13,14 +13,14 @@ MEMORY = "/dev/shm"
 
 
 def path_of(name: str | Path) -> Path:
-    """The path that a person names, `~` expanded; something may be there or not.
+    """Return the path that a user names, with `~` expanded; it need not exist.
 
-    **Raises:** `BadInput` for what the system cannot look up: `~nobody`, a name that is too long, a loop of links, a
-    folder that may not be looked into.
+    **Raises:** `BadInput` for what the system cannot look up: `~nobody`, a name that is too long, a loop of links, or a
+    folder that this process may not look into.
     """
     try:
         path = Path(name).expanduser()
-        # Asked only so that what the system cannot look up is refused here, with the name as it was written.
+        # Called only to refuse here, by the name as written, what the system cannot look up.
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return path
@@ -30,8 +30,8 @@ def path_of(name: str | Path) -> Path:
 
 
 def have_temporary_folder() -> None:
-    """Let temporary files lie in memory where no folder for them can be written, as in containers whose root cannot:
-    Matplotlib needs one, too, and would say so when all is computed."""
+    """Keep temporary files in memory if no folder for them can be written, as in containers with a read-only root:
+    Matplotlib needs one too, and would fail only after everything is computed."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
@@ -40,18 +40,18 @@ def have_temporary_folder() -> None:
 
 
 def require_writable(path: Path, what: str) -> None:
-    """Check that something can be made at `path`, or written if it is there, before anything is computed.
+    """Check that `path` can be created or, if it exists, written, before anything is computed.
 
-    **Arguments:** `what` it is, for messages: `run folder`.
+    **Arguments:** `what` it is, for messages, such as `run folder`.
 
-    **Raises:** `BadInput` if one of its folders is a file, or its folder or disk cannot be written.
+    **Raises:** `BadInput` if one of its parents is a file, or its folder or disk cannot be written.
     """
     there = next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
     why = None
     if there != path.absolute() and not there.is_dir():
         why = f"{str(there)!r} is not a folder"
     elif not os.access(there, os.W_OK):
-        # `access` says no without saying why.
+        # `access` gives no reason.
         why = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
     if why:
         raise BadInput(f"{what} {str(path)!r} cannot be written: {why}.")

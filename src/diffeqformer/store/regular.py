@@ -1,4 +1,4 @@
-"""What is opened may be a stranger's: regular files only, small ones read whole, and nothing written through links."""
+"""Opening files that may be a stranger's: only regular files, small ones read whole, no writing through links."""
 
 import errno
 import os
@@ -10,16 +10,16 @@ from typing import TextIO
 from diffeqformer.errors import BadInput
 
 POINTER = b"version https://git-lfs"
-"""How a file begins that Git LFS has not fetched yet; it is shorter than 1,024 bytes."""
+"""Start of a Git LFS pointer, which stands for a file not fetched yet; a pointer is shorter than 1,024 bytes."""
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """A regular file, opened; a FIFO, for which opening would wait, or a device, which has no end, is refused.
+    """Open a regular file; refuse a FIFO, on which opening would block, and a device, which has no end.
 
     **Raises:** `OSError`.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    # Of what is open: by now the path may name something else.
+    # Check the open file: by now the path may name something else.
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")
@@ -30,7 +30,7 @@ def open_to_read(path: Path) -> BufferedReader:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes.
+    """Read a whole regular file of at most `most` bytes.
 
     **Raises:** `OSError`, also for a larger one.
     """
@@ -42,7 +42,7 @@ def read_small(path: Path, most: int) -> bytes:
 
 
 def open_to_append(path: Path) -> TextIO:
-    """A text file whose end is written to, made if it is not there.
+    """Open a text file for appending; create it if it does not exist.
 
     **Raises:** `OSError`, also if it is a link.
     """
@@ -51,11 +51,11 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def require_no_links(run: Path) -> None:
-    """Check that a run folder that is going to be written holds no link, at any depth: it may lead anywhere.
+    """Check that a run folder that will be written contains no link at any depth: a link may lead anywhere.
 
-    Weights & Biases has links of its own in its own folder, which is not looked into.
+    The folder of Weights & Biases has links of its own and is skipped.
 
-    **Raises:** `BadInput` naming the first.
+    **Raises:** `BadInput` naming the first link.
     """
     for here, folders, names in os.walk(run):
         for path in (Path(here, name) for name in sorted((*folders, *names))):
