@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint, by Orbax: each process writes the parts on its devices; they are read to any devices."""
+"""Arrays of a checkpoint, through Orbax: each process writes the parts on its devices; any devices can read them."""
 
 import asyncio
 import glob
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from orbax.checkpoint import Checkpointer
 
 Items = Mapping[str, PyTree]
-"""What a checkpoint holds: PyTrees of arrays by name."""
+"""Contents of a checkpoint: PyTrees of arrays by name."""
 
 
 def kinds(tree: PyTree) -> dict[str, str]:
-    """Type and shape of every array, by its path."""
+    """Return the type and shape of every array, by its path."""
     return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in by_path(tree).items()}
 
 
@@ -30,15 +30,15 @@ def write_arrays(folder: Path, items: Items) -> None:
     """Write PyTrees of arrays, one folder inside `folder` for each name."""
     from orbax.checkpoint.args import StandardSave
 
-    # A folder for each: a model is verified and read without its optimiser's state.
+    # One folder each: a model can be verified and read without its optimiser's state.
     for item, tree in items.items():
         with _orbax() as checkpointer, _plain(folder) as there:
-            # By path, as one flat dictionary: classes of nodes leave no trace in a checkpoint.
+            # One flat dictionary by path, so that the classes of nodes leave no trace in a checkpoint.
             checkpointer.save(there / item, args=StandardSave(by_path(tree)))
 
 
 def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
-    """The PyTrees that `write_arrays` wrote, with the shapes and to the shardings of `like`."""
+    """Read the PyTrees that `write_arrays` wrote, with the shapes and shardings of `like`."""
     from orbax.checkpoint.args import StandardRestore
 
     items = {}
@@ -52,10 +52,10 @@ def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
 
 @contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """A path of the folder that Orbax takes literally.
+    """Yield a path to the folder that Orbax takes literally.
 
-    It looks for the parts of an array by a glob of the whole path, in which brackets and stars stand for other names,
-    and takes a backslash for a slash: such an array would be written in parts that nobody finds.
+    Orbax finds the parts of an array by a glob over the whole path, in which brackets and stars match other names, and
+    takes a backslash for a slash: under such a path, the parts of an array would be written, but not found again.
     """
     if not glob.has_magic(str(folder)) and "\\" not in str(folder):
         yield folder
@@ -67,19 +67,19 @@ def _plain(folder: Path) -> Iterator[Path]:
 
 
 def _target(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Where a restored array goes: never to the devices that wrote it, which may not exist here."""
+    """Return where to restore an array: never to the devices that wrote it, which may not exist here."""
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 @contextmanager
 def _orbax() -> Iterator["Checkpointer"]:
-    """A checkpointer that reports by raising alone.
+    """Yield a checkpointer that reports failures only by raising.
 
-    Orbax would also log each failure, with a traceback per thread. And it closes its event loop at the first write that
-    fails: every other write would print a traceback when it ends and finds no loop.
+    Orbax would also log each failure, with a traceback per thread. It also closes its event loop at the first write
+    that fails: every other write would print a traceback when it ends and finds no loop.
     """
-    from orbax.checkpoint import Checkpointer, StandardCheckpointHandler  # half a second, which `info` can do without
+    from orbax.checkpoint import Checkpointer, StandardCheckpointHandler  # takes half a second; `info` does without it
 
     logger = logging.getLogger("absl")
     level = logger.level
@@ -97,7 +97,7 @@ _NEW_LOOP = asyncio.new_event_loop
 
 
 def _lenient_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that takes calls from other threads after its end, and drops them."""
+    """Return an event loop that accepts calls from other threads after it is closed, and drops them."""
     loop: Any = _NEW_LOOP()
     call = loop.call_soon_threadsafe
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the updates go on."""
+"""Checkpoints that are written while training continues."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -11,10 +11,10 @@ from diffeqformer.runs.checkpoint import Checkpoints
 
 
 class Writer:
-    """Saves the checkpoints of a run in the background; a context that ends when all is written.
+    """Saves the checkpoints of a run in the background; a context manager that ends when all are written.
 
-    The arrays are copied to the host's memory, and one thread writes the copy. Several processes meet while they write,
-    which only their main threads may do: there, `save` returns when the checkpoint is written.
+    The arrays are copied to the host's memory, and one thread writes the copy. Several processes synchronise while they
+    write, which only their main threads may do: with them, `save` returns only when the checkpoint is written.
 
     **Arguments:** `checkpoints`, where they are saved.
     """
@@ -25,25 +25,25 @@ class Writer:
         self.pending: Future[None] | None = None
 
     def save(self, step: int, items: Items, metadata: Document, metric: float | None) -> None:
-        """`Checkpoints.save`, once the checkpoint before is written; its arrays may be donated afterwards.
+        """Save as `Checkpoints.save`, once the previous checkpoint is written; `items` may be donated afterwards.
 
-        **Raises:** what saving the one before raised.
+        **Raises:** what saving the previous checkpoint raised.
         """
         self.require_sound(wait=True)
         if jax.process_count() > 1:
             return self.checkpoints.save(step, items, metadata, metric)
-        # On a CPU what JAX hands out is the array's own memory, which the next update overwrites.
+        # On a CPU, JAX returns the array's own memory, which the next update overwrites.
         copied = jax.tree.map(np.array, jax.device_get(dict(items)))
         self.pending = self.thread.submit(self.checkpoints.save, step, copied, metadata, metric)
 
     def require_sound(self, wait: bool = False) -> None:
-        """Raise what saving has raised, if it has; with `wait`, when it is done."""
+        """Raise the error of the last save, if it failed; with `wait`, wait for the save to end first."""
         if self.pending is not None and (wait or self.pending.done()):
             written, self.pending = self.pending, None
             written.result()
 
     def settle(self) -> None:
-        """Wait until nothing is being written, well or not."""
+        """Wait until nothing is being written, whether saving succeeds or fails."""
         if self.pending is not None:
             self.pending.exception()
 
@@ -52,6 +52,6 @@ class Writer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.thread.shutdown()
-        # An error that is on its way already is the one to report.
+        # An error that is already being raised is the one to report.
         if error is None:
             self.require_sound(wait=True)

@@ -1,13 +1,13 @@
 """Checkpoints that are either sound or known not to be.
 
-Orbax writes the arrays. Around it stand a manifest with the digest of every file, one rename that makes a checkpoint
-count, and a reader that verifies before it trusts:
+Orbax writes the arrays. Around it there are a manifest with the digest of every file, one rename that makes a
+checkpoint count, and a reader that verifies before it trusts:
 
     checkpoints/300/manifest.json     step, metric, metadata, types and shapes of arrays, digests of files; sealed
                    /model/...         one Orbax folder for each item
                    /optimizer/...
-    checkpoints/writing-400/...       not finished; never read, removed by the next writer
-               /replaced-300/...      whole: that of update 300 while another is renamed into its place
+    checkpoints/writing-400/...       unfinished; never read, removed by the next writer
+               /replaced-300/...      whole: the old one of update 300 while a new one is renamed into its place
 """
 
 import errno
@@ -31,18 +31,18 @@ from diffeqformer.store.files import PASSING, flush, read_sealed, sync_folder, w
 
 MANIFEST = "manifest.json"
 INDEX = "manifest.ocdbt"
-"""Of an item's arrays, which Orbax writes last."""
+"""Index of an item's arrays, which Orbax writes last."""
 REPLACED = "replaced-"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was verified and read."""
+    """A checkpoint that has been verified and read."""
 
     step: int
     """Updates done when it was written."""
     items: dict[str, PyTree]
-    """The PyTrees that were asked for, by name."""
+    """The requested PyTrees, by name."""
     metadata: Document
     passed_over: str = ""
     """Which newer checkpoint is damaged, and how; empty if none is."""
@@ -51,31 +51,31 @@ class Restored:
 class Checkpoints:
     """The checkpoints of one run.
 
-    **Arguments:** `folder`, where they lie (made by the first save); `keep_last`, how many of the newest to keep;
-    `keep_best`, how many of lowest metric to keep besides.
+    **Arguments:** `folder` of the checkpoints (created by the first save); `keep_last`, how many of the newest to keep;
+    `keep_best`, how many with the lowest metric to keep in addition.
     """
 
     def __init__(self, folder: Path, keep_last: int = 2, keep_best: int = 1):
-        self.folder = folder.absolute()  # Orbax takes no others
+        self.folder = folder.absolute()  # Orbax requires absolute paths
         self.keep_last, self.keep_best = keep_last, keep_best
 
     def steps(self) -> list[int]:
-        """Updates at which a checkpoint lies here, oldest first, sound or not."""
+        """Return the updates of all checkpoints, oldest first, sound or not."""
         if not self.folder.is_dir():
             return []
         names = {entry.name.removeprefix(REPLACED) for entry in self.folder.iterdir()}
         return sorted(int(name) for name in names if name.isdecimal())
 
     def last_good(self) -> str:
-        """What is safe, as the end of a message."""
+        """Describe the last good checkpoint, for the end of a message."""
         steps = self.steps()
         return f"the last good checkpoint is at update {steps[-1]}" if steps else "there is no checkpoint yet"
 
     def save(self, step: int, items: Items, metadata: Document, metric: float | None = None) -> None:
-        """Write a checkpoint aside, rename it into place, then remove those that are no longer kept.
+        """Write a checkpoint under a temporary name, rename it into place, and remove those no longer kept.
 
-        **Arguments:** `items`, PyTrees of arrays by name, any sharding; `metadata`, what JSON can hold; `metric`, lower
-        is better, `None` if it was not measured at this step.
+        **Arguments:** `items`, PyTrees of arrays by name, with any sharding; `metadata`, what JSON can hold; `metric`,
+        lower is better, `None` if it was not measured at this step.
 
         **Raises:** `RunFailed` if it could not be written, for example on a full disk; earlier checkpoints are intact.
         """
@@ -88,7 +88,7 @@ class Checkpoints:
         def end() -> None:
             for item, tree in items.items():
                 if kinds(tree) and not (aside / item / INDEX).is_file():
-                    raise OSError(f"{item}/{INDEX} is missing")  # and nothing of it could be read again
+                    raise OSError(f"{item}/{INDEX} is missing")  # so nothing of the item could be read again
             files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
             manifest = {
                 "step": step,
@@ -102,7 +102,7 @@ class Checkpoints:
                     sync_folder(path)
             write_sealed(aside / MANIFEST, manifest)
             place, replaced = self.folder / str(step), self.folder / f"{REPLACED}{step}"
-            if place.exists():  # removed only once the new one is in its place: it may be the only one
+            if place.exists():  # removed only once the new one is in place: it may be the only one
                 os.rename(place, replaced)
             os.rename(aside, place)
             sync_folder(self.folder)
@@ -128,46 +128,46 @@ class Checkpoints:
             ) from error
 
     def latest(self, like: Items, say: Callable[[str], None] | None = None) -> Restored | None:
-        """The newest checkpoint, or `None` if there is none at all.
+        """Read the newest checkpoint; `None` if there is none at all.
 
-        **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`, whose shardings, if
-        they have any, are where the arrays go (else the default device); `say`, which is given a line for each damaged
-        checkpoint that an older one is read instead of: without it, none is.
+        **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`. Arrays are placed by
+        their shardings or, without one, on the default device. `say`, called with a line for each damaged checkpoint
+        that is replaced by an older one; without `say`, no older one is read.
 
-        **Raises:** `RunFailed` if it is damaged and nothing is to be read instead, or none is sound; `BadInput` if one
+        **Raises:** `RunFailed` if the newest is damaged and `say` is not given, or if none is sound; `BadInput` if one
         does not fit `like`.
         """
         return self._first_sound(lambda: self.steps()[::-1], like, say)
 
     def best(self, like: Items) -> Restored | None:
-        """The checkpoint of lowest metric; `None` if none has one.
+        """Read the checkpoint of lowest metric; `None` if no checkpoint has a metric.
 
         **Raises:** as `latest`.
         """
-        # First come those that nobody can read the metric of.
+        # Checkpoints whose metric cannot be read come first.
         return self._first_sound(lambda: [step for steps in self._metrics() for step in steps], like, None)
 
     def of(self, step: int, like: Items) -> Restored | None:
-        """The checkpoint of one update; `None` if it is not there. **Raises:** as `latest`."""
+        """Read the checkpoint of one update; `None` if it does not exist. **Raises:** as `latest`."""
         return self._first_sound(lambda: [step] if self._lies(step) else [], like, None)
 
     def metadata(self) -> tuple[int, Document]:
-        """The update and the metadata of the newest checkpoint whose manifest is sound; empty if there is none."""
+        """Return the update and the metadata of the newest checkpoint with a sound manifest; 0 and empty if none."""
         for step in self.steps()[::-1]:
             with suppress(Damaged):
                 return step, self._manifest(step)["metadata"]
         return 0, {}
 
     def digest(self, step: int) -> str | None:
-        """Of all that is in a checkpoint, as its manifest says; `None` if it is not there."""
+        """Return a digest of a whole checkpoint, that of its manifest; `None` if there is no manifest."""
         path = self.folder / str(step) / MANIFEST
         return file_digest(path) if path.is_file() else None
 
     def clean(self, after: int | None = None) -> None:
-        """Remove what killed writes and removals left, put back what nothing replaced, and remove checkpoints of
-        updates later than `after`, if given.
+        """Remove what killed writes and removals left, put back a checkpoint whose replacement is missing, and remove
+        the checkpoints of updates later than `after`, if given.
 
-        Only for the process that holds the run's lock.
+        To be called only by the process that holds the run's lock.
         """
         for entry in [*self.folder.iterdir()] if self.folder.is_dir() else ():
             place = self.folder / entry.name.removeprefix(REPLACED)
@@ -182,7 +182,7 @@ class Checkpoints:
     def _first_sound(
         self, order: Callable[[], list[int]], like: Items, say: Callable[[str], None] | None
     ) -> Restored | None:
-        """The first sound one in an order that is looked up anew: while a run is trained, any may go meanwhile."""
+        """Read the first sound checkpoint in `order()`, asked anew each time: training may remove any meanwhile."""
 
         def first_sound() -> tuple[int, Document, str] | None:
             damage, seen = "", set()
@@ -197,7 +197,7 @@ class Checkpoints:
                         raise RunFailed(f"{damage}; {older}.")
                     return step, metadata, damage
                 except Damaged as error:
-                    # Else the run's own process has rotated it away while it was looked at.
+                    # Otherwise the training process has rotated it away while it was being verified.
                     if self._lies(step):
                         damage = f"checkpoint at update {step} is damaged ({error})"
             if damage:
@@ -208,14 +208,14 @@ class Checkpoints:
             step, metadata, damage = found
             try:
                 return Restored(step, read_arrays(self._place(step), like), metadata, damage)
-            except Exception:  # of Orbax and TensorStore, of several types
-                # Else it was rotated away, and the order is looked up anew.
+            except Exception:  # Orbax and TensorStore raise several types
+                # Otherwise it was rotated away, and the order is asked for anew.
                 if self._lies(step):
                     raise
         return None
 
     def _place(self, step: int) -> Path:
-        """Where a checkpoint lies: that which was to be replaced, if a kill came between the two renames."""
+        """Return the folder of a checkpoint: the old one's, if a kill came between the two renames."""
         place, replaced = self.folder / str(step), self.folder / f"{REPLACED}{step}"
         return replaced if replaced.exists() and not place.exists() else place
 
@@ -223,7 +223,7 @@ class Checkpoints:
         return self._place(step).is_dir()
 
     def _manifest(self, step: int) -> Document:
-        """**Raises:** `Damaged`, starting with the file."""
+        """Read the manifest of a checkpoint. **Raises:** `Damaged`, whose message starts with the manifest's name."""
         path = self._place(step) / MANIFEST
         try:
             manifest = read_sealed(path)
@@ -236,12 +236,12 @@ class Checkpoints:
         return manifest
 
     def _verified(self, step: int, like: Items) -> Document:
-        """The metadata of a checkpoint that is sound and has the arrays of `like`."""
+        """Verify that a checkpoint is sound and has the arrays of `like`; return its metadata."""
         folder, manifest = self._place(step), self._manifest(step)
         for item, tree in like.items():
             self._require_same_arrays(step, item, manifest["arrays"].get(item), kinds(tree))
         for name, digest in manifest["files"].items():
-            # What is not read may be damaged: a model opens though its optimiser's state is lost.
+            # What is not read may be damaged: a model opens even if its optimiser's state is lost.
             if name.split("/")[0] not in like:
                 continue
             try:
@@ -254,7 +254,7 @@ class Checkpoints:
                 raise Damaged(f"{name} cannot be read: {_reason(error)}") from None
             if found != digest:
                 raise Damaged(f"{name}: digest differs")
-        for item in like:  # Orbax opens what it finds
+        for item in like:  # Orbax opens whatever it finds
             for path in (folder / item).rglob("*"):
                 if not path.is_dir() and (name := path.relative_to(folder).as_posix()) not in manifest["files"]:
                     raise Damaged(f"{name} is not one of its files")
@@ -272,7 +272,7 @@ class Checkpoints:
                 )
 
     def _metrics(self) -> tuple[list[int], list[int]]:
-        """The updates whose metric cannot be read, and the others that have one, the lowest first."""
+        """Return the updates whose metric cannot be read, and the others that have one, the lowest metric first."""
         damaged, metrics = [], []
         for step in self.steps():
             try:
@@ -283,14 +283,14 @@ class Checkpoints:
         return damaged, [step for _, step in sorted(metrics)]
 
     def _rotate(self) -> None:
-        damaged, sound = self._metrics()  # which of the damaged was best nobody knows, so that they take no place
+        damaged, sound = self._metrics()  # damaged ones take no place of the best: their metrics are unknown
         keep = {*self.steps()[-self.keep_last :], *damaged, *sound[: self.keep_best]}
         for step in self.steps():
             if step not in keep:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """Rename before removing: a folder named by a step is never half there."""
+        """Remove a checkpoint; it is renamed first, so that a folder named by an update is never incomplete."""
         folder, aside = self.folder / str(step), self.folder / f"removing-{step}"
         if folder.exists():
             os.rename(folder, aside)
@@ -298,7 +298,7 @@ class Checkpoints:
 
 
 def _remove_unfinished(aside: Path) -> None:
-    """Remove a checkpoint that could not be written; other writes of Orbax's may still go on, and make it anew."""
+    """Remove a checkpoint that could not be written; other writes of Orbax may still be running and recreate it."""
     for _ in range(20):
         shutil.rmtree(aside, ignore_errors=True)
         time.sleep(0.05)
@@ -307,15 +307,15 @@ def _remove_unfinished(aside: Path) -> None:
 
 
 def _digest_of_new(path: Path) -> str:
-    """The digest of a file that is flushed to the disk first."""
-    # fsync is of the file, whoever has written to it: any handle will do.
+    """Flush a file to the disk, and return its digest."""
+    # fsync applies to the file, whoever has written to it: any handle will do.
     with path.open("rb") as file:
         flush(file)
     return file_digest(path)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one line; libraries wrap what the system says of a full disk in words of their own."""
+    """Return what went wrong, on one line; libraries wrap the system's message for a full disk in their own words."""
     full, number = os.strerror(errno.ENOSPC), re.search(r"os_error_code='(\d+)'", str(error))
     if number:
         return os.strerror(int(number[1]))

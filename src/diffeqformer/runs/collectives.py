@@ -1,4 +1,4 @@
-"""What devices tell each other in a compiled program: its collectives, read off the text that XLA writes of it."""
+"""Communication between devices in a compiled program: its collectives, parsed from XLA's text of the program."""
 
 import math
 import re
@@ -8,46 +8,46 @@ from typing import NamedTuple
 import numpy as np
 
 BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
-"""Of an element, by XLA's name of its type."""
+"""Bytes of one element, by XLA's name of its type."""
 KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 COLLECTIVE = re.compile(rf"= (?P<shape>.*?) (?P<kind>{KINDS})(-start)?\((?P<rest>.*)")
 COMPUTATION = re.compile(r"^(ENTRY )?%(?P<name>[^ ]+) \(.*\{$", re.MULTILINE)
 LOOP = re.compile(r" while\(.*condition=%(?P<condition>[^,\s]+), body=%(?P<body>[^,\s]+)")
 CALLED = re.compile(r" (?:call|conditional)\(.*?(?:to_apply=|computations=\{|_computation=)(?P<names>%[^}\n]*)")
 BOUND = re.compile(r"= s\d+\[\] constant\((\d+)\)")
-"""Of a loop over steps, the one number that its condition compares with."""
+"""Bound of a loop over steps: the one number that its condition compares with."""
 
 
 class Collective(NamedTuple):
-    """One kind of exchange among the same devices."""
+    """A collective operation of a program, and how often it runs."""
 
     kind: str
-    """As XLA calls it, such as `all-gather`."""
+    """XLA's name of the operation, such as `all-gather`."""
     bytes: int
-    """Of the whole array: gathered, before it is scattered, or on each device if it is reduced."""
+    """Size of the whole array: after gathering, before scattering, or on each device for a reduction."""
     devices: tuple[int, ...]
-    """The first group of those that exchange it."""
+    """The first of the groups of devices that exchange the array."""
     times: int
-    """In one run of the program."""
+    """Number of executions in one run of the program."""
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in all, around a ring: `(n - 1)/n` of the array, twice that to all-reduce.
+        """Bytes that each device sends in all, around a ring: `(n - 1)/n` of the array, twice that for an all-reduce.
 
         Source: Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
         """
         n = len(self.devices)
-        # The factor of a permutation cancels the one below: it sends all of the array, once.
+        # A permutation sends the whole array once: its factor cancels the one below.
         passes = {"all-reduce": 2.0, "collective-permute": n / max(n - 1, 1)}.get(self.kind, 1.0)
         return passes * (n - 1) / n * self.bytes * self.times
 
 
 def collectives(program: str) -> list[Collective]:
-    """The collectives of a program that was partitioned, those in loops as often as the loops run.
+    """Parse the collectives of a partitioned program; those in loops count as often as the loops run.
 
     **Arguments:** `program`, HLO as text, with groups of devices in any of XLA's notations.
 
-    **Raises:** `ValueError` for a loop with collectives whose number of passes does not stand in it.
+    **Raises:** `ValueError` for a loop with collectives whose number of passes is not given in the text.
     """
     starts = [*COMPUTATION.finditer(program)]
     ends = [*(one.start() for one in starts[1:]), len(program)]
@@ -80,13 +80,13 @@ def _collective(found: re.Match[str], times: int) -> Collective:
     devices, kind = _group(found["rest"]), found["kind"]
     arrays = [math.prod(map(int, sizes.split(","))) * BYTES[dtype] if sizes else BYTES[dtype]
               for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", found["shape"])]  # fmt: skip
-    scale = len(devices) if kind == "reduce-scatter" else 1  # what it returns is a part
+    scale = len(devices) if kind == "reduce-scatter" else 1  # its result is one part
     return Collective(kind, scale * sum(arrays), devices, times)
 
 
 def _group(rest: str) -> tuple[int, ...]:
-    """The first group, of `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` or `mesh['x'=4,'y'=2] {'y'}`, which may have its own
-    order of devices; or the first of `source_target_pairs`."""
+    """Parse the first group of devices, written `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` or `mesh['x'=4,'y'=2] {'y'}` (the
+    last may have its own order of devices), or the first of `source_target_pairs`."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}?", rest):
         return tuple(map(int, re.findall(r"\d+", pairs[1])[:2]))
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
@@ -104,7 +104,7 @@ def _group(rest: str) -> tuple[int, ...]:
 
 
 def _order(iota: str) -> np.ndarray:
-    """`[2,4]T(1,0)`: numbers from 0 on, in this shape, its axes permuted."""
+    """Parse `[2,4]T(1,0)`: numbers from 0 in this shape, with its axes permuted, then flattened."""
     shape, _, permuted = iota.partition("T")
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return (numbers.transpose(_numbers(permuted)) if permuted else numbers).ravel()

@@ -36,38 +36,38 @@ from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
 
 PLAN = "plan.json"
-"""In the comparison's folder: which models are trained, and for how many updates."""
+"""File in the comparison's folder: which models are trained, and for how many updates."""
 SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
 FEWEST = 20
-"""Updates of a model that is trained, however short the time."""
+"""Minimum number of updates of a model that is trained, however short the time."""
 EVALUATIONS = 6
-"""On the way of each model."""
+"""Number of evaluations during the training of each model."""
 USED_AT_FIRST, USED_LATER = 0.88, 0.97
-"""Parts of the time left that are planned with: before anything is trained, and between two models. What lies between
-is for a machine that turns slower, so that models begun later need not be shortened for every small delay."""
+"""Fractions of the time left to plan with: before anything is trained, and between two models. The difference is a
+reserve for a machine that slows down, so that later models need not be shortened for every small delay."""
 
 
 class Cost(NamedTuple):
     """Time that a model takes on this machine, in seconds."""
 
     fixed: float
-    """However long it is trained: compilation, evaluations, the sample."""
+    """Independent of the number of updates: compilation, evaluations, the sample."""
     update: float
-    """Mean over its updates."""
+    """Mean time of an update."""
 
 
 def plan(
     costs: Sequence[Cost], whole: Sequence[int], least: Sequence[float], seconds: float, most: float | None = None
 ) -> list[int]:
-    """How many updates each model gets, so that all of it ends in time: the same share of its `whole` for each.
+    """Plan how many updates each model gets so that everything ends in time: the same share of its `whole` for each.
 
-    With too little time for all, the last ones are left out rather than all trained too briefly.
+    If there is too little time for all models, the last ones are left out rather than all trained too briefly.
 
-    **Arguments:** `costs` of the models, the most important first; `whole`, updates of each in one proportion;
-    `least`, the share of `whole` below which a model is not worth training; `seconds` there are; `most`, a bound of
-    the share. Without it one model is planned at least.
+    **Arguments:** `costs` of the models, the most important first; `whole`, updates of each in the planned proportion;
+    `least`, the share of `whole` below which a model is not worth training; `seconds` available; `most`, an upper bound
+    of the share, without which at least one model is planned.
 
-    **Returns:** the updates of the first models, as many as are to be trained.
+    **Returns:** the updates of the models to train, which are the first ones of `costs`.
     """
     for count in range(len(costs), 0, -1):
         share = (seconds - sum(cost.fixed for cost in costs[:count])) / sum(
@@ -80,25 +80,25 @@ def plan(
 
 
 def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
-    """Time a few updates of a state that is thrown away, and count what else the model takes in compilations and
-    evaluations of the same speed.
+    """Time a few updates of a temporary state, and estimate the model's other costs from them: its compilations and
+    evaluations, at the same speed.
 
-    Where depth is drawn, two depths are timed; an update's time is linear in depth. What is compiled here serves
-    training, too.
+    Where depth is drawn, two depths are timed; an update's time is linear in depth. Training reuses what is compiled
+    here.
     """
     config, loader = fitting(config, tokens, None)
     update, drawn = make_update(config), config.depth.drawn
     # Zeros take as long as drawn weights, and need no compilation of their own.
     state = placed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: initial_state(config))))
     compilation, each = 0.0, []
-    beside = Thread(target=initial_state, args=(config,))  # compiled on another core, to be there when training begins
+    beside = Thread(target=initial_state, args=(config,))  # compiled on another core, ready when training begins
     beside.start()
     for steps in sorted({min(drawn), config.model.steps}) if drawn else [None]:
         began = time.perf_counter()
         state, _ = jax.block_until_ready(update(state, loader[0], steps))
         beside.join()
         first, count = time.perf_counter(), 0
-        # The first is compiled beside another program: on two idle cores in the time of one, else in that of both.
+        # The first compiles along with another program: on two idle cores in the time of one, else in that of both.
         compilation = max(compilation, (first - began) / (1.0 if each else 1.5))
         while count < 3 or time.perf_counter() - first < 1:
             state, _ = jax.block_until_ready(update(state, loader[count], steps))
@@ -108,8 +108,8 @@ def measure(config: Config, tokens: TokenCache, readings: Readings) -> Cost:
     times = Counter(depth_of(k) or own for k in range(config.trainer.updates))
     mean = sum(steps * count for steps, count in times.items()) / config.trainer.updates
     slope = (each[-1] - each[0]) / max(1, own - min(times))
-    # Ratios as seen of the shipped models on CPUs: a batch's forward pass takes 0.25 of an update; compiling it and the
-    # sample takes 0.25 and 0.75 of the time that compiling an update takes.
+    # Ratios measured with the shipped models on CPUs: a batch's forward pass takes 0.25 of an update; compiling it and
+    # the sample takes 0.25 and 0.75 of the time of compiling an update.
     batches = len(validation_batches(config, tokens))
     forward = EVALUATIONS * config.trainer.evaluate_batches + batches
     compiled = len(times) - len(each) + 1.0
@@ -128,21 +128,22 @@ def compare(
     ends: float,
     progress: Progress,
 ) -> Document:
-    """Train models so that everything ends in time, and write `results.json` and `metrics.jsonl` over all of them.
+    """Train models so that everything ends in time, and write `results.json` and `metrics.jsonl` for all of them.
 
-    Speeds are measured first, and `plan` says what is trained; the plan is kept in the folder, so the same call
-    continues what was stopped with the same numbers. Between two models the time left is looked at anew: models that
-    have not begun are shortened or left out if the machine has become slower, and those left out have their place again
-    if it has become faster. A finished model keeps its weights only.
+    Speeds are measured first, and `plan` decides what is trained. The plan is kept in the folder, so that the same call
+    continues a stopped comparison with the same numbers. Between two models the plan is revised: if the machine has
+    become slower, models that have not begun are shortened or left out; if it has become faster, models that were left
+    out are planned again. A finished model keeps only its weights.
 
-    **Arguments:** `configs`, each with a run folder of its own, the most important first, whose updates are in the
+    **Arguments:** `configs`, each with a run folder of its own, the most important first, with updates in the
     proportion in which they are planned. They must agree in data, context, batch size and seed, so that each model
-    sees the same batches in the same order, some of them more. `least`, as for `plan`; `ends`, when all should be
-    done, by `time.perf_counter`.
+    sees the same batches in the same order, some of them more. `least`, as for `plan`; `ends`, the time of
+    `time.perf_counter` by which everything should be done.
 
-    **Returns:** the document, as `results.document` describes it, with the `depth_part`.
+    **Returns:** the document that `results.document` describes, with the `depth_part`.
 
-    **Raises:** `BadInput` if a folder holds something else, or another process compares in it; whatever `train` raises.
+    **Raises:** `BadInput` if a folder holds something else, or another process runs a comparison in it; whatever
+    `train` raises.
     """
     same = {(c.data, c.trainer.batch_size, c.trainer.seed, c.model.context) for c in configs}
     assert len(same) == 1, "models that are compared see the same batches"
@@ -156,10 +157,10 @@ def compare(
             f"folder {str(folder)!r} has a run {begun[0]!r}, but no {PLAN}, which says how long each model is trained: "
             "put it back, or choose another folder with --run."
         )
-    for config, name in zip(configs, names, strict=True):  # all are refused before any is trained
+    for config, name in zip(configs, names, strict=True):  # check all before any is trained
         run_folder.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
-        # Again, under the lock: another process may have planned meanwhile.
+        # Read again under the lock: another process may have planned meanwhile.
         updates, pace = _kept_plan(folder), None
         if updates:
             kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
@@ -187,9 +188,9 @@ def compare(
 
 
 def _kept_plan(folder: Path) -> dict[str, int]:
-    """Updates by the name of the model's folder; none if nothing is planned yet.
+    """Read the planned updates, by the name of the model's folder; empty if nothing is planned yet.
 
-    **Raises:** `Damaged` if it is not what was written.
+    **Raises:** `Damaged` if the plan is not what was written.
     """
     path, advice = folder / PLAN, "put it back, or choose another folder with --run."
     try:
@@ -204,7 +205,7 @@ def _kept_plan(folder: Path) -> dict[str, int]:
 
 
 class _Pace:
-    """The plan of this process, what it was made from, and how it is kept to; arguments as for `compare`."""
+    """The plan of this process, the costs it is based on, and its revisions; arguments as for `compare`."""
 
     def __init__(
         self, configs: Sequence[Config], least: Sequence[float], readings: Readings, ends: float, progress: Progress
@@ -215,7 +216,7 @@ class _Pace:
         self.updates: list[int] = []
         self.tokens, self.readings = prepare(configs[0].data, progress), readings
         for part in least:
-            # Another model makes every share smaller, so what is too little now needs no further measurement.
+            # Another model makes every share smaller: once the share is too small, no more models need timing.
             if len(self.updates) < len(self.costs) or (self.updates and self.share < part):
                 break
             self.costs.append(self._timed())
@@ -226,16 +227,16 @@ class _Pace:
 
     @property
     def share(self) -> float:
-        """Of the updates that the configs name, of the models that are trained for the planned time."""
+        """The planned updates of a model as a fraction of the updates in its config."""
         return self.updates[0] / self.whole[0]
 
     def changed(self, done: int) -> bool:
-        """Whether there is a new plan, now that `done` models are finished and it is known how long they took."""
+        """Revise the plan once `done` models are finished and their time is known; return whether it is new."""
         slower, longer = 1.0, False
         if done:
             slower = (time.perf_counter() - self.began) / self._seconds(slice(done))
             rest = self._rest(done, slower)
-            # Only a plan that differs from the one in force is told.
+            # Only a plan that differs from the one in force is announced.
             self.told, longer = self.updates[done:] == rest, sum(rest) > sum(self.updates[done:])
             self.updates[done:] = rest
         if self.told:
@@ -251,12 +252,12 @@ class _Pace:
         return True
 
     def _rest(self, done: int, slower: float) -> list[int]:
-        """Updates of the models after the first `done`: as many as planned at first, if the time left is enough for it.
+        """Plan the models after the first `done`: as many updates as in the first plan, if the time left is enough.
 
-        A machine that was busy when it was measured may have left models out, some of them untimed; an untimed one is
-        timed if one like the last that was would have its place.
+        If the machine was busy when it was measured, models may have been left out, some of them untimed. An untimed
+        model is timed if a model with the cost of the last timed one would be planned.
         """
-        # Of `wanted`, which is `share` of `whole`.
+        # As shares of `wanted`, which is `share` of `whole`.
         least = [part / self.share for part in self.least[done:]]
         scaled = lambda cost, by: Cost(by * cost.fixed, by * cost.update)
         fitting_in = lambda costs: plan(costs, self.wanted[done:], least, self._left(USED_LATER), most=1.0)
@@ -265,18 +266,18 @@ class _Pace:
             all_timed = len(self.costs) == len(self.configs)
             if all_timed or len(fitting_in([*costs, scaled(self.costs[-1], slower)])) <= len(costs):
                 return fitting_in(costs)
-            # As the machine was when the others were timed.
+            # At the speed that the machine had when the others were timed.
             self.costs.append(scaled(self._timed(), 1 / slower))
 
     def _timed(self) -> Cost:
-        """What the first model that was not timed yet takes now."""
+        """Measure the cost of the first model that has not been timed yet."""
         config = self.configs[len(self.costs)]
         besides, each = cost = measure(config, self.tokens, self.readings)
         self.progress.say(f"timed {name_of_run(config)}: {each:.3f} s per update, {besides:.0f} s besides")
         return cost
 
     def _left(self, part: float) -> float:
-        """Seconds to plan with; the report takes about a tenth of what a model takes besides its updates."""
+        """Return the seconds to plan with; the report takes about a tenth of a model's fixed cost."""
         return part * (self.ends - time.perf_counter()) - 0.1 * self.costs[0].fixed
 
     def _seconds(self, models: slice) -> float:
@@ -285,14 +286,14 @@ class _Pace:
 
 
 def _trained_for(config: Config, updates: int) -> Config:
-    """The config for this many updates, whose folder holds no more than what it takes to continue."""
+    """Return the config for this many updates, with a run folder that keeps no more than resuming needs."""
     every = max(10, updates // EVALUATIONS)
     kept = {"keep_last": 1, "keep_best": 0, "checkpoint_every": 0, "checkpoint_minutes": 1.0}
     return replace(config, trainer=replace(config.trainer, updates=updates, evaluate_every=every, **kept))
 
 
 def _train(config: Config, title: str, readings: Readings, progress: Progress) -> Document:
-    """Train one model, read it at other depths and let it continue the prompt; all of it is in its `results.json`."""
+    """Train one model, measure it at other depths and let it continue the prompt; write all to its `results.json`."""
     result = train(config, progress)
     (text,) = continue_text(result.model, result.tokens.tokenizer, readings.prompt, **SAMPLING)
     entry = {**result.entry, "sample": {"prompt": readings.prompt, "text": text, "settings": SAMPLING}}
@@ -305,7 +306,7 @@ def _train(config: Config, title: str, readings: Readings, progress: Progress) -
 
 
 def _finished(config: Config) -> Document | None:
-    """What `_train` found, if it came to its end."""
+    """Return the results of `_train`, if it has ended; `None` otherwise."""
     folder = run_folder.RunFolder(config)
     with suppress(Damaged):
         found = results_of(folder.path)
@@ -316,7 +317,7 @@ def _finished(config: Config) -> Document | None:
 
 
 def _keep_weights_only(folder: Path) -> None:
-    """Write the last checkpoint again without the optimiser's state, which is two thirds of it."""
+    """Rewrite the last checkpoint without the optimiser's state, which is two thirds of it."""
     checkpoints = Checkpoints(folder / run_folder.CHECKPOINTS, keep_last=1, keep_best=0)
     with folder_lock(folder):
         checkpoints.clean()

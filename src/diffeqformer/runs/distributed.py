@@ -1,8 +1,8 @@
 """Several processes that train one run: how they find each other, which one writes and prints, and how they agree.
 
-All of them compile and run the same program, each on its own devices. The main process alone prints, tracks and
-writes the run's folder, except for the arrays of checkpoints, of which each writes its own parts. So all of them need
-to see that folder.
+All processes compile and run the same program, each on its own devices. Only the main process prints, sends to
+trackers and writes the run's folder, except that each process writes its own parts of the arrays of checkpoints. So
+all processes must be able to see that folder.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, RunFai
 T = TypeVar("T")
 AUTO = "auto"
 SILENCE = 50
-"""Seconds without a sign of life after which a process is taken for dead, and the others end."""
+"""Seconds without a sign of life after which a process is considered dead, and the others end."""
 STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 START_AGAIN = "start all of them again, and the run goes on from its last checkpoint"
 ABORTED = (
@@ -36,7 +36,7 @@ ABORTED = (
 
 
 class ReportedElsewhere(Interrupted):
-    """Another process has failed, and reported it."""
+    """Raised when another process has failed and reported the error."""
 
     def __init__(self, exit_code: int):
         super().__init__("another process has failed.")
@@ -44,10 +44,10 @@ class ReportedElsewhere(Interrupted):
 
 
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
-    """Become one of several processes; before anything is computed.
+    """Join the processes that train one run; call this before anything is computed.
 
     **Arguments:** `coordinator`, HOST:PORT of the main process, or `auto`: what Slurm, Kubernetes, Open MPI or a Cloud
-    TPU describe in the environment, as JAX reads it; `processes`, how many; `process`, which of them, from 0.
+    TPU describe in the environment, as JAX reads it; `processes`, how many; `process`, the index of this one, from 0.
 
     **Raises:** `BadInput` if these do not agree with each other, no cluster is recognised, or the others are not found.
     """
@@ -75,17 +75,17 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether an error can be the end of work with another process: JAX's runtime has raised it, in one of several.
+    """Return whether the loss of another process may have caused an error: JAX's runtime raised it, in one of several.
 
-    Where a compiled function is called again, its errors are `ValueError`s that start with the status.
+    When a compiled function is called again, its errors are `ValueError`s that start with the status.
     """
     raised = isinstance(error, jax.errors.JaxRuntimeError) or (type(error) is ValueError and STATUS.match(str(error)))
     return bool(raised) and jax.process_count() > 1
 
 
 def lost(error: Exception) -> RunFailed:
-    """The failure of a process whose work with the others has ended in `error`; it then exits without them."""
-    time.sleep(1)  # if it is the main process that is lost, JAX aborts this one just now, which prints its sentence
+    """Return the failure to raise after `error` ended the work with other processes; this one then exits alone."""
+    time.sleep(1)  # if the main process is lost, JAX aborts this one now, which prints its own message
     atexit.register(_exit)  # JAX's own exit would wait for the lost one
     return RunFailed(
         f"process {jax.process_index()} of {jax.process_count()} cannot go on ({reason(error, 120)}), most often "
@@ -100,10 +100,11 @@ def _exit() -> None:
 
 
 def _explain_abort() -> None:
-    """End with a sentence where JAX's runtime would abort this process with a stack dump alone.
+    """End with a message where JAX's runtime would abort this process with only a stack dump.
 
-    It does so in a thread of its own, as soon as the main process is gone, and `SILENCE` after any other one has
-    become silent. Python's own handlers of signals would come too late: they run after `abort` has ended the process.
+    The runtime does so in a thread of its own, as soon as the main process is gone, and `SILENCE` seconds after any
+    other process has fallen silent. Python's signal handlers would be too late: they run after `abort` has ended the
+    process.
     """
     ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
 
@@ -115,14 +116,14 @@ def _at_abort(_: int) -> None:
 
 
 def is_main() -> bool:
-    """Whether this process is the main one, which prints and writes."""
+    """Return whether this process is the main one, which prints and writes."""
     return jax.process_index() == 0
 
 
 def by_main(work: Callable[[], T]) -> T:
-    """What `work` returns on the main process, on every process; JSON carries it.
+    """Call `work` on the main process only, and return its result on every process; it is sent as JSON.
 
-    **Raises:** there, what `work` raises; elsewhere `ReportedElsewhere`.
+    **Raises:** on the main process, what `work` raises; elsewhere `ReportedElsewhere`.
     """
     if jax.process_count() == 1:
         return work()
@@ -130,7 +131,7 @@ def by_main(work: Callable[[], T]) -> T:
     if is_main():
         try:
             message = {"found": work()}
-        except Exception as found:  # the others must not wait for ever
+        except Exception as found:  # the others must not wait forever
             error, message = found, {"status": found.exit_code if isinstance(found, DiffEqFormerError) else 1}
     message = _from_main(message)
     if error is not None:
@@ -141,9 +142,9 @@ def by_main(work: Callable[[], T]) -> T:
 
 
 def main_first(work: Callable[[], T]) -> T:
-    """`work`, done by the main process, and by the others once they can find what it left.
+    """Call `work` on the main process first, then on the others, which find what it left.
 
-    **Raises:** as `by_main`, and what `work` raises elsewhere.
+    **Raises:** as `by_main`, and on the other processes what `work` raises.
     """
     found: list[T] = []
     by_main(lambda: found.append(work()))
@@ -151,7 +152,7 @@ def main_first(work: Callable[[], T]) -> T:
 
 
 def require_same(what: str, value: str) -> None:
-    """Check that all processes have the same `value`, a digest.
+    """Check that `value`, a digest, is the same on all processes.
 
     **Raises:** `RunFailed` on those where it differs from the main process's.
     """
@@ -170,9 +171,10 @@ def _from_main(value: Any) -> Any:
 
 
 class Agreement:
-    """Whether any process wants something, answered on all of them at the same update.
+    """Tells all processes, at the same update, whether any of them wants something.
 
-    The answer is to the question before: nobody then waits for the devices. A process alone has its own, at once.
+    The answer is the one to the previous question, so that no process waits for the devices. A single process gets its
+    own answer, at once.
     """
 
     def __init__(self) -> None:
@@ -182,7 +184,7 @@ class Agreement:
         self.asked: Any = None
 
     def any(self, *mine: bool) -> tuple[bool, ...]:
-        """For each question, whether some process answered yes."""
+        """Return, for each question, whether any process answered yes."""
         if jax.process_count() == 1:
             return mine
         shape = (len(jax.devices()), len(mine))

@@ -61,8 +61,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Create `folder` and its missing parents; if the `with` block fails and leaves nothing in the new folders but a lock
-    file, remove them again."""
+    """Create `folder` and its missing parents; if the `with` block fails and leaves nothing in the new folders but a
+    lock file, remove them again."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
