@@ -1,4 +1,4 @@
-"""Fine-tuning: a trained run, another depth and another text become the config of a new run (paper section 6.2)."""
+"""Fine-tuning: makes the config of a new run from a trained run, a depth and a text (paper section 6.2)."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -40,20 +40,21 @@ ROLES: dict[Method, tuple[Role, ...]] = {
     "continuous": ("time", "matrix", "bias", "norm"),
     "dyadic": ("matrix", "bias", "norm"),
 }
-"""What each method trains, besides embeddings; with adapters those alone."""
+"""Roles that each method trains, besides embeddings; with adapters, only the adapters."""
 BECOME: dict[Method, Become] = {"lora": "layer", "full": "layer", "continuous": "same", "dyadic": "dyadic"}
 RANK = 8
 UPDATES, EVALUATE_EVERY = 500, 50
 ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
-"""LoRA's learning rate over that of training all weights (Schulman & Thinking Machines 2025, "LoRA Without Regret"),
-and where that stops: higher ones harm narrow models."""
+"""LoRA's learning rate relative to that of training all weights (Schulman & Thinking Machines 2025, "LoRA Without
+Regret"), and its upper bound: higher rates harm narrow models."""
 
 
 def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConfig, TrainerConfig]:
-    """The base's own settings, but `UPDATES` updates, evaluated each `EVALUATE_EVERY`, and a rate of what is trained.
+    """Return the base's settings with `UPDATES` updates, evaluated every `EVALUATE_EVERY`, and a suitable learning rate.
 
-    With LoRA the rate is `ADAPTER_RATE` times that of a base whose weights were trained, at most
-    `HIGHEST_ADAPTER_RATE`; of a base whose adapters were trained it is the same, and without LoRA as much less.
+    From a base whose weights were trained, the rate with LoRA is `ADAPTER_RATE` times the base's, at most
+    `HIGHEST_ADAPTER_RATE`. From a base whose adapters were trained, the rate without LoRA is the base's divided by
+    `ADAPTER_RATE`. Otherwise it is the base's.
     """
     rate, adapters = base.optimizer.learning_rate, base.model.lora and "adapter" in base.optimizer.train_roles
     if lora and not adapters:
@@ -65,7 +66,7 @@ def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConf
 
 
 def usual_depth(base: Config, method: Method) -> DepthConfig:
-    """The depths that the base drew its updates from, if the model still runs at all depths."""
+    """Return how the base drew its depths, if the model still runs at all depths; the default otherwise."""
     return DepthConfig() if BECOME[method] == "layer" else base.depth
 
 
@@ -83,17 +84,16 @@ def finetune_config(
     optimizer: OptimizerConfig | None = None,
     trainer: TrainerConfig | None = None,
 ) -> Config:
-    """The config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
+    """Return the config of a run that fine-tunes the model of `base` at any depth; `train` runs it.
 
-    `lora` and `full` populate the model at `steps` steps and train low-rank adapters beside them, or all of them;
-    `continuous` keeps the functions of depth and trains those, or with `lora` adapters beside their knots, at the
-    depths of `depth`; so does `dyadic`, which gives each dyadic step a block of its own first.
+    `lora` and `full` populate the model at `steps` steps and train low-rank adapters of the weights, or all weights.
+    `continuous` keeps the weights as functions of depth and trains these, or with `lora` adapters of their knots, at
+    the depths of `depth`. `dyadic` does the same, but first gives each dyadic step a block of its own.
 
-    **Arguments:** `base`, the trained run; `folder`, of the new run; `steps`, the new depth, the trained one
-    if not given; `lora`, of rank `RANK` if not given with that method; `train_embeddings`, which the paper does with
-    LoRA too; `checkpoint`, which of the base's `base` is; `depth`, how depths are drawn, `usual_depth` if not given;
-    `data`, the base's if not given; `optimizer` and `trainer`, `usual_settings` if not given. The tokenizer is the
-    base's.
+    **Arguments:** `base`, the trained run; `folder` of the new run; `steps`, the new depth, by default the trained one;
+    `lora`, by default of rank `RANK` with that method; `train_embeddings`, which the paper does with LoRA too;
+    `checkpoint`, which of the base's checkpoints `base` is; `depth`, how depths are drawn, by default `usual_depth`;
+    `data`, by default the base's; `optimizer` and `trainer`, by default `usual_settings`. The tokenizer is the base's.
 
     **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains, or if `optimizer`
     asks for other roles than the method's.
@@ -107,21 +107,21 @@ def finetune_config(
         raise BadInput(f"method is {shown(method)}, but must be one of {', '.join(ROLES)}.")
     steps = base.model.grid(None if steps is None else whole("steps", steps)).steps
     system = name_of_run(replace(base.config, model=base.model.config))
-    if base.config.base.method is None:  # the name of a fine-tuned one says its depth
+    if base.config.base.method is None:  # the name of a fine-tuned base already says its depth
         system += f"{',' if ',' in system else ''} {model.steps}"
     embeddings: tuple[Role, ...] = ("embedding",) if train_embeddings else ()
     lora = lora or (LoRAConfig(RANK) if method == "lora" else None)
     usual_optimizer, usual_trainer = usual_settings(base.config, lora)
     trained = ROLES["lora" if lora else method] + embeddings
     asked = (optimizer or usual_optimizer).train_roles
-    # The base's roles and the default come along with other settings: nobody has asked for them.
+    # The base's roles and the default ones come with other settings: nobody has asked for them.
     if asked not in (trained, base.config.optimizer.train_roles, OptimizerConfig().train_roles):
         raise BadInput(
             f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but what a fine-tuned run trains is decided by "
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
     adapted = adapted_config(model, steps, become=BECOME[method], lora=lora)
-    # What cannot be made of this base is refused here, not when training begins.
+    # What cannot be made from this base is refused here, not when training begins.
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(
         run=folder,
@@ -135,8 +135,8 @@ def finetune_config(
 
 
 def as_begun(config: Config) -> Config:
-    """The config with the update of the base that the run in its folder began from, if that has a checkpoint: what a
-    base learns later is nothing to it."""
+    """Return the config with the base's update that the run in its folder began from, if that run has a checkpoint:
+    further training of the base does not concern it."""
     folder = path_of(config.run)
     with suppress(BadInput):
         before = read_yaml(folder / CONFIG).base
@@ -147,9 +147,9 @@ def as_begun(config: Config) -> Config:
 
 
 def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) -> Run:
-    """The run that another starts from, at the very update that its config names.
+    """Open the run that another run starts from, at exactly the update that the config names.
 
-    **Raises:** `BadInput` if it is gone, or has been trained further; what `load_run` raises.
+    **Raises:** `BadInput` if it is gone, or has been trained further; whatever `load_run` raises.
     """
     if not path_of(base.run).is_dir():
         raise Missing(
@@ -166,14 +166,14 @@ def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) 
 
 
 def teacher_of(base: Run | None, config: Config) -> Transformer | None:
-    """The base, frozen and populated, if updates learn from it; within the mesh of the run that it teaches."""
+    """Return the base, frozen and populated, if updates learn from it; to be called within the new run's mesh."""
     if base is None or config.depth.teacher != "base":
         return None
-    return placed(placed(base.model).merge().populate())  # what is computed from the base is laid out before and after
+    return placed(placed(base.model).merge().populate())  # both the base and what is computed from it are placed
 
 
 def teacher_digest(base: Run | None, config: Config) -> str | None:
-    """The digest of the checkpoint that updates learn from, `None` if they learn from none.
+    """Return the digest of the checkpoint that updates learn from; `None` if they learn from none.
 
     **Raises:** `BadInput` if the run began to learn from another one.
     """
@@ -188,9 +188,9 @@ def teacher_digest(base: Run | None, config: Config) -> str | None:
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:
-    """Check that the text has been tokenised as the base's was.
+    """Check that the text was tokenised with the base's tokenizer.
 
-    **Raises:** `BadInput` if it has not.
+    **Raises:** `BadInput` if it was not.
     """
     if base is not None and tokens.tokenizer.to_str() != base.tokenizer.to_str():
         raise BadInput(

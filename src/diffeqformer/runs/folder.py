@@ -1,4 +1,4 @@
-"""A run folder: whose it is, and the files that say so.
+"""A run folder: which run it belongs to, and the files that describe the run.
 
 config.yaml      the resolved config; what makes a folder a run
 data.json        digest and statistics of the tokens
@@ -6,7 +6,7 @@ tokenizer.json   the tokenizer, whole
 imported.json    where an imported model came from; such a run has no text of its own, and no data.json
 checkpoints/     metrics.jsonl     results.json     profile/, traces that trainer.profile asks for
 
-What a run is stands in the manifest of each checkpoint (`origin_of`), not in which files there are.
+The manifest of each checkpoint says what kind of run it is (`origin_of`); the presence of files does not.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "result
 Origin = Literal["trained", "fine-tuned", "imported", "lifted"]
 
 OPTIONS = "--run (or --to, where the command has that)"
-"""Where commands take the folders of the runs that they train."""
+"""Options that give commands the folders of the runs that they train."""
 
 
 class RunFolder:
-    """The folder of the run that a config describes, from the first look to the lock. Opening it writes nothing.
+    """The folder of the run that a config describes, from the first check to its lock. Creating this writes nothing.
 
     **Arguments:** `config`, whose vocabulary size may be set later.
     """
@@ -56,20 +56,20 @@ class RunFolder:
 
     @property
     def data(self) -> DataConfig:
-        """The text's settings, with the base's tokenizer until a fine-tuned run has its own copy of it."""
+        """Settings of the text, with the base's tokenizer until a fine-tuned run has its own copy of it."""
         config = self.config
         if not config.base.run or not _owns_tokenizer(config) or (self.path / TOKENIZER).exists():
             return config.data
         return dataclasses.replace(config.data, tokenizer=str(path_of(config.base.run) / TOKENIZER))
 
     def require_own(self) -> None:
-        """Check that the folder is free, or holds this very run.
+        """Check that the folder is free, or holds this same run.
 
-        **Raises:** `BadInput` naming the first setting that differs and both values, or that the folder is not a run,
-        or cannot be written; `Damaged` for a tokenizer that is not what it was.
+        **Raises:** `BadInput` naming the first setting that differs and both values, or if the folder is not a run or
+        cannot be written; `Damaged` for a tokenizer that has changed.
         """
         require_writable(self.path, "run folder")
-        if not is_utf8(str(self.path.absolute())):  # Orbax takes no others
+        if not is_utf8(str(self.path.absolute())):  # Orbax takes only UTF-8
             raise BadInput(f"run folder {shown(str(self.path.absolute()))} has a name that is not UTF-8.")
         try:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
@@ -77,7 +77,7 @@ class RunFolder:
             raise BadInput(f"run folder {str(self.path)!r} cannot be opened: {error.strerror}.") from None
         remembered = metadata_of(self.path)
         if CONFIG not in names and "config" not in remembered:
-            # A kill before the first file is whole leaves the lock, and that file under its temporary name.
+            # A process killed before the first file is whole leaves the lock, and that file under its temporary name.
             if any(name != LOCK and not name.startswith(f".{CONFIG}.") for name in names):
                 raise BadInput(
                     f"folder {str(self.path)!r} exists and is not a run; choose another folder with {OPTIONS}."
@@ -86,9 +86,9 @@ class RunFolder:
         if (origin := remembered.get("origin")) in ("imported", "lifted"):
             model = "an imported" if origin == "imported" else "a lifted"
             raise BadInput(f"run folder {str(self.path)!r} holds {model} model; choose another folder with {OPTIONS}.")
-        if _owns_tokenizer(self.config):  # else it is written again
+        if _owns_tokenizer(self.config):  # otherwise it is written again
             _require_tokenizer(self.path, self.config, remembered)
-        # What a checkpoint remembers is verified; without one there is the file.
+        # Verified settings from a checkpoint; without one, those in the file.
         kept = settings_of_run(self.path, remembered)
         if differs := difference(self.config, _compared(self.config), kept):
             name, theirs, ours = differs
@@ -99,18 +99,18 @@ class RunFolder:
 
     @contextmanager
     def held(self, tokens: TokenCache, checkpoint_bytes: int, more: Mapping[str, str]) -> Iterator[None]:
-        """Make or reopen the folder, describe the run in it, and hold its lock while the `with` block runs.
+        """Create or reopen the folder, describe the run in it, and hold its lock while the `with` block runs.
 
-        **Arguments:** `tokens`; `checkpoint_bytes`, the size of one checkpoint; `more`, other files by name, with what
-        is in them.
+        **Arguments:** `tokens`; `checkpoint_bytes`, the size of one checkpoint; `more`, contents of other files by
+        name.
 
-        **Raises:** `BadInput` if the disk cannot take all checkpoints that the run will hold at one time, or the folder
-        cannot be written, is being written, or belongs to another config or other text.
+        **Raises:** `BadInput` if the disk has no room for all checkpoints that the run will hold at one time, or the
+        folder cannot be written, is being written, or belongs to another config or text.
         """
         with ExitStack() as stack:
 
             def take() -> None:
-                if self.config.trainer.updates not in self.checkpoints.steps():  # else nothing large is written
+                if self.config.trainer.updates not in self.checkpoints.steps():  # otherwise nothing large is written
                     self._require_space(checkpoint_bytes)
                 try:
                     self.path.mkdir(parents=True, exist_ok=True)
@@ -119,9 +119,9 @@ class RunFolder:
                     # Again, under the lock: another process may have begun a run here meanwhile.
                     self.require_own()
                     require_same_text(self.path, tokens.content, f"choose another folder with {OPTIONS}")
-                    for left in self.path.glob(".*.tmp"):  # by killed processes, since this one holds the lock
+                    for left in self.path.glob(".*.tmp"):  # left by killed processes, since this one holds the lock
                         left.unlink()
-                    # First: a kill after any other file would leave a folder that is refused as no run.
+                    # The config first: a kill after any other file would leave a folder that is refused as not a run.
                     about = {CONFIG: dump_yaml(self.config), TOKENIZER: tokens.tokenizer.to_str(pretty=True)}
                     for name, text in (about | dict(more)).items():
                         if not _is_there(self.path / name, text):  # a finished run may lie on a full disk
@@ -132,16 +132,16 @@ class RunFolder:
                 except OSError as error:
                     raise BadInput(f"run folder {str(self.path)!r} cannot be written: {named(error)}.") from error
 
-            # The main process alone holds the lock, until the stack outside of `take` is left.
+            # Only the main process holds the lock, until the stack outside of `take` is left.
             by_main(take)
             yield
 
     def _require_space(self, checkpoint_bytes: int) -> None:
         held = 0
         for here, _, names in os.walk(self.checkpoints.folder):
-            with suppress(FileNotFoundError):  # rotated away by another process, which is refused by its lock
+            with suppress(FileNotFoundError):  # rotated away by another process, whose lock refuses this one
                 held += sum(Path(here, name).stat().st_size for name in names)
-        # The one being written lies beside those that are kept.
+        # The one being written exists next to those that are kept.
         needed = (self.config.trainer.keep_last + self.config.trainer.keep_best + 1) * checkpoint_bytes - held
         if (free := free_bytes(self.path)) < needed:
             there, wanted = (filesize.decimal(size, precision=2) for size in (free, needed))
@@ -159,7 +159,7 @@ def _is_there(path: Path, text: str) -> bool:
 
 
 def _kept(path: Path) -> Document | None:
-    """What a sealed file holds; `None` if there is none, or it is damaged."""
+    """Return the document in a sealed file; `None` if the file is missing or damaged."""
     try:
         return read_sealed(path)
     except (OSError, DiffEqFormerError):
@@ -167,9 +167,9 @@ def _kept(path: Path) -> Document | None:
 
 
 def open_config(folder: Path) -> Config:
-    """The config of a run, once it and the tokenizer are found to be those that its checkpoints were written with.
+    """Read the config of a run; check that it and the tokenizer are those that its checkpoints were written with.
 
-    **Raises:** `BadInput` if there is no run; `Damaged` naming the file that is not what it was.
+    **Raises:** `BadInput` if there is no run; `Damaged` naming the file that has changed.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -193,7 +193,7 @@ def open_config(folder: Path) -> Config:
 
 
 def as_moved(config: Config) -> Config:
-    """The config with the run's own tokenizer where the run is now, if it names it where the run was moved from."""
+    """Return the config with the present path of the run's own tokenizer, if it names the path before a move."""
     folder = path_of(config.run)
     with suppress(BadInput):
         before = read_yaml(folder / CONFIG)
@@ -203,7 +203,7 @@ def as_moved(config: Config) -> Config:
 
 
 def _owns_tokenizer(config: Config) -> bool:
-    """Whether the run's tokenizer is its own file; the run may have been moved, from where nothing can be looked up."""
+    """Return whether the run's tokenizer is its own file; the paths need not exist, as the run may have been moved."""
     own, folder = (Path(os.path.expanduser(name)) for name in (config.data.tokenizer, config.run))
     return own == folder / TOKENIZER
 
@@ -213,9 +213,9 @@ def _with_tokenizer_of(config: Config, folder: Path) -> Config:
 
 
 def remember(config: Config, folder: Path) -> Document:
-    """What a checkpoint holds about the run's other files, so that damage to them is seen.
+    """Return what a checkpoint records about the run's other files, so that damage to them is detected.
 
-    **Arguments:** `folder`, in which the tokenizer, and what describes the text, have been written.
+    **Arguments:** `folder`, in which the tokenizer and the description of the text have been written.
     """
     files = {"tokenizer": file_digest(folder / TOKENIZER), "text": text_digest_of(folder)}
     origin = "imported" if files["text"] is None else "fine-tuned" if config.base.run else "trained"
@@ -231,11 +231,11 @@ def write_model(
     more: Mapping[str, str],
     base: str | None = None,
 ) -> None:
-    """Everything of a run whose model was not trained in it, at update 0; last its config, which makes it a run.
+    """Write a whole run, at update 0, whose model was not trained in it; the config, which makes it a run, comes last.
 
-    **Arguments:** `folder`, in which it becomes whole; `text`, the `text_digest_of` it, `None` if it has none of its
-    own, as an imported model; `more`, other files by name, with what is in them; `base`, the digest of the checkpoint
-    that it was made of.
+    **Arguments:** `folder`, in which the run is put together; `text`, its `text_digest_of`, `None` if it has no text of
+    its own, such as an imported model; `more`, contents of other files by name; `base`, the digest of the checkpoint
+    that it was made from.
     """
     for name, content in {TOKENIZER: tokenizer.to_str(pretty=True), **more}.items():
         write_whole(folder / name, content)
@@ -245,17 +245,17 @@ def write_model(
 
 
 def metadata_of(folder: Path) -> Document:
-    """What the newest sound manifest of a run says of it; empty if it has none."""
+    """Return the metadata in the newest sound manifest of a run; empty if it has none."""
     return Checkpoints(folder / CHECKPOINTS).metadata()[1]
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """What the run in a folder is, as its newest sound manifest says; `None` if it has none."""
+    """Return the kind of the run in a folder, from its newest sound manifest; `None` if it has none."""
     return metadata_of(folder).get("origin")
 
 
 def require_own_parts(folder: Path, model: Transformer) -> None:
-    """Check that `model`, of which shapes are enough, has the user's own objects that the run was trained with.
+    """Check that `model`, or its shapes alone, has the user's own objects that the run was trained with.
 
     **Raises:** `BadInput` naming those that are missing, or that the run does not have.
     """
@@ -263,7 +263,7 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
     theirs, here = remembered.get("own", {}), own_parts(model)
     if not remembered:
         return
-    # The module of a class may have another name by now: `__main__`, as long as it is a program's.
+    # Without modules: that of a class may have another name by now, `__main__` if it is run as a program.
     for part in theirs.keys() & here.keys():
         if theirs[part].rpartition(".")[2] != here[part].rpartition(".")[2]:
             raise BadInput(
@@ -283,15 +283,15 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
 
 
 def settings_of_run(folder: Path, remembered: Document) -> Document:
-    """What a run's numbers depend on, by dotted names: the settings in its `metadata_of`, which is verified; without a
-    checkpoint those in its file."""
+    """Return the settings that a run's numbers depend on, by dotted names: the verified ones in its `metadata_of` or,
+    without a checkpoint, those in its file."""
     return remembered.get("config") or numeric(read_yaml(folder / CONFIG))
 
 
 def text_digest_of(folder: Path) -> str | None:
-    """`TokenCache.content` of a run's text; `None` if it has none, as an imported model.
+    """Return the `TokenCache.content` of a run's text; `None` if it has none, such as an imported model.
 
-    **Raises:** `Damaged` if no checkpoint remembers it, and its file is not what was written.
+    **Raises:** `Damaged` if no checkpoint records it, and its file is not what was written.
     """
     remembered = metadata_of(folder)
     if "text" in remembered:
@@ -303,9 +303,9 @@ def text_digest_of(folder: Path) -> str | None:
 
 
 def require_same_text(folder: Path, content: str | None, advice: str) -> None:
-    """Check that the run in `folder`, if it has begun, is trained on tokens of this `TokenCache.content`.
+    """Check that the run in `folder`, if it has begun, is trained on tokens with this `TokenCache.content`.
 
-    **Raises:** `BadInput` that ends with `advice`.
+    **Raises:** `BadInput`, whose message ends with `advice`.
     """
     if text_digest_of(folder) not in (None, content):
         raise BadInput(
@@ -326,10 +326,10 @@ def _require_tokenizer(folder: Path, config: Config, remembered: Document) -> No
 
 
 def settings_of(config: Config) -> Document:
-    """The settings by which the run of a config is told from others, but for what its tokenizer decides."""
+    """Return the settings that distinguish the run of a config from others, except for what its tokenizer decides."""
     return {k: v for k, v in _compared(config).items() if k not in ("model.vocabulary", "data.tokenizer")}
 
 
 def _compared(config: Config) -> Document:
-    """The same without the place of the run's own tokenizer, whose content is compared: the run may be moved."""
+    """Return the `numeric` settings without the path of the run's own tokenizer: its content is compared instead."""
     return {k: v for k, v in numeric(config).items() if k != "data.tokenizer" or not _owns_tokenizer(config)}

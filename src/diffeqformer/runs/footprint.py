@@ -1,4 +1,4 @@
-"""Memory of a training update, as the compiler plans it, on this machine or for devices that are not here."""
+"""Memory of a training update, as the compiler plans it, for this machine or for devices that it does not have."""
 
 import dataclasses
 import json
@@ -30,23 +30,23 @@ from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.update import initial_state, make_update
 
 MOST_DEVICES = 1 << 10
-"""That a CPU can stand for."""
+"""Maximum number of devices that a CPU can stand in for."""
 
 
 class Footprint(NamedTuple):
-    """Bytes of one device's memory."""
+    """Memory of a training update on one device, in bytes."""
 
     weights: int
-    """Parameters, and their average if there is one."""
+    """Parameters, with their average and the teacher's if there are any."""
     optimizer: int
     """The optimiser's state."""
     temporary: int | None
-    """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries; `None`
+    """Gradients, generated weights, activations and workspace at their peak: the compiled update's temporaries. `None`
     if it was not compiled."""
     gradients: int
-    """Of these, the gradients of all trained parameters; those of P as factors, where they stay so."""
+    """Part of `temporary`: the gradients of all trained parameters; those of P as factors, where they stay factored."""
     generated: int
-    """And the weights of the whole grid, if time networks generate them, in the precision of computation."""
+    """Part of `temporary`: the weights of the whole grid, if time networks generate them, in compute precision."""
 
     @property
     def rest(self) -> int | None:
@@ -55,16 +55,16 @@ class Footprint(NamedTuple):
 
     @property
     def total(self) -> int | None:
-        """All that an update needs at one time."""
+        """All memory that an update needs at one time."""
         return None if self.temporary is None else self.weights + self.optimizer + self.temporary
 
 
 def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
-    """Compile the training update of `config` without running it, and read its memory plan: of drawn depths, at the one
-    whose update takes the most steps.
+    """Compile the training update of `config` without running it, and read its memory plan. Where depth is drawn, this
+    is at the depth whose update takes the most steps.
 
-    If not `compiled`, sizes alone are counted, which takes no time. Compiled for this machine's kind of device, or, if
-    `config.mesh` asks for more devices than there are, for as many virtual CPUs, in a process of its own.
+    If not `compiled`, only sizes are counted, which takes no time. The update is compiled for this machine's kind of
+    device or, if `config.mesh` asks for more devices than there are, for as many virtual CPUs, in a separate process.
     `config.model.vocabulary` must be set. Nothing of the model's size is allocated.
 
     **Raises:** `BadInput` if the mesh does not fit the model, or is left open by -1.
@@ -87,10 +87,10 @@ def update_footprint(config: Config, *, compiled: bool = True) -> Footprint:
 
 
 def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:
-    """Temporaries of the compiled update in bytes, and what the devices of `config.mesh` tell each other in it.
+    """Return the temporaries of the compiled update in bytes, and its collectives among the devices of `config.mesh`.
 
-    Compiled for virtual CPUs, and read where the partitioner has written it, before a compiler of one kind of device
-    changes types and puts exchanges together.
+    The update is compiled for virtual CPUs. The collectives are read from the partitioner's output, before the compiler
+    for one kind of device changes types and combines collectives.
 
     **Raises:** as `update_footprint`.
     """
@@ -98,7 +98,7 @@ def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:
 
 
 def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collective]]:
-    """Temporaries, and the collectives if there is a folder to dump programs to and more than one device."""
+    """Return the temporaries, and the collectives if there are a folder to dump programs to and several devices."""
     mesh = mesh_of(config)
     options: dict[str, str | bool] | None = None
     if dump and mesh:
@@ -110,26 +110,26 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH))
         ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
         teacher, steps = with_shardings(_teacher(config)), largest_drawn(config)
-        # An update calls two compiled functions; planned is one program of both.
+        # An update calls two compiled functions; the plan is for one program of both.
         update = lambda state, ids, teacher: make_update(config, teacher=teacher)(state, ids, steps)
         lowered = jax.jit(update, donate_argnums=0).lower(state, ids, teacher)
         plan = lowered.compile(compiler_options=options).memory_analysis()
     written = Path(dump).glob("*after_spmd-partitioning*.txt") if options else ()
     found = [one for path in written for one in collectives(path.read_text())]
-    # What the update returns and does not write over what it was given lives beside the temporaries.
+    # Outputs that do not reuse the memory of inputs exist in addition to the temporaries.
     beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
     return None if plan is None else plan.temp_size_in_bytes + beside, found
 
 
 def _teacher(config: Config) -> Transformer | None:
-    """Shapes of the model that updates learn from, if they do: those of the base, populated, at the run's own depth."""
+    """Return the shapes of the model that updates learn from, if any: the base, populated, at the run's own depth."""
     if config.depth.teacher != "base":
         return None
     return eqx.filter_eval_shape(lambda model: model.merge().populate(), abstract(config.model))
 
 
 def _gradients(config: Config, model: Transformer) -> PyTree:
-    """The gradients that an update has at one time."""
+    """Return the gradients that an update holds at one time."""
     (trained, frozen), steps = split_trained(model, config.optimizer), largest_drawn(config)
     if not factored.stays_factored(config, model, steps):
         return trained
@@ -138,7 +138,7 @@ def _gradients(config: Config, model: Transformer) -> PyTree:
 
 
 def _generated(config: Config) -> PyTree:
-    """Shapes of the weights of the whole grid as they meet activations; `None` if nothing generates them."""
+    """Return the shapes of the whole grid's weights, in compute precision; `None` if nothing generates them."""
     if config.model.time is None or config.model.tolerance:
         return None
     steps, _ = trained_depths(config, largest_drawn(config))[0]
@@ -148,11 +148,11 @@ def _generated(config: Config) -> PyTree:
 
 
 def _on_virtual_devices(config: Config, devices: int) -> tuple[int | None, list[Collective]]:
-    """What `_compile` returns where there are so many devices: in a process of its own."""
+    """Run `_compile` in a separate process that has this many virtual devices."""
     if devices > MOST_DEVICES:
         raise BadInput(f"mesh has {devices} devices, but memory can be planned for at most {MOST_DEVICES}.")
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    cached = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # which would keep the program, not what it was made from
+    cached = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # the cache keeps programs, but not what they were made from
     found = subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps(to_dict(config)),

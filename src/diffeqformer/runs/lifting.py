@@ -1,4 +1,4 @@
-"""A run of a table of layers goes in, a run of the same model as a function of depth comes out, whole or not at all."""
+"""Lifting: makes a run whose weights are a function of depth from a run of a table of layers, whole or not at all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ from diffeqformer.store.folders import becoming, require_free, require_space
 from diffeqformer.store.paths import path_of
 
 TEXTS = 128
-"""Windows of a text, evenly spread over it, of which second moments are taken."""
+"""Number of windows, evenly spread over a text, from which second moments are computed."""
 READ = 16_384
-"""Tokens of a text, about, on which layers are left out."""
+"""Approximate number of tokens of a text by which the layers to leave out are chosen."""
 
 
 def lift_run(
@@ -45,14 +45,14 @@ def lift_run(
     checkpoint: Which = "latest",
     progress: Progress | None = None,
 ) -> tuple[Run, Lifted]:
-    """Make a run of the model of `run` that runs at other depths: `lift` or `left_out`, from folder to folder.
+    """Write a new run of the model of `run` that works at other depths: `lift` or `left_out`, from folder to folder.
 
     The text, and with it the validation split, stays that of `run`, if it has one.
 
-    **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or be empty; `kind`,
-    `knots` and `d_emb` as for `lift`, or `layerdrop`: layers that are left out in the order of `kept_order`; `align`,
-    whether neighbouring layers are aligned first; `data`, text files or globs by whose activations fewer knots are
-    weighted, or by whose loss layers are left out; `checkpoint`, which of the run's this is.
+    **Arguments:** `run`, as `load_run` opens it; `to`, the new run's folder, which must not exist or must be empty;
+    `kind`, `knots` and `d_emb` as for `lift`, or `kind` `layerdrop`, to leave layers out in the order of `kept_order`;
+    `align`, whether neighbouring layers are aligned first; `data`, text files or globs, by whose activations fewer
+    knots are weighted, or by whose loss layers are left out; `checkpoint`, which of the run's checkpoints `run` is.
 
     **Returns:** the new run, at update 0, and what `lift` measured.
 
@@ -82,7 +82,7 @@ def lift_run(
 
 
 def without_layers(model: Transformer, tokens: np.ndarray, progress: Progress) -> Lifted:
-    """The model that leaves layers out in the order of `kept_order`, on about `READ` of the tokens."""
+    """Return the model that leaves layers out in the order of `kept_order`, found on about `READ` of the tokens."""
     context = model.config.context
     kept = kept_order(model, spread_windows(tokens, -(-READ // context), context), progress=progress)
     made = left_out(model, kept.order)
@@ -90,9 +90,9 @@ def without_layers(model: Transformer, tokens: np.ndarray, progress: Progress) -
 
 
 def require_made_of(folder: Path, run: Run) -> None:
-    """Check that the run that was lifted into `folder` was made of the model that `run` has now.
+    """Check that the run lifted into `folder` was made from the model that `run` has now.
 
-    **Raises:** `BadInput` if it was made of another.
+    **Raises:** `BadInput` if it was made from another.
     """
     if run_folder.metadata_of(folder).get("base") not in (None, run.digest):
         raise BadInput(
@@ -102,14 +102,13 @@ def require_made_of(folder: Path, run: Run) -> None:
 
 
 def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "latest") -> Run:
-    """A run of a model that was made of that of `run` without training, on the same text.
+    """Write a run, on the same text, of a model that was made from that of `run` without training.
 
-    **Arguments:** `to`, its folder, new or empty; `checkpoint`, which of the run's its model is.
+    **Arguments:** `to`, its folder, new or empty; `checkpoint`, which of the run's checkpoints was used.
 
-    **Raises:** `BadInput` for a config that cannot be, or a folder that cannot be written; nothing has been written
-    then.
+    **Raises:** `BadInput` for an invalid config, or a folder that cannot be written; nothing has been written then.
     """
-    # As in a run that was trained, the config has what stands where one's own parts do: only `build` makes these.
+    # As in a trained run, the config keeps the settings that the user's own parts replace: only `build` makes those.
     usual = {part: getattr(run.config.model, part) for part in own_parts(model)}
     config = validate(
         replace(

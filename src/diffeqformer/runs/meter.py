@@ -1,4 +1,4 @@
-"""What the updates of a run measured, and how long they took."""
+"""Measurements of a run's updates, and the time that they took."""
 
 import time
 
@@ -13,7 +13,7 @@ from diffeqformer.training.update import Measured
 
 
 class Meter:
-    """Keeps what updates measured on the device until it is fetched, so that nobody waits for every single one.
+    """Keeps the measurements of updates on the device until they are fetched, so that no update is waited for alone.
 
     **Arguments:** `config`; `clock`, which is advanced.
     """
@@ -22,28 +22,28 @@ class Meter:
         self.config, self.clock = config, clock
         self.measured: list[tuple[int | None, Measured]] = []
         self.ready: list[float] = []
-        """When each of these was there."""
+        """Times at which each of these was ready."""
         self.compiled: set[int | None] = set()
         """Depths whose update has been compiled."""
         self.mark = time.perf_counter()
 
     def add(self, steps: int | None, measured: Measured) -> None:
-        """Take what an update at depth `steps` measures, once the update before it is done.
+        """Add the measurements of an update at depth `steps`, once the previous update is done.
 
-        So one update is on its way while the next batch is made: the device never idles, and no queue builds up that a
-        request to stop would have to wait for.
+        So one update runs while the next batch is made: the device never idles, and no queue builds up that a request
+        to stop would have to wait for.
         """
         self.wait()
         self.measured.append((steps, measured))
 
     def wait(self) -> None:
-        """Wait until all that is measured is there, and note when."""
+        """Wait until all measurements are ready, and note the time."""
         if len(self.ready) < len(self.measured):
             jax.block_until_ready(self.measured[-1])
             self.ready.append(time.perf_counter())
 
     def fetch(self, step: int) -> tuple[list[Record], Record, bool]:
-        """Records of the updates up to `step`, that of their time, and whether one was timed that did not compile."""
+        """Return records of the updates up to `step`, their timing record, and whether any update was timed."""
         self.wait()
         timing, timed = self._timing(step)
         depths, fetched = zip(*jax.device_get(self.measured), strict=True)
@@ -60,7 +60,7 @@ class Meter:
     def _timing(self, step: int) -> tuple[Record, bool]:
         depths: dict[str, list[float]] = {}
         for (steps, _), begin, end in zip(self.measured, [self.mark, *self.ready], self.ready, strict=False):
-            if steps in self.compiled:  # the first of a depth compiles, and is not counted
+            if steps in self.compiled:  # the first update of a depth compiles, and is not counted
                 self.clock.update_seconds += end - begin
                 self.clock.updates += 1
                 number, seconds = depths.get(str(steps), (0, 0.0))

@@ -1,4 +1,4 @@
-"""What a run measured, as JSON lines: one object per line, strict JSON, whole lines only.
+"""The measurements of a run as JSON lines: one object per line, strict JSON, whole lines only.
 
 Every line has `kind` and `step` (updates done):
 
@@ -6,9 +6,9 @@ Every line has `kind` and `step` (updates done):
   `reconstruction_error` (relative) where the backward pass reconstructs states, `skipped` (1 for a spike, else 0) with
   `optimizer.spike`; exactly one for every update;
 - `own`: what callbacks log; `sample`: `prompt` and `text` of `trainer.samples`;
-- `validation`: `loss` (nats per token) of an evaluation on the way;
+- `validation`: `loss` (nats per token) of an evaluation during training;
 - `timing`: `seconds` and `tokens_per_second`; on accelerators whose peak is known `utilization`, the MFU; if depth is
-  drawn `depths`: the updates at each and their seconds. The only kind that two equal runs disagree about.
+  drawn `depths`: the updates at each and their seconds. The only kind in which two equal runs differ.
 """
 
 import json
@@ -23,17 +23,17 @@ from diffeqformer.store.files import flush, write_whole
 from diffeqformer.store.regular import open_to_append, open_to_read
 
 Record = Document
-"""One line."""
+"""One line of `metrics.jsonl`."""
 LONGEST_LINE = 1 << 20
-"""Bytes of a record; more is read as two, which are no records."""
+"""Maximum bytes of a record; a longer line is read as two, which are not records."""
 
 
 class Metrics:
-    """Appends to `metrics.jsonl`; opened by the one process that holds the run's lock.
+    """Appends to `metrics.jsonl`; opened only by the process that holds the run's lock.
 
     **Arguments:** `path`, the file; `step`, the update that the run continues from. Lines of later updates, and a
-    last line that a crash tore, are removed first (written aside and renamed), because those updates will be repeated;
-    at 0, all lines are.
+    last line that a crash tore, are removed first (atomically), because those updates will be repeated; at 0, all lines
+    are removed.
     """
 
     def __init__(self, path: Path, step: int = 0):
@@ -45,7 +45,7 @@ class Metrics:
 
     @property
     def digest(self) -> str:
-        """Of all lines so far, for `require_lines`."""
+        """Digest of all lines so far, for `require_lines`."""
         return self._hash.hexdigest()
 
     def write(self, records: Iterable[Record]) -> None:
@@ -66,7 +66,7 @@ class Metrics:
 
 
 def require_lines(path: Path, step: int, digest: str | None) -> None:
-    """Check that the lines up to update `step` are those that `Metrics.digest` was taken of; a missing file passes.
+    """Check that the lines up to update `step` have this `Metrics.digest`; a missing file passes.
 
     **Raises:** `Damaged` if they are not.
     """
@@ -78,7 +78,7 @@ def require_lines(path: Path, step: int, digest: str | None) -> None:
 
 
 def _lines(path: Path, step: int) -> str:
-    # JSON gives floats back exactly, so that a line that is read and written again stays as it is.
+    # JSON preserves floats exactly, so that a line that is read and written again does not change.
     return "".join(_line(record) for record in read_metrics(path) if record["step"] <= step) if step else ""
 
 
@@ -87,7 +87,7 @@ def _line(record: Record) -> str:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """All whole lines of a metrics file, in order; a torn last line is left out, and so is a missing file.
+    """Read all whole lines of a metrics file, in order; a torn last line is ignored, and a missing file has none.
 
     **Raises:** `Damaged` naming the first line, other than a torn last one, that cannot be read.
     """

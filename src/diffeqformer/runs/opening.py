@@ -23,65 +23,65 @@ from diffeqformer.store.paths import path_of
 
 @dataclass(frozen=True)
 class Run:
-    """A model and what belongs to it."""
+    """A model and what belongs to it, read from a run folder."""
 
     folder: Path
     config: Config
     tokenizer: Tokenizer
     model: Transformer
     step: int
-    """Updates that the model had."""
+    """Number of updates that the model has had."""
     origin: run_folder.Origin = "trained"
-    """What the run is, as its checkpoint says."""
+    """Kind of the run, as its checkpoint says."""
     passed_over: str = ""
     """Which newer checkpoint is damaged, and how, if the newest sound one was asked for; empty if none is."""
 
     @property
     def digest(self) -> str | None:
-        """Of the checkpoint that was read; `None` if it has no seal."""
+        """Digest of the checkpoint that was read; `None` if its manifest is missing."""
         return Checkpoints(self.folder / run_folder.CHECKPOINTS).digest(self.step)
 
     @property
     def from_imported(self) -> bool:
-        """Whether the model was imported, or made of one that was, over however many runs."""
+        """Whether the model was imported, or made from an imported one, over however many runs."""
         if self.origin in ("trained", "imported"):
             return self.origin == "imported"
         return self.config.base.imported is not False
 
     @property
     def start(self) -> list[int]:
-        """The tokens that stand before every text, as an imported model was trained, and what was made of it; none of a
-        model trained here."""
+        """Tokens that precede every text, for an imported model, as in its training, and for models made from it; none
+        for a model trained here."""
         return leading(self.tokenizer) if self.from_imported else []
 
     @property
     def stops(self) -> list[int]:
-        """The tokens at which generated text ends: the one that the model's files declare, if they do, then those that
-        go by their names."""
+        """Tokens at which generated text ends: first the one that the model's files declare, if any, then those known
+        by name."""
         return list(dict.fromkeys((*self._declared("eos_token"), *ends_of_generation(self.tokenizer))))
 
     @property
     def before(self) -> int:
-        """The token that stands before a text that has nothing before it: of an imported model, and what was made of
-        it, the first of `start`, or the one that its files declare to begin a text, or to end one; else end-of-text."""
+        """Token that precedes a text with nothing before it. For an imported model and models made from it: the first
+        of `start`, else the one that its files declare to begin a text, else to end one. Otherwise end-of-text."""
         own = (*self.start, *self._declared("bos_token"), *self._declared("eos_token")) if self.from_imported else ()
         return next(iter(own), end_of_text(self.tokenizer))
 
     def _declared(self, role: str) -> list[int]:
-        """The token that files beside the tokenizer name for a role; none if they name none."""
+        """Return the token that files next to the tokenizer declare for a role, in a list; empty if there is none."""
         name = special_tokens(self.folder).get(role)
         number = None if name is None else self.tokenizer.token_to_id(name)
         return [] if number is None else [number]
 
     @property
     def prompts(self) -> Tokenizer:
-        """What encodes prompts: for an imported model, and what was made of it, special tokens that they name are such,
+        """Tokenizer for prompts. For an imported model and models made from it, it recognises special tokens by name,
         so that a chat model's format can be written; for a model trained here they are text, as in its training."""
         return reading_special_tokens(self.tokenizer) if self.from_imported else self.tokenizer
 
     @property
     def which(self) -> Document:
-        """What was read, for a JSON document."""
+        """Which run and update were read, for a JSON document."""
         return {"run": str(self.folder), "update": self.step, "passed_over": self.passed_over or None}
 
 
@@ -90,13 +90,13 @@ def load_run(
 ) -> Run:
     """Open the newest model of a run, the newest that is sound, or the one of lowest validation loss.
 
-    Works while the run is being trained, and on any device.
+    This works while the run is being trained, and on any device.
 
-    **Arguments:** `folder`; `which` of its checkpoints; `progress`, where damaged checkpoints are reported that `sound`
-    passes over; `build`, the same that the run was trained with.
+    **Arguments:** `folder`; `which` of its checkpoints; `progress`, where damaged checkpoints that `sound` passes over
+    are reported; `build`, the same that the run was trained with.
 
     **Raises:** `BadInput` if there is no run, no such checkpoint in it yet, or no `build` for parts of your own;
-    `RunFailed` if it is damaged, or another file that the model needs is.
+    `RunFailed` if the checkpoint, or another file that the model needs, is damaged.
     """
     if which not in get_args(Which):
         raise BadInput(f"checkpoint is {shown(which)}, but must be one of {', '.join(get_args(Which))}.")

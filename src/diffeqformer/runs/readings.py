@@ -1,4 +1,4 @@
-"""What is measured of a trained model besides its validation loss: other depths, and what each step does."""
+"""Measurements of a trained model besides its validation loss: other depths, and what each step does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from diffeqformer.runs.results import measured
 from diffeqformer.runs.trainer import TrainResult
 
 PARTICIPATION = 16
-"""Texts that the participation of each step is measured on."""
+"""Number of texts on which the participation of each step is measured."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """What is measured of every trained model besides its validation loss."""
+    """Settings of the measurements of every trained model besides its validation loss."""
 
     prompt: str
     """Text that each model continues."""
     depths: tuple[int, ...]
-    """Numbers of steps that models that run at any are evaluated at, without any fine-tuning."""
+    """Numbers of steps at which models that run at any depth are evaluated, without fine-tuning."""
     part: float = 1.0
-    """Of the validation batches, evenly spread, that those evaluations take."""
+    """Fraction of the validation batches, evenly spread, that those evaluations use."""
 
     def of(self, model: ModelConfig) -> tuple[int, ...]:
-        """With a model's own number of steps, which a table of layers has alone: what is compared is read on the same
-        batches. None of a model whose steps a tolerance chooses."""
+        """Return the depths at which a model is evaluated: `depths` (not for a table of layers), and its own, so that
+        what is compared is read on the same batches. Empty for a model whose steps a tolerance chooses."""
         if model.tolerance:
             return ()
         return tuple(sorted({*(self.depths if model.continuous else ()), model.steps}))
@@ -41,9 +41,9 @@ class Readings:
 def at_depths_of(
     result: TrainResult, depths: Sequence[int], progress: Progress, part: float = 1.0
 ) -> list[dict[str, float | int | None]]:
-    """The loss of a trained model at several depths: the `depth` of its entry.
+    """Evaluate a trained model at several depths, for the `depth` of its entry.
 
-    **Arguments:** `part` of the batches of its validation split, evenly spread; all by default.
+    **Arguments:** `part`, the fraction of the batches of its validation split, evenly spread; all by default.
 
     **Returns:** for each depth, in order, `steps`, `loss` (nats), `perplexity` and `bits_per_byte`.
 
@@ -62,7 +62,7 @@ def at_depths_of(
 
 
 def participation_of(result: TrainResult, progress: Progress) -> Document | None:
-    """What each step of the trained depth does, on a few windows of the validation split; nothing without a target."""
+    """Measure what each step of the trained depth does, on a few validation windows; `None` if they have no target."""
     tokens, mask = result.tokens.validation, result.tokens.validation_mask
 
     def spread(values: np.ndarray) -> np.ndarray:

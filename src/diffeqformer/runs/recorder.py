@@ -1,4 +1,4 @@
-"""What a run does around its updates: measures, refuses what is not finite, evaluates, saves, and stops when asked."""
+"""What a run does around its updates: log, refuse what is not finite, evaluate, save, and stop when asked."""
 
 import math
 import time
@@ -27,21 +27,21 @@ from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
 MISSED, LOST = 1e-3, 1e-2
-"""Errors of the reconstructed state at depth 0, relative to its size, from which on a run warns and stops: that of the
-gradient was found to be between a tenth and three times as large in float32 (docs/log.md)."""
+"""Errors of the reconstructed state at depth 0, relative to its size, above which a run warns, and stops. The error of
+the gradient was found to be between a tenth and three times as large in float32 (docs/log.md)."""
 
 
 def validation_batches(config: Config, tokens: TokenCache) -> EvaluationBatches:
-    """The batches of the whole validation split."""
+    """Return the batches of the whole validation split."""
     return EvaluationBatches(tokens.validation, config.model.context, config.trainer.batch_size, tokens.validation_mask)
 
 
 class Recorder:
     """The observer of a run's training loop, to be used in a `with` block around it.
 
-    **Arguments:** `folder`, of the run, held; `tokens`; `log`, where measurements go; `resumed`, what the run continues
-    from; `step`, updates done; `progress`; `recipe`, whose callbacks are called; `teacher`, the digest of the
-    checkpoint that updates learn from, if any.
+    **Arguments:** `folder` of the run, whose lock is held; `tokens`; `log`, where measurements go; `resumed`, what the
+    run continues from; `step`, updates done; `progress`; `recipe`, whose callbacks are called; `teacher`, the digest of
+    the checkpoint that updates learn from, if any.
     """
 
     def __init__(
@@ -86,33 +86,33 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.exit.__exit__(kind, error, trace)
-        # Asked, it may be, while the last checkpoint was written.
+        # The request may have come while the last checkpoint was written.
         if error is None and (self.stopped or self.agreement.any(self.asked_to_stop(), False)[0]):
             where = f"stopped at update {self.step} of {self.settings.updates}{self.why and f' ({self.why})'}"
             self.progress.say(f"{where}; saved; run the same command again to go on.")
             raise Interrupted(f"{where}.")
 
     def before_update(self, steps: int | None) -> None:
-        """Begin or end a trace, and see whether the last checkpoint was written.
+        """Begin or end a trace, check the last checkpoint, and call the callbacks.
 
-        **Raises:** `RunFailed` if it was not.
+        **Raises:** `RunFailed` if the checkpoint could not be written.
         """
         self.trace.before_update(self.meter.wait)
         self.writer.require_sound()
         if steps not in self.meter.compiled:
-            self.collect()  # so that compiling is not taken for the time of the update before
+            self.collect()  # so that compiling does not count as time of the previous update
         for callback in self.recipe.callbacks:
             callback.before_update(self.step)
 
     def after_update(self, state: State, steps: int | None, measured: Measured) -> bool:
-        """Log, evaluate and save if it is time to; returns whether to stop.
+        """Log, evaluate and save when due; return whether to stop.
 
-        **Raises:** `Diverged` if a number stops being finite.
+        **Raises:** `Diverged` if a number is no longer finite.
         """
         self.meter.add(steps, measured)
         self.step += 1
         self._call("after_update", state, measured)
-        # Fetched before its depth counts as compiled: the time of an update that compiles is not counted.
+        # Fetch before the depth counts as compiled: the time of an update that compiles is not counted.
         if steps not in self.meter.compiled:
             self.collect()
             self.meter.compiled.add(steps)
@@ -126,7 +126,7 @@ class Recorder:
         best = metric is not None and metric < self.resumed.best and self.settings.keep_best > 0
         if self.stopped or late or best or self._every(self.settings.checkpoint_every):
             self._save(state, metric)
-            self._advance(0)  # the line that stays where it ends has what this update measured
+            self._advance(0)  # so that the last line shown has the measurements of this update
         return self.stopped
 
     def _advance(self, updates: int) -> None:
@@ -137,7 +137,7 @@ class Recorder:
         return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
 
     def collect(self) -> None:
-        """Fetch what the updates measured, refuse what is not finite, log the rest, and what callbacks log of them."""
+        """Fetch the measurements of updates, refuse any that is not finite, and log the rest and what callbacks log."""
         if not self.meter.measured:
             if self.logged:
                 self.log.write(self.logged)
@@ -152,7 +152,7 @@ class Recorder:
             if record.get("skipped"):
                 norm = f"{record['gradient_norm']:.3g}"
                 self.progress.say(f"Update {record['step']} changed nothing: its gradient, of norm {norm}, is a spike.")
-        # By update, wherever the run is stopped: a resumed one has the same lines.
+        # Sorted by update: a resumed run has the same lines, wherever it was stopped.
         self.log.write([*sorted([*records, *self.logged], key=lambda record: record["step"]), timing])
         self.logged.clear()
         last = records[-1]
@@ -163,20 +163,20 @@ class Recorder:
             self.note["speed"] = f"{timing['tokens_per_second']:,.0f} tok/s{of_peak}"
 
     def _at(self, record: Record) -> str:
-        """At which depths the loss of an update is: the one drawn, and those that every update trains at too."""
+        """Say at which depths the loss of an update is: the drawn one, and those at which every update trains."""
         if "steps" not in record:
             return ""
         *others, deepest = (str(depth) for depth, _ in reversed(trained_depths(self.config, record["steps"])))
         return f" at {join([*others, counted_steps(int(deepest))])}"
 
     def _require_reconstructed(self, record: Record, before: list[Record]) -> None:
-        """Warn once, or end the run, if the backward pass went astray, where it is the way back through depth."""
+        """Warn once, or end the run, if a backward pass that reconstructs states went astray."""
         error = record.get("reconstruction_error", 0.0)
         if error <= MISSED:
             return
         what = f"the backward pass of update {record['step']} missed the state at depth 0 by {error:.2g} of its size"
         advice = "`--model.gradient checkpointed`, with which the same run goes on, keeps it"
-        if not error <= LOST:  # true of NaN, too
+        if not error <= LOST:  # also true for NaN
             self.log.write(before)
             raise self._failure(f"{what}, so its gradient is not that of the loss ({advice})")
         if not self.warned:
@@ -184,7 +184,7 @@ class Recorder:
             self.progress.say(f"Warning: {what}; {advice}.")
 
     def evaluate(self, state: State) -> float:
-        """The loss on some batches of the validation split, nats per token.
+        """Evaluate some batches of the validation split; return the loss in nats per token.
 
         **Raises:** `Diverged` if it is not finite.
         """
@@ -200,7 +200,7 @@ class Recorder:
         return loss
 
     def _call(self, name: str, state: State, *measured: object) -> None:
-        """Call all callbacks; take what they log, and the first reason to stop."""
+        """Call a method of all callbacks; take what they log, and the first reason to stop."""
         if self.recipe.callbacks:
             now = Now(self.config, self.step, state, self.logged, self.why)
             for callback in self.recipe.callbacks:
@@ -223,6 +223,6 @@ class Recorder:
         self.meter.restart()
 
     def _failure(self, what: str) -> Diverged:
-        """What went wrong, and what is safe."""
+        """Return an error that says what went wrong, and which checkpoint is good."""
         self.writer.settle()
         return Diverged(f"{what}; {self.folder.checkpoints.last_good()}.")

@@ -1,4 +1,4 @@
-"""What a run would take, before it begins: its text, memory and time, and its first loss."""
+"""Rehearsal of a run before it begins: its text, memory and time, and its first loss."""
 
 import time
 from dataclasses import replace
@@ -23,28 +23,28 @@ from diffeqformer.training.recipe import Batches
 from diffeqformer.training.update import initial_state, make_update
 
 TIMED = 3
-"""Updates that are timed, after the first, which compiles."""
+"""Number of updates that are timed, after the first one, which compiles."""
 
 
 class Rehearsal(NamedTuple):
-    """What was found."""
+    """Findings of a rehearsal."""
 
     text: Document
-    """`TokenCache.statistics`."""
+    """Statistics of the text, as `TokenCache.statistics`."""
     epochs: float | None
-    """How often training reads the training split; `None` of a stream."""
+    """How often training reads the training split; `None` for a stream."""
     memory: Footprint
-    """Of an update, on one device, in bytes."""
+    """Memory of an update on one device, in bytes."""
     first_loss: float
-    """Nats per token; at random weights about the logarithm of the vocabulary's size."""
+    """Loss of the first update in nats per token; at random weights, about the logarithm of the vocabulary's size."""
     seconds_per_update: float
-    """At `model.steps`."""
+    """Seconds of one update at `model.steps`."""
     seconds: float
-    """All updates; evaluations and checkpoints come on top."""
+    """Seconds of all updates; evaluations and checkpoints come on top."""
 
 
 def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, Run | None, Loader | Batches]:
-    """What training of a config, as `validate` returns it, would begin with; only the token cache is written.
+    """Prepare what training of a config, as `validate` returns it, begins with; only the token cache is written.
 
     **Returns:** the config with the vocabulary's size, the tokens, the base if there is one, and the batches.
 
@@ -54,7 +54,7 @@ def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, 
     config = as_moved(config)
     folder = RunFolder(config)
     folder.require_own()
-    mesh_of(config)  # made only for what it refuses
+    mesh_of(config)  # called only for its checks
     base = open_base(config.base, progress) if config.base.run else None
     tokens = prepare(folder.data, progress, lambda tokens: fitting(config, tokens, base))
     config, batches = fitting(config, tokens, base)
@@ -62,7 +62,7 @@ def made_ready(config: Config, progress: Progress) -> tuple[Config, TokenCache, 
 
 
 def rehearse(config: Config, progress: Progress) -> Rehearsal:
-    """Take the first updates of a run and throw them away; otherwise as `made_ready`.
+    """Prepare a run as `made_ready`, then time and discard its first updates.
 
     **Raises:** `BadInput` as `train` before its first update.
     """

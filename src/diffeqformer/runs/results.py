@@ -1,4 +1,4 @@
-"""What a finished run found, as JSON: one document, one entry per model."""
+"""Results of a finished run as JSON: one document, with one entry per model."""
 
 import math
 from dataclasses import replace
@@ -49,19 +49,19 @@ ELASTIC = {"time": "Elastic DiffEqFormer", "knots": "Elastic model"}
 CURVE_POINTS = 2000
 WRITTEN_AGAIN = "the run's own command writes it again"
 LEAST_TIMED = 3
-"""Updates of a depth whose speed is told: those that are ready together count as the time of the first of them."""
+"""Fewest timed updates of a depth whose speed is reported: updates ready together count as the time of the first."""
 Entry = Document
 """One model's part of the document."""
 
 
 def document(title: str, corpus: Document, entries: list[Entry]) -> Document:
-    """The whole of `results.json`: when and where, on which text (`TokenCache.statistics`), and the models' entries."""
+    """Return `results.json`: when and where it was made, the text (`TokenCache.statistics`) and the models' entries."""
     used = max((_devices(entry) for entry in entries), default=1)
     return {"title": title, **made_here(used), "corpus": corpus, "models": entries}
 
 
 def made_here(devices: int, *packages: str) -> Document:
-    """When a document is made, with which versions, of `packages` too, and on how many devices of what kind."""
+    """Return when a document is made, with which versions (`packages` too), and on how many devices of what kind."""
     device, names = jax.devices()[0], ("diffeqformer", *packages, "jax")
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -71,13 +71,13 @@ def made_here(devices: int, *packages: str) -> Document:
 
 
 def _devices(entry: Entry) -> int:
-    """How many devices an entry's model was trained on here."""
+    """Return how many devices of this machine an entry's model was trained on."""
     sizes = entry["config"].get("mesh", {}).values()
     return len(jax.devices()) if -1 in sizes else math.prod(sizes)
 
 
 def read_results(path: Path) -> Document | None:
-    """The document of a finished run, or of a comparison of several; `None` if there is none.
+    """Read the document of a finished run, or of a comparison of several; `None` if there is none.
 
     **Raises:** `Damaged` if it is not what was written.
     """
@@ -96,7 +96,7 @@ def read_results(path: Path) -> Document | None:
 
 
 def results_of(folder: Path) -> Document | None:
-    """The document of the run in a folder; `None` if it has not ended.
+    """Read the document of the run in a folder; `None` if it has not ended.
 
     **Raises:** `Damaged` if it is not what was written, or was written by another run.
     """
@@ -104,7 +104,7 @@ def results_of(folder: Path) -> Document | None:
     if found is None:
         return None
     theirs, ours = numeric(found["models"][0]["config"]), settings_of_run(folder, metadata_of(folder))
-    theirs.pop("data.tokenizer", None)  # of a run that was moved it is another path
+    theirs.pop("data.tokenizer", None)  # another path if the run was moved
     if name := first_difference(theirs, ours):
         raise Damaged(
             f"file {str(folder / RESULTS)!r} is another run's: {name} is {shown(theirs[name])} there, but "
@@ -121,7 +121,7 @@ def model_entry(
     seconds: float,
     tokens_per_second: float,
 ) -> Entry:
-    """One model's part of `results.json`.
+    """Return one model's part of `results.json`.
 
     **Arguments:** `config`, resolved; `model`, trained; `evaluation` of the whole validation split; `records`, the
     run's metrics; `seconds` of training; `tokens_per_second` of the updates alone.
@@ -156,21 +156,21 @@ def model_entry(
 
 
 def measured(evaluation: Evaluation) -> dict[str, float | None]:
-    """Loss, perplexity and bits per byte; `None` where they are not finite, as JSON has no other word for that."""
+    """Return loss, perplexity and bits per byte; `None` where they are not finite, which JSON cannot express."""
     numbers = (evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte)
     found = (None if number is None or not math.isfinite(number) else number for number in numbers)
     return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
 
 
 def name_of_run(config: Config) -> str:
-    """Of its model or, of a fine-tuned one, what it was and what was done with it; elastic if its depth is drawn."""
+    """Name a run after its model or, if fine-tuned, after its base and the method; elastic if its depth is drawn."""
     return _key_and_name(config)[1]
 
 
 def _key_and_name(config: Config) -> tuple[str, str]:
-    """A key and a name of a run: those of its model or, of a fine-tuned one, what it was and what was done with it.
+    """Return a key and a name of a run: those of its model or, if fine-tuned, ones made from its base and the method.
 
-    One whose depth is drawn is called elastic.
+    A run whose depth is drawn is called elastic.
     """
     method, m = config.base.method, config.model
     if method is None:
@@ -189,7 +189,7 @@ def _key_and_name(config: Config) -> tuple[str, str]:
 
 
 def name_of(config: ModelConfig) -> tuple[str, str]:
-    """A key and a name for the point of the grid that a model is."""
+    """Return a key and a name for a model: its point on the grid of field, weights and scheme."""
     point = (config.field.kind, config.weights.kind, config.scheme.kind)
     family = {"gpt": "", "own": "own field, "}.get(config.field.kind, f"{config.field.kind}, ")
     scheme = "own scheme" if config.scheme.kind == "own" else config.scheme.kind
@@ -197,12 +197,12 @@ def name_of(config: ModelConfig) -> tuple[str, str]:
 
 
 def weights_in_words(m: ModelConfig) -> str:
-    """What its weights are."""
+    """Describe the weights of a model in words."""
     return WEIGHTS["box" if getattr(m.weights, "basis", None) == "box" else m.weights.kind]
 
 
 def train_curve(records: list[Record]) -> list[list[int | float]]:
-    """[update, nats per token] of training: means over windows of equal length, at most `CURVE_POINTS` of them."""
+    """Return [update, nats per token] of training: means over windows of equal length, at most `CURVE_POINTS`."""
     losses = [(record["step"], record["loss"]) for record in records if record["kind"] == "update"]
     window = max(1, -(-len(losses) // CURVE_POINTS))
     parts = [losses[start : start + window] for start in range(0, len(losses), window)]
@@ -210,9 +210,9 @@ def train_curve(records: list[Record]) -> list[list[int | float]]:
 
 
 def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | float | None]]:
-    """Of each depth that was drawn: updates, mean loss of their last tenth (nats per token), tokens per second.
+    """Return for each drawn depth: updates, mean loss of their last tenth (nats per token), tokens per second.
 
-    Nothing where updates train at several depths: their losses and times are of none of them alone.
+    Empty where an update trains at several depths: its loss and time do not belong to one of them alone.
     """
     drawn = []
     for depth in config.depth.depths if config.depth.alone else ():
@@ -228,5 +228,5 @@ def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | 
 
 
 def validation_curve(records: list[Record]) -> list[list[int | float]]:
-    """[update, nats per token] of the evaluations on the way."""
+    """Return [update, nats per token] of the evaluations during training."""
     return [[record["step"], record["loss"]] for record in records if record["kind"] == "validation"]

@@ -1,4 +1,4 @@
-"""Where a run continues: the newest sound checkpoint, and what it remembers besides the training state."""
+"""Resuming a run: the newest sound checkpoint, and what it records besides the training state."""
 
 import json
 import math
@@ -29,48 +29,48 @@ from diffeqformer.training.update import State, initial_state
 
 @dataclass
 class Clock:
-    """Time spent by a run, over all its processes, one after the other."""
+    """Time spent by a run, summed over its successive processes."""
 
     seconds: float = 0.0
-    """In training: updates, evaluations on the way, checkpoints, compilation."""
+    """Seconds of training: updates, evaluations during training, checkpoints, compilation."""
     update_seconds: float = 0.0
-    """In the updates counted below."""
+    """Seconds of the updates counted in `updates`."""
     updates: int = 0
-    """Updates that were timed: all but the first of each depth in each process, which compiles."""
+    """Number of timed updates: all but the first of each depth in each process, which compiles."""
 
 
 @dataclass
 class ResumeState:
-    """What a checkpoint remembers besides the training state."""
+    """What a checkpoint records besides the training state."""
 
     clock: Clock
     best: float = math.inf
     """Lowest loss of the evaluations so far."""
     metrics: str | None = None
-    """Digest of the lines of metrics."""
+    """Digest of the lines of `metrics.jsonl`."""
     callbacks: list[Any] = field(default_factory=list)
-    """What each remembers."""
+    """What each callback remembers."""
     names: list[str] = field(default_factory=list)
-    """Of their classes; none in older checkpoints."""
+    """Class names of the callbacks; empty in older checkpoints."""
 
     @classmethod
     def of(cls, metadata: Document) -> "ResumeState":
-        """From a checkpoint's metadata."""
+        """Read the state from a checkpoint's metadata."""
         best = math.inf if metadata["best"] is None else metadata["best"]
         callbacks = metadata.get("callbacks", [])
-        if isinstance(callbacks, str):  # a list in checkpoints before infinities were kept
+        if isinstance(callbacks, str):  # older checkpoints, which kept no infinities, have a list
             callbacks = json.loads(callbacks)
         names = metadata.get("callback_names", [])
         return cls(Clock(**metadata["clock"]), best, metadata.get("metrics"), callbacks, names)
 
     def metadata(self, metrics: str | None) -> Document:
-        """For a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines up to here."""
-        callbacks = json.dumps(self.callbacks)  # Python's own has, and a callback's best loss begins as one
+        """Return the entries for a checkpoint's metadata. **Arguments:** `metrics`, the digest of all lines so far."""
+        callbacks = json.dumps(self.callbacks)  # has infinities, as a callback's best loss may be
         kept = {"callbacks": callbacks, "callback_names": self.names}
         return {"clock": asdict(self.clock), "best": finite_or_none(self.best), "metrics": metrics, **kept}
 
     def remembered(self, callbacks: Sequence[Callback]) -> list[tuple[Callback, Any]]:
-        """The callbacks of which something is remembered, each with the next memory of its class."""
+        """Pair each callback that has a memory with the next memory of its class."""
         if not self.names:
             return list(zip(callbacks, self.callbacks, strict=False))
         memories = defaultdict(deque)
@@ -80,10 +80,10 @@ class ResumeState:
 
 
 class Beginning:
-    """The state that a run starts from, of which only the shapes are there until `state` is called.
+    """The state that a run starts from; only its shapes exist until `state` is called.
 
-    **Arguments:** `folder`, of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes,
-    if any; `build` and `recipe`, as for `train`.
+    **Arguments:** `folder` of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes, if
+    any; `build` and `recipe`, as for `train`.
 
     **Raises:** `BadInput` if `build` or `recipe` has other parts than the run.
     """
@@ -98,18 +98,18 @@ class Beginning:
 
     @property
     def bytes(self) -> int:
-        """Of one checkpoint."""
+        """Size of one checkpoint in bytes."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
 
     def state(self, progress: Progress) -> tuple[State, ResumeState]:
-        """The newest sound checkpoint's state, or a fresh one, on its devices; of a finished run the model alone.
+        """Return the newest sound checkpoint's state or a fresh one, on its devices; of a finished run the model alone.
 
         **Raises:** `RunFailed` if no checkpoint is sound; `Damaged` if the metrics are not those of the checkpoint.
         """
         checkpoints, updates = self.folder.checkpoints, self.folder.config.trainer.updates
         like, restored = items_of(self.like, self.folder.config), None
-        if checkpoints.metadata()[0] == updates:  # nothing is trained any more, and a comparison keeps the model alone
-            # Silently: an older one is not taken here, and the next call tells of the damage.
+        if checkpoints.metadata()[0] == updates:  # nothing is trained any more, and a comparison keeps only the model
+            # Silently: an older one is not used here, and the next call reports the damage.
             restored = checkpoints.latest({"model": like["model"]}, Silent().say)
         if restored is None or restored.step < updates:
             restored = checkpoints.latest(like, progress.say)
@@ -128,13 +128,13 @@ class Beginning:
 
 
 def items_of(state: State, config: Config) -> dict[str, PyTree]:
-    """What a checkpoint holds: the model that is used, and, where its parameters are averages, those being trained."""
+    """Return the items of a checkpoint: the model to use, the optimiser, and, with averaging, what is being trained."""
     items = {"model": state.result, "optimizer": state.optimizer}
     return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}
 
 
 def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
-    """Check that training goes on with the user's own parts that it began with, `Recipe.own`.
+    """Check that training continues with the user's own parts that it began with, `Recipe.own`.
 
     **Raises:** `BadInput` naming those that differ.
     """

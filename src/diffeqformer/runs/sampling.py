@@ -36,11 +36,11 @@ def continue_text(
     start: Sequence[int] = (),
     stops: Sequence[int] = (),
 ) -> list[str]:
-    """`count` continuations of `prompt`, each ending before the first token drawn that ends a text or a turn.
+    """Generate `count` continuations of `prompt`; each ends before the first drawn token that ends a text or a turn.
 
-    **Arguments:** `new_tokens`, 100 or what the context has room for if not given; `start`, tokens before the prompt,
-    and `stops`, at which text ends besides those known by name: `Run.start` and `Run.stops` of an imported model; the
-    rest as for `generate`.
+    **Arguments:** `new_tokens`, by default 100, or what the context has room for; `start`, tokens before the prompt;
+    `stops`, tokens at which text ends besides those known by name (for an imported model, `Run.start` and `Run.stops`);
+    the rest as for `generate`.
 
     **Raises:** `BadInput` for an empty prompt, one that fills the context, or settings out of range.
     """
@@ -65,10 +65,10 @@ def continue_text_with_drafts(
     stops: Sequence[int] = (),
     **sampling: Any,
 ) -> tuple[list[str], Speculation]:
-    """The same by self-speculative decoding: the draft model runs at `draft_steps`, the target model verifies.
+    """Continue a text by self-speculative decoding: the draft model runs at `draft_steps`, the target model verifies.
 
-    **Arguments:** `steps`, depth of the target model; `sampling`, `temperature`, `top_k` and `top_p`; the others as for
-    `continue_text` and `speculate`.
+    **Arguments:** `steps`, the depth of the target model; `sampling`: `temperature`, `top_k` and `top_p`; the others as
+    for `continue_text` and `speculate`.
 
     **Raises:** `BadInput` as both, and for a draft model that is not shallower.
     """
@@ -82,9 +82,9 @@ def continue_text_with_drafts(
 
 
 class Samples(Callback):
-    """Continues prompts greedily at each evaluation on the way, into `metrics.jsonl`.
+    """Continues prompts greedily at each evaluation during training, and logs the texts to `metrics.jsonl`.
 
-    **Arguments:** `prompts`; `tokenizer`; `context`, of the model.
+    **Arguments:** `prompts`; `tokenizer`; `context` of the model.
 
     **Raises:** `BadInput` for a prompt that is empty or fills the context.
     """
@@ -103,7 +103,7 @@ class Samples(Callback):
 
 
 def started(start: Sequence[int], ids: Sequence[int]) -> list[int]:
-    """A prompt after the tokens that start every text, once: a format that is written out may begin with them."""
+    """Put the tokens that start every text before a prompt, unless it begins with them, as a written format may."""
     return [*ids] if start and [*ids[: len(start)]] == [*start] else [*start, *ids]
 
 
@@ -116,8 +116,8 @@ def _arguments(
     seed: int,
     start: Sequence[int],
 ) -> tuple[jax.Array, int, jax.Array]:
-    """Prompts, the number of new tokens, and a key."""
-    ids = encode(tokenizer, prompt)  # as the training text was
+    """Return the encoded prompts, the number of new tokens, and a random key."""
+    ids = encode(tokenizer, prompt)  # encoded as the training text was
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
     ids = started(start, ids)
@@ -133,7 +133,7 @@ def _arguments(
 
 
 def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array, stops: Sequence[int]) -> list[str]:
-    """What follows the prompt: decoded with it, since some tokenizers drop the space that a text begins with."""
+    """Return what follows the prompt, decoded with it, since some tokenizers drop the space that a text begins with."""
     ends, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
     known = tokenizer.decode(before)
     new = [list(takewhile(lambda token: token not in ends, row)) for row in np.asarray(drawn).tolist()]

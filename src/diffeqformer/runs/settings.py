@@ -1,4 +1,4 @@
-"""Which settings the numbers of a run depend on, by dotted names, and where two runs differ in them."""
+"""Settings that the numbers of a run depend on, by dotted names, and where two runs differ in them."""
 
 import dataclasses
 from typing import Any
@@ -12,28 +12,28 @@ MAY_CHANGE = frozenset((
     "trainer.keep_last", "trainer.keep_best", "trainer.samples", "trainer.checkpoint_every",
     "trainer.checkpoint_minutes", "trainer.trackers", "trainer.tracker_project", "trainer.profile",
 ))  # fmt: skip
-"""Settings that a run may be continued with other values of, because no update's numbers depend on them but for
+"""Settings that may change when a run is continued, because no update's numbers depend on them, except for
 rounding."""
 
 
 def numeric(config: Config | Document) -> Document:
-    """The settings that numbers depend on, by their dotted names, as in `model.weights.d_emb`."""
+    """Return the settings that numbers depend on, by dotted names such as `model.weights.d_emb`."""
     document = to_dict(config) if isinstance(config, Config) else config
     return {name: value for name, value in _flat(document).items() if name not in MAY_CHANGE}
 
 
 def first_difference(one: Values, other: Values) -> str | None:
-    """The first name that both documents have with other values; a setting that only one has is newer than the other,
-    and had its default."""
+    """Return the first name that both documents have with different values; a setting that only one has is newer than
+    the other document, and had its default."""
     return next((name for name in one if name in other and one[name] != other[name]), None)
 
 
 def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str, str] | None:
-    """In which setting a run that was kept is another one than that of a config, and both values, as messages show
-    them; `None` if in none.
+    """Return the first setting in which a kept run differs from that of a config, and both values, as messages show
+    them; `None` if there is none.
 
-    A setting that is newer than the run had its default, which depends on the kinds of sections. A vocabulary size that
-    the config does not give (the tokenizer decides it) differs from none.
+    A setting that is newer than the run had its default, which depends on the kinds of sections. If the config gives no
+    vocabulary size (the tokenizer decides it), any size is equal to it.
 
     **Arguments:** `ours`, those of the config's numeric settings that count; `kept`, the run's.
     """
@@ -44,7 +44,7 @@ def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str
     for name, value in ours.items():
         if theirs.get(name) != value and not (name == "model.vocabulary" and value is None):
             return name, repr(theirs.get(name)), repr(value)
-    for name, value in kept.items():  # of a section that is none here
+    for name, value in kept.items():  # settings of a section that is not given here
         above = next((one for one in ours if ours[one] is None and name.startswith(f"{one}.")), None)
         if above and value is not None:
             return name, repr(value), f"{above} is not given"
@@ -59,7 +59,7 @@ def _flat(values: Document, prefix: str = "") -> Document:
 
 
 def _defaults(section: Any, prefix: str = "") -> Document:
-    """The defaults of all settings of a section, and of the sections in it, each of the kind that it is here."""
+    """Return the defaults of all settings of a section and its subsections, each of the kind that it has here."""
     found: Document = {}
     for field in dataclasses.fields(section):
         value, name = getattr(section, field.name), f"{prefix}{field.name}"

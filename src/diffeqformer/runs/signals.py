@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that is answered between two updates."""
+"""Ctrl-C and SIGTERM as a request to stop, which is answered between two updates."""
 
 import signal
 import threading
@@ -9,17 +9,17 @@ from types import FrameType
 from typing import Any
 
 BURST = 1.0
-"""Seconds in which further signals are the same request, as of a supervisor that sends two: raised anew while the first
-one is answered, it would end that answer."""
+"""Seconds in which further signals count as the same request, as from a supervisor that sends two: a second one that is
+raised while the first is being answered would end that answer."""
 
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Inside the `with` block, the first SIGINT or SIGTERM only makes the yielded function return true.
 
-    Those within `BURST` of it are the same request; a later one is answered by the earlier handlers, which end the
-    program at once. A signal that is ignored, as a shell has it for jobs in the background, stays so. Outside the main
-    thread, where Python allows no handlers, nothing is caught.
+    Signals within `BURST` of it count as the same request; a later one goes to the earlier handlers, which end the
+    program at once. A signal that is ignored, as shells do for background jobs, stays ignored. Outside the main thread,
+    where Python allows no handlers, nothing is caught.
     """
     asked, at = False, 0.0
     earlier: dict[signal.Signals, Any] = {}

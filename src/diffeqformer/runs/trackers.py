@@ -1,7 +1,7 @@
-"""What a run measures, sent on as it goes: to TensorBoard, Weights & Biases or Trackio, whichever are asked for.
+"""Sending a run's measurements during training to TensorBoard, Weights & Biases or Trackio, if requested.
 
-`RunLog` writes the JSON lines of `metrics.jsonl`, which are always there, and sends the same numbers to the trackers.
-These are an extra: a tracker that fails is left out with one warning, and the training goes on.
+`RunLog` always writes the JSON lines of `metrics.jsonl`, and sends the same numbers to the trackers. Trackers are an
+extra: one that fails is left out with one warning, and training continues.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from diffeqformer.runs.results import Entry
 from diffeqformer.store.files import read_sealed, write_sealed
 
 STATE = "trackers.json"
-"""In the run's folder: `id`, by which trackers know the run, and `sent`, the last update that they have been sent."""
+"""File in the run's folder: `id`, by which trackers know the run, and `sent`, the last update sent to them."""
 
 
 class Opening(NamedTuple):
@@ -34,30 +34,30 @@ class Opening(NamedTuple):
     config: Config
     folder: Path
     id: str
-    """Of the run; the same each time that it is continued."""
+    """Identifier of the run; the same each time that it is continued."""
     continued: bool
     """Whether the tracker has met this run before."""
 
     @property
     def name(self) -> str:
-        """Of the folder, in characters that every tracker allows."""
+        """Name of the folder, in characters that every tracker allows."""
         return re.sub(r"[^\w.-]+", "-", self.folder.absolute().name)
 
 
 Row = tuple[int, Mapping[str, float]]
-"""An update's number, and what it measured, by names such as `train/loss`."""
+"""The number of an update, and its measurements by names such as `train/loss`."""
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """One tracker of one run. Any call may fail; it is not called again then."""
+    """A tracker of one run. Any call may fail; the tracker is not called again after that."""
 
     def send(self, rows: Iterable[Row]) -> None:
-        """Keep these rows, as far as that is in this process's hands; steps never go back."""
+        """Record these rows, as far as this process can ensure it; steps never decrease."""
         ...
 
     def close(self, failed: bool) -> None:
-        """End what this process sends."""
+        """End the sending of this process, whose run has `failed` or not."""
         ...
 
 
@@ -69,7 +69,7 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore[reportMissingImports]
         from tensorboardX.proto import event_pb2  # pyright: ignore[reportMissingImports]
 
-        # Not its SummaryWriter: that passes events to a thread, and waits for ever if the disk stops the thread.
+        # Not its SummaryWriter: that passes events to a thread, and waits forever if a disk error stops the thread.
         self.event, self.summary = event_pb2.Event, summary  # pyright: ignore[reportAttributeAccessIssue]
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ class Trackio:
 
 
 class Kind(NamedTuple):
-    """A tracker that can be asked for."""
+    """A tracker that can be requested."""
 
     name: str
     package: str
@@ -155,9 +155,9 @@ KINDS = {
 
 
 def require_trackers(config: Config) -> None:
-    """Check that the packages of the trackers that a config asks for are installed; imports none of them.
+    """Check that the packages of the trackers in a config are installed, without importing them.
 
-    **Raises:** `BadInput` naming the first that is not.
+    **Raises:** `BadInput` naming the first one that is not.
     """
     for tracker in config.trainer.trackers:
         if find_spec(KINDS[tracker].package) is None:
@@ -168,11 +168,11 @@ def require_trackers(config: Config) -> None:
 
 
 class RunLog:
-    """Where a run's measurements go: `metrics.jsonl`, and every tracker of the config.
+    """Destination of a run's measurements: `metrics.jsonl` and every tracker of the config.
 
     Updates that a resumed run repeats are not sent to the trackers a second time.
 
-    **Arguments:** `run`, the folder; `step`, the update that the run continues from; `progress`, which is given a line
+    **Arguments:** `run`, the folder; `step`, the update that the run continues from; `progress`, which gets a line
     for each tracker that fails.
 
     **Raises:** `OSError` if the run's own files cannot be written.
@@ -183,7 +183,7 @@ class RunLog:
         self.progress, self.trackers = progress, {}
         names = dict.fromkeys(config.trainer.trackers)
         state = self._state(folder / STATE) if names else {}
-        # `sent` is as old as the last start: the lines since were sent too, and `Metrics` may now cut them.
+        # `sent` dates from the last start: the lines since then were sent too, and `Metrics` may now remove them.
         before = [record["step"] for record in read_metrics(folder / METRICS)] if state else []
         self.sent = max([state.get("sent", -1), *before])
         self.metrics = Metrics(folder / METRICS, step)
@@ -197,23 +197,23 @@ class RunLog:
 
     @property
     def digest(self) -> str:
-        """Of the lines of metrics so far."""
+        """Digest of the lines of `metrics.jsonl` so far."""
         return self.metrics.digest
 
     def write(self, records: Iterable[Record]) -> None:
-        """Take records of `metrics.jsonl`; see `Metrics.write`."""
+        """Write records to `metrics.jsonl` (see `Metrics.write`), and send them to the trackers."""
         records = list(records)
         self.metrics.write(records)
         self._send([(r["step"], _named(r)) for r in records if r["step"] > self.sent])
 
     def results(self, entry: Entry) -> None:
-        """Send what the finished run found: its entry of `results.json`."""
+        """Send the results of a finished run: its entry of `results.json`."""
         found = {**entry["validation"], **{name: entry[name] for name in ("tokens", "seconds", "tokens_per_second")}}
         found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
         self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if _is_number(v)})])
 
     def _state(self, path: Path) -> Document:
-        """What an earlier process left; nothing if there was none."""
+        """Read the state that an earlier process left; empty if there was none."""
         try:
             return read_sealed(path)
         except FileNotFoundError:
@@ -231,7 +231,7 @@ class RunLog:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # some print
                 return call(*arguments)
-        except Exception as error:  # each has its own kinds, those of networks and disks included
+        except Exception as error:  # each has its own types, besides those of networks and disks
             self.trackers.pop(name, None)
             self.progress.say(
                 f"{KINDS[name].name} failed ({type(error).__name__}: {reason(error, 200)}); the run goes on without "
@@ -248,7 +248,7 @@ class RunLog:
 
 
 class NoLog:
-    """The `RunLog` of all processes but the main one: it keeps nothing."""
+    """The `RunLog` of all processes except the main one: it discards everything."""
 
     digest: str | None = None
 
@@ -263,7 +263,7 @@ class NoLog:
 
 
 def _named(record: Record) -> dict[str, float]:
-    """A record's numbers by the names that trackers show them under."""
+    """Return a record's numbers by the names under which trackers show them."""
     group = "validation" if record["kind"] == "validation" else "train"
     return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and _is_number(v)}
 

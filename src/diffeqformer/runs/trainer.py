@@ -1,7 +1,7 @@
-"""Training: a run folder goes in, the same folder with a trained model and its results comes out.
+"""Training: fills a run folder with a trained model and its results.
 
 The same call begins a run, continues one that was stopped or killed at any moment, and returns the results of one that
-is finished. Continued runs repeat the uninterrupted run's numbers exactly: update k depends on the config, the state
+is finished. A continued run repeats the uninterrupted run's numbers exactly: update k depends on the config, the state
 after update k - 1, and batch k, which is computed from k.
 """
 
@@ -60,22 +60,22 @@ class TrainResult:
 def train(
     config: Config, progress: Progress, base: Run | None = None, build: Build | None = None, recipe: Recipe = NO_RECIPE
 ) -> TrainResult:
-    """Train the model of `config` on its text, in its run folder; continue what is there.
+    """Train the model of `config` on its text, in its run folder, or continue the run that is there.
 
-    Nothing is written into the run folder until config, folder and text have been found sound.
+    Nothing is written into the run folder until config, folder and text have been checked.
 
-    **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already, which is needed until
-    the run has a checkpoint of its own, and to its end where it teaches; `build`, `(model config, key) -> model` for a
-    model with weights, a field or a scheme of your own, `diffeqformer.model.build.build` if not given; `recipe`, other
-    parts of your own. Neither is recorded in the folder: give the same ones to continue the run, and `build` to
+    **Arguments:** `config`; `progress`; `base`, the run of `config.base` if it is open already: it is needed until the
+    new run has a checkpoint of its own, or to its end if updates learn from it; `build`, `(model config, key) -> model`
+    for a model with weights, a field or a scheme of your own, by default `diffeqformer.model.build.build`; `recipe`,
+    other parts of your own. Neither is stored in the folder: give the same ones to continue the run, and `build` to
     `load_run`.
 
-    On several devices the model is sharded over `config.mesh`; of several processes (`distributed.join`) each makes the
-    same call, and the main process alone writes and reports to `progress`.
+    On several devices the model is sharded over `config.mesh`. With several processes (`distributed.join`), each makes
+    the same call, and only the main process writes and reports to `progress`.
 
-    **Raises:** `BadInput` for anything that makes the run impossible or another one's; `RunFailed` if the loss stops
-    being finite, the disk is full, no checkpoint is sound or another process is lost; `Interrupted` after Ctrl-C or
-    SIGTERM, or when a callback stops it, saved.
+    **Raises:** `BadInput` for anything that makes the run impossible, or if the folder belongs to another run;
+    `RunFailed` if the loss is no longer finite, the disk is full, no checkpoint is sound or another process is lost;
+    `Interrupted`, once the run is saved, after Ctrl-C or SIGTERM, or when a callback stops it.
     """
     config, progress = validate(config), progress if is_main() else Silent()
     mesh = mesh_of(config)
@@ -96,14 +96,14 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
         require_no_own(config.model)
     config = as_moved(config)
     folder = RunFolder(config)
-    # Before anything is read; `held` asks again once it has the lock.
+    # Before anything is read; `held` checks again once it has the lock.
     by_main(folder.require_own)
     by_main(lambda: require_trackers(config))
     teaches = config.depth.teacher == "base"
     if config.base.run and base is None and (teaches or not folder.checkpoints.steps()):
         base = open_base(config.base, progress, build)
     teacher = by_main(lambda: teacher_digest(base, config))
-    # Asked twice: for what it refuses before tokens are kept, then for what it makes.
+    # Called twice: for its checks before tokens are kept, then for its result.
     accept = lambda tokens: fitting(config, tokens, base, recipe, build)
     tokens = main_first(lambda: prepare(folder.data, progress, accept, recipe.corpus))
     require_same("text", tokens.content)
@@ -123,7 +123,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                 with RunLog(folder, step, progress) if is_main() else NoLog() as log:
                     with Recorder(folder, tokens, log, resumed, step, progress, recipe, teacher) as recorder:
                         if step == 0 and config.base.run:
-                            recorder.evaluate(state)  # what there is to improve on
+                            recorder.evaluate(state)  # the loss to improve on
                         batch = batches_of(folder.config, batches)
                         given = recipe.rule, recipe.schedule, teacher_of(base, folder.config)
                         state = train_loop(folder.config, state, batch, recorder, *given)
@@ -142,7 +142,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
 def fitting(
     config: Config, tokens: TokenCache, base: Run | None, recipe: Recipe = NO_RECIPE, build: Build = usual_build
 ) -> tuple[Config, Loader | Batches]:
-    """The config with the vocabulary's size, and the batches, if text, model, base and prompts fit together.
+    """Return the config with the vocabulary's size, and the batches, if text, model, base and prompts fit together.
 
     **Raises:** `BadInput` if they do not.
     """
@@ -157,7 +157,7 @@ def fitting(
             f"trainer.evaluate_batches is {t.evaluate_batches}, but no prediction counts in so few batches of the "
             "validation split; raise it, or 0 for all."
         )
-    # Made only for what it refuses.
+    # Made only for its checks.
     Samples(t.samples, tokens.tokenizer, context)
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
@@ -177,19 +177,19 @@ def fitting(
 
 
 class Remembered(Callback):
-    """Keeps with each checkpoint where a stream is, so that a resumed run does not read all before."""
+    """Keeps the position of a stream with each checkpoint, so that a resumed run need not read all that came before."""
 
     def __init__(self, stream: Stream):
         self.memory, self.remember = stream.memory, stream.remember
 
 
 def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]:
-    """Batch number k; of several processes each reads the rows of its own devices."""
+    """Return the function that reads batch k; with several processes, each reads the rows of its own devices."""
     if not is_divided():
         return loader.__getitem__
     parts, size, context = config.trainer.accumulation, config.trainer.batch_size, config.model.context
     divided = lambda read, rows, length: divided_batch(read, (parts, rows // parts, length))
-    if not isinstance(loader, Loader):  # each process has the batch whole
+    if not isinstance(loader, Loader):  # each process has the whole batch
         of_whole = lambda whole: divided(lambda start, stop: whole[start:stop], *whole.shape)
         return lambda k: jax.tree.map(of_whole, loader[k])
 
@@ -201,7 +201,7 @@ def batches_of(config: Config, loader: Loader | Batches) -> Callable[[int], Any]
 
 
 def _finished(folder: RunFolder, step: int, progress: Progress) -> results.Entry | None:
-    """The results of a finished run; `None` if they are still to be measured."""
+    """Return the results of a finished run; `None` if they are still to be measured."""
     if step < folder.config.trainer.updates:
         return None
     try:
@@ -215,7 +215,7 @@ def _finished(folder: RunFolder, step: int, progress: Progress) -> results.Entry
 def _evaluated(
     folder: RunFolder, tokens: TokenCache, model: Transformer, clock: Clock, progress: Progress
 ) -> results.Entry:
-    """Evaluate on the whole validation split and write `results.json`; returns the model's entry."""
+    """Evaluate on the whole validation split and write `results.json`; return the model's entry."""
     config = folder.config
     found = evaluate(
         model,

@@ -1,4 +1,4 @@
-"""How much of its devices a run uses: its MFU (model FLOPs utilisation), and traces to see where the rest goes."""
+"""How well a run uses its devices: its MFU (model FLOPs utilisation), and traces that show where the rest goes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ WARM_UP = 3
 
 
 def utilization(config: Config, passes: Sequence[Pass], seconds: float) -> float | None:
-    """MFU: the operations that the passes of updates need, over those that their devices could do.
+    """Compute the MFU: the operations that the passes of updates need, divided by those that their devices could do.
 
     Operations are the model's own (`model.count.flops`), without any that are repeated to save memory; the peak is that
     of bfloat16. Source: Chowdhery et al. 2022, PaLM, appendix B.
 
-    **Returns:** a fraction; `None` if the device is not in the table of `devices`, or some parameters stay as they are
-    (their gradients, which the count has, are not computed).
+    **Returns:** a fraction; `None` if the device is not in the table of `devices`, or some parameters are frozen (the
+    count includes their gradients, which are not computed).
     """
     device, m = device_of(jax.local_devices()[0].device_kind), config.model
     absent = {role for role, part in (("time", m.time), ("adapter", m.lora)) if part is None}
@@ -34,16 +34,16 @@ def utilization(config: Config, passes: Sequence[Pass], seconds: float) -> float
 
 
 class Trace:
-    """What the devices do in some updates of this process, for XProf and TensorBoard; to be used in a `with` block.
+    """A trace of what the devices do in some updates of this process, for XProf and TensorBoard; a context manager.
 
-    **Arguments:** `folder`, where it goes; `updates`, how many, 0 for none.
+    **Arguments:** `folder`, where the trace is written; `updates`, how many to trace, 0 for none.
     """
 
     def __init__(self, folder: Path, updates: int):
         self.folder, self.updates, self.done, self.running = folder, updates, 0, False
 
     def before_update(self, wait: Callable[[], None]) -> None:
-        """Begin or end if it is time to, once `wait` has returned, which waits for the updates so far."""
+        """Begin or end the trace when due, after calling `wait`, which waits for the updates so far."""
         if self.updates and self.done in (WARM_UP, WARM_UP + self.updates):
             wait()
             if self.running:
