@@ -132,7 +132,7 @@ class Checkpoints:
 
         **Arguments:** `like`, the items to read: PyTrees of arrays or of `jax.ShapeDtypeStruct`. Arrays are placed by
         their shardings or, without one, on the default device. `say`, called with a line for each damaged checkpoint
-        that is replaced by an older one; without `say`, no older one is read.
+        that is passed over for an older one; without `say`, none is passed over.
 
         **Raises:** `RunFailed` if the newest is damaged and `say` is not given, or if none is sound; `BadInput` if one
         does not fit `like`.
@@ -283,7 +283,7 @@ class Checkpoints:
         return damaged, [step for _, step in sorted(metrics)]
 
     def _rotate(self) -> None:
-        damaged, sound = self._metrics()  # damaged ones take no place of the best: their metrics are unknown
+        damaged, sound = self._metrics()  # damaged ones do not count as best: their metrics are unknown
         keep = {*self.steps()[-self.keep_last :], *damaged, *sound[: self.keep_best]}
         for step in self.steps():
             if step not in keep:

@@ -84,7 +84,7 @@ def is_loss(error: Exception) -> bool:
 
 
 def lost(error: Exception) -> RunFailed:
-    """Return the failure to raise after `error` ended the work with other processes; this one then exits alone."""
+    """Return the failure to raise after `error` ended the work with other processes; this one exits without them."""
     time.sleep(1)  # if the main process is lost, JAX aborts this one now, which prints its own message
     atexit.register(_exit)  # JAX's own exit would wait for the lost one
     return RunFailed(

@@ -50,7 +50,7 @@ Regret"), and its upper bound: higher rates harm narrow models."""
 
 
 def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConfig, TrainerConfig]:
-    """Return the base's settings with `UPDATES` updates, evaluated every `EVALUATE_EVERY`, and a suitable learning rate.
+    """Return the base's settings with `UPDATES`, `EVALUATE_EVERY` and a learning rate that fits what is trained.
 
     From a base whose weights were trained, the rate with LoRA is `ADAPTER_RATE` times the base's, at most
     `HIGHEST_ADAPTER_RATE`. From a base whose adapters were trained, the rate without LoRA is the base's divided by

@@ -98,7 +98,7 @@ def planned_exchange(config: Config) -> tuple[int | None, list[Collective]]:
 
 
 def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collective]]:
-    """Return the temporaries, and the collectives if there are a folder to dump programs to and several devices."""
+    """Return the temporaries and, given a folder to dump programs to and more than one device, the collectives."""
     mesh = mesh_of(config)
     options: dict[str, str | bool] | None = None
     if dump and mesh:

@@ -13,7 +13,7 @@ from diffeqformer.training.update import Measured
 
 
 class Meter:
-    """Keeps the measurements of updates on the device until they are fetched, so that no update is waited for alone.
+    """Keeps the measurements of updates on the device, and fetches them together rather than after each update.
 
     **Arguments:** `config`; `clock`, which is advanced.
     """

@@ -50,8 +50,8 @@ class Run:
 
     @property
     def start(self) -> list[int]:
-        """Tokens that precede every text, for an imported model, as in its training, and for models made from it; none
-        for a model trained here."""
+        """Tokens that precede every text of an imported model, as in its training, and of models made from it; none for
+        a model trained here."""
         return leading(self.tokenizer) if self.from_imported else []
 
     @property

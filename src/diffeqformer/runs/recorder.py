@@ -27,7 +27,7 @@ from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
 MISSED, LOST = 1e-3, 1e-2
-"""Errors of the reconstructed state at depth 0, relative to its size, above which a run warns, and stops. The error of
+"""Errors of the reconstructed state at depth 0, relative to its size, above which a run warns or stops. The error of
 the gradient was found to be between a tenth and three times as large in float32 (docs/log.md)."""
 
 
@@ -93,9 +93,9 @@ class Recorder:
             raise Interrupted(f"{where}.")
 
     def before_update(self, steps: int | None) -> None:
-        """Begin or end a trace, check the last checkpoint, and call the callbacks.
+        """Begin or end a trace, check that the last checkpoint was written, and call the callbacks.
 
-        **Raises:** `RunFailed` if the checkpoint could not be written.
+        **Raises:** `RunFailed` if it was not.
         """
         self.trace.before_update(self.meter.wait)
         self.writer.require_sound()
@@ -163,7 +163,7 @@ class Recorder:
             self.note["speed"] = f"{timing['tokens_per_second']:,.0f} tok/s{of_peak}"
 
     def _at(self, record: Record) -> str:
-        """Say at which depths the loss of an update is: the drawn one, and those at which every update trains."""
+        """Say at which depths the loss of an update is: the drawn one, and those that every update trains too."""
         if "steps" not in record:
             return ""
         *others, deepest = (str(depth) for depth, _ in reversed(trained_depths(self.config, record["steps"])))

@@ -128,7 +128,7 @@ class Beginning:
 
 
 def items_of(state: State, config: Config) -> dict[str, PyTree]:
-    """Return the items of a checkpoint: the model to use, the optimiser, and, with averaging, what is being trained."""
+    """Return a checkpoint's items: the model to use, the optimiser's state and, with averaging, what is trained."""
     items = {"model": state.result, "optimizer": state.optimizer}
     return items if state.average is None else items | {"trained": split_trained(state.model, config.optimizer)[0]}
 

@@ -33,7 +33,7 @@ def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str
     them; `None` if there is none.
 
     A setting that is newer than the run had its default, which depends on the kinds of sections. If the config gives no
-    vocabulary size (the tokenizer decides it), any size is equal to it.
+    vocabulary size (the tokenizer decides it), any size matches.
 
     **Arguments:** `ours`, those of the config's numeric settings that count; `kept`, the run's.
     """

@@ -18,8 +18,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Inside the `with` block, the first SIGINT or SIGTERM only makes the yielded function return true.
 
     Signals within `BURST` of it count as the same request; a later one goes to the earlier handlers, which end the
-    program at once. A signal that is ignored, as shells do for background jobs, stays ignored. Outside the main thread,
-    where Python allows no handlers, nothing is caught.
+    program at once. A signal that is already ignored, as in a shell's background jobs, stays ignored. Outside the
+    main thread, where Python allows no handlers, nothing is caught.
     """
     asked, at = False, 0.0
     earlier: dict[signal.Signals, Any] = {}

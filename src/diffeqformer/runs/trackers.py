@@ -57,7 +57,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, failed: bool) -> None:
-        """End the sending of this process, whose run has `failed` or not."""
+        """Stop sending from this process; `failed` says whether the run ended with an error."""
         ...
 
 

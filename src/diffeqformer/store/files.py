@@ -134,7 +134,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes, what: str = "report") -> None:
-    """Write a file that a user asked for with `write_whole`, and create the folders that it needs.
+    """Write, with `write_whole`, a file that a user asked for, and create the folders that it needs.
 
     **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
     """
@@ -142,7 +142,7 @@ def write_output(path: Path, content: str | bytes, what: str = "report") -> None
 
 
 def write_outputs(folder: Path, contents: Mapping[str, str | bytes], what: str) -> None:
-    """Write files that a user asked for with `write_together`, and create the folders that they need.
+    """Write, with `write_together`, files that a user asked for, and create the folders that they need.
 
     **Raises:** `RunFailed` if the disk refuses, naming `what` and the path.
     """
@@ -177,7 +177,7 @@ def read_sealed(path: Path) -> Document:
     """
     try:
         content = read_small(path, JSON_BYTES)
-    # Also an `OSError`, but what is missing, or may be read by others only, is not damaged.
+    # These are `OSError`s too, but a file that is missing, or that only others may read, is not damaged.
     except FileNotFoundError:
         raise
     except OSError as error:
