@@ -1,4 +1,4 @@
-"""Accelerators: how fast they can be at most, and how much they hold.
+"""Accelerators: their peak speed, memory and bandwidths.
 
 Peaks are those of dense matrix products in bfloat16 (float16 where there is none), without sparsity, as the makers'
 data sheets give them: NVIDIA's of each card, for TPUs the pages "TPU v2" to "TPU v6e" of Google Cloud's documentation.
@@ -12,31 +12,31 @@ from typing import NamedTuple
 
 GIB = 1 << 30
 USABLE = 0.92
-"""Of a device's memory; the rest goes to its driver, to the runtime and to fragments."""
+"""Usable fraction of a device's memory; the rest goes to the driver, the runtime and fragmentation."""
 
 
 class Device(NamedTuple):
     """One kind of accelerator."""
 
     kind: str
-    """What its name in JAX (`device_kind`) matches, without regard to case."""
+    """Regular expression that matches its name in JAX (`device_kind`), ignoring case."""
     peak: float
-    """Floating-point operations per second."""
+    """Peak floating-point operations per second."""
     memory: float
-    """Bytes."""
+    """Memory in bytes."""
     bandwidth: float | None = None
-    """Of its memory, bytes per second."""
+    """Memory bandwidth, bytes per second."""
     link: float | None = None
-    """To the other devices of its machine, bytes per second in each direction."""
+    """Bandwidth to the other devices of its machine, bytes per second in each direction."""
     capability: float | None = None
-    """NVIDIA's compute capability; `None` of what is not NVIDIA's."""
+    """NVIDIA's compute capability; `None` for devices of other makers."""
 
 
 DEVICES = {
     "v100-16gb": Device(r"v100.*16gb", 125e12, 16 * GIB, 900e9, 150e9, 7.0),
     "v100-32gb": Device(r"v100.*32gb", 125e12, 32 * GIB, 900e9, 150e9, 7.0),
     "t4": Device(r"tesla t4", 65e12, 16 * GIB, 320e9, 16e9, 7.5),
-    # To the end of the name: an A100's begins as an A10's, an L40S's as an L4's.
+    # Anchored at the end: an A100's name begins like an A10's, an L40S's like an L4's.
     "a10": Device(r"nvidia a10$", 125e12, 24 * GIB, 600e9, 32e9, 8.6),
     "l4": Device(r"nvidia l4$", 121e12, 24 * GIB, 300e9, 32e9, 8.9),
     "l40s": Device(r"l40s", 362e12, 48 * GIB, 864e9, 32e9, 8.9),
@@ -55,9 +55,9 @@ DEVICES = {
     "tpu-v5p": Device(r"tpu v5p?$", 459e12, 95 * GIB),
     "tpu-v6e": Device(r"tpu v6( lite|e)", 918e12, 32 * GIB),
 }
-"""By the names that `info --card` takes; the first that matches counts."""
+"""Devices by the names that `info --card` takes; the first match counts."""
 
 
 def device_of(kind: str) -> Device | None:
-    """The device that JAX calls `kind`; `None` if it is not in the table."""
+    """Return the device that JAX calls `kind`, or `None` if it is not in the table."""
     return next((device for device in DEVICES.values() if re.search(device.kind, kind, re.IGNORECASE)), None)

@@ -10,46 +10,46 @@ class DiffEqFormerError(Exception):
 
 
 class BadInput(DiffEqFormerError):
-    """The request cannot be carried out as written: names the thing, its value and what would be right."""
+    """The request cannot be carried out as written; the message names the item, its value and what would be right."""
 
     exit_code = 2
 
 
 class Missing(BadInput):
-    """A file that the request needs is not there."""
+    """A file that the request needs does not exist."""
 
 
 class RunFailed(DiffEqFormerError):
-    """The request was sound but the work could not be finished: names the step and what is safe."""
+    """The request was sound but the work could not be finished; the message names the step and what is safe."""
 
 
 class Diverged(RunFailed):
-    """A number of the training stopped being finite: names it."""
+    """A number in training stopped being finite; the message names it."""
 
 
 class Damaged(RunFailed):
-    """A file is not what was written: names it."""
+    """A file differs from what was written; the message names it."""
 
 
 class Interrupted(DiffEqFormerError):
-    """Ctrl-C or SIGTERM ended the work; it is saved, and a line has reported so."""
+    """Ctrl-C or SIGTERM ended the work; it is saved, and this has been reported."""
 
     exit_code = 130
 
 
 def named(error: OSError) -> str:
-    """`reason`, after the file that the system's error is about, if it says one."""
+    """Return `reason`, preceded by the file that the system's error names, if any."""
     return reason(error) if error.filename is None else f"{str(error.filename)!r}: {reason(error)}"
 
 
 def reason(error: BaseException, most: int = 300) -> str:
-    """What an error of the system or a library says: one line of at most `most` characters, without its full stop."""
+    """Return a system or library error's text as one line of at most `most` characters, without its full stop."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())[:most].rstrip(".") or type(error).__name__
 
 
 def said_of(error: Exception) -> str:
-    """Why something failed, where a page goes on."""
+    """Say why something failed, for a page that goes on without it."""
     if isinstance(error, DiffEqFormerError):
         return str(error)
     return f"failed with {type(error).__name__}: {brief(clean(str(error)))[:300]}"

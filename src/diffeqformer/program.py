@@ -1,4 +1,4 @@
-"""The command line as a program of its own: how a request to end is answered, and how the process ends."""
+"""The command line as its own process: how it answers requests to end, and how it exits."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from diffeqformer.runs.signals import BURST
 INTERRUPTED = 130
 """Exit status after Ctrl-C or SIGTERM."""
 SOON = 0.01
-"""Seconds until an interruption that was dropped comes again."""
+"""Seconds until a dropped interruption is raised again."""
 
 
 class Interruption:
@@ -24,7 +24,7 @@ class Interruption:
     at = -math.inf
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Raise `KeyboardInterrupt`, of which an extension that is just being imported may make an `ImportError`."""
+        """Raise `KeyboardInterrupt`; an extension being imported at that moment may turn it into an `ImportError`."""
         now = time.monotonic()
         if now - self.at < BURST and number != signal.SIGALRM:
             return
@@ -35,18 +35,18 @@ class Interruption:
 def program() -> NoReturn:
     """Run the command of `sys.argv` and end the process with its status.
 
-    Interrupted, it ends without the teardown of the interpreter: what JAX was compiling or computing then still runs in
-    threads of its own, and crashes on memory that is gone. By then every `with` block has closed its files and waited
-    for its checkpoints.
+    When interrupted, the process ends without interpreter teardown: what JAX was compiling or computing still runs in
+    its own threads, and would crash on freed memory. By then every `with` block has closed its files and waited for its
+    checkpoints.
     """
-    # SIGALRM is that of `_again`.
+    # `_again` raises SIGALRM.
     interruption, signals = Interruption(), (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     sys.unraisablehook = _again
     for number in signals:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for jobs in the background
-            signal.signal(number, interruption)  # training answers the first two in its own way
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as shells set it for background jobs
+            signal.signal(number, interruption)  # training handles the first two itself
     try:
-        from diffeqformer.cli import command  # takes a while, in which Ctrl-C is answered already
+        from diffeqformer.cli import command  # takes a while, during which Ctrl-C already works
 
         status = command(interrupted=lambda: interruption.came)
     except (KeyboardInterrupt, ImportError):
@@ -69,7 +69,7 @@ def say_interrupted() -> None:
 
 
 def _again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Let an interruption come again that Python has dropped, as it does in a callback of the garbage collector."""
+    """Raise an interruption again, soon, that Python has dropped, as it does in a garbage collector callback."""
     if dropped.exc_type is KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, SOON)
     else:

@@ -1,4 +1,4 @@
-"""Progress of long work, seen by whoever wants to look: a Rich display, or nobody."""
+"""Progress of long-running work, shown on the terminal or not at all."""
 
 import sys
 import time
@@ -23,13 +23,13 @@ from rich.text import Text
 from diffeqformer.plain import clean
 
 SECONDS_BETWEEN_LINES = 20.0
-"""Of one stage, where there is no terminal."""
+"""Seconds between two lines about one stage, where there is no terminal."""
 SECONDS_WORTH_A_LINE = 2.0
-"""The end of a stage that took longer is reported, where there is no terminal."""
+"""Seconds after which the end of a stage is worth a line, where there is no terminal."""
 COUNTED = 100_000
-"""Totals from here on (bytes, mostly) are shown as a percentage."""
+"""Total from which amounts (mostly bytes) are shown as a percentage."""
 WIDE = 100
-"""Columns of a terminal that has room for everything."""
+"""Width, in columns, of a terminal with room for everything."""
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ class Progress(Protocol):
     """Where stages and lines are shown."""
 
     def stage(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Stage]:
-        """Open a stage of `total` units, of which `done` are done already."""
+        """Open a stage of `total` units, `done` of which are already done."""
         ...
 
     def say(self, line: str) -> None:
@@ -71,7 +71,7 @@ class Silent:
 
 
 def _amount(done: float | int, total: float | int) -> str:
-    # At most 100 %: a replaced byte counts as the three of U+FFFD.
+    # At most 100 %: a replaced byte counts as the three bytes of U+FFFD.
     return f"{done:.0f}/{total:.0f}" if total < COUNTED else f"{100 * min(done / total, 1):.0f}%"
 
 
@@ -112,21 +112,21 @@ class _LinesStage:
 
 
 class _Console(Console):
-    """Silent once nobody reads it any more: what is computed is worth more than its display."""
+    """A console that falls silent once nobody reads it: the computation is worth more than its display."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True  # Rich would end the program here
 
 
 class Terminal:
-    """Live bars on standard error; plain lines when it is not a terminal. Names and texts cannot control it."""
+    """Live bars on standard error, or plain lines if it is not a terminal; control characters are made visible."""
 
     def __init__(self):
         self.console = _Console(stderr=True, highlight=False)
 
     @contextmanager
     def stage(self, name: str, total: int, done: int = 0) -> Iterator[Stage]:
-        # Not `Console.is_terminal`: FORCE_COLOR makes that true of a log as well.
+        # Not `Console.is_terminal`: FORCE_COLOR makes that true for a log, too.
         if not sys.stderr.isatty():
             lines = _LinesStage(self, name, total, done)
             yield lines
@@ -136,12 +136,12 @@ class Terminal:
             yield _RichStage(bars, bars.add_task(clean(name), total=total, completed=done, note=""))
 
     def say(self, line: str) -> None:
-        # Not wrapped at a width: a line of a log stays one, and a path in it can be copied.
+        # Not wrapped: a line of a log stays one line, and a path in it can be copied.
         self.console.print(clean(line), markup=False, soft_wrap=True)
 
 
 def _columns(width: int) -> list[ProgressColumn]:
-    """What one line of a terminal of `width` columns shows; the bar takes what the words leave, and the note yields."""
+    """Return the parts of a progress line: the bar takes the room that the words leave, and the note is cut first."""
     whole = Column(no_wrap=True)
     start = [
         SpinnerColumn(finished_text="[green]✓[/]"),
