@@ -1,4 +1,4 @@
-"""What lies beside a tokenizer as Transformers writes it: settings, names of special tokens, the chat template."""
+"""Files that Transformers writes next to a tokenizer: settings, names of special tokens, the chat template."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,18 @@ from diffeqformer.store.regular import read_small
 
 SETTINGS = "tokenizer_config.json"
 TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
-"""How the turns of a chat become one text, and the names of special tokens, as Transformers calls these files."""
+"""Transformers' file names: how the turns of a chat become one text, and the names of special tokens."""
 TOKENIZER_BYTES = 256 << 20
-"""Of a tokenizer's file."""
+"""Largest size of a tokenizer's file."""
 
 
 def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """What goes with a tokenizer from a folder that Transformers wrote, or a run's, to a run's: files by their names.
+    """Return the files, by name, that go with a tokenizer from a folder of Transformers or a run into a new run.
 
-    The chat template, a file there or one of the tokenizer's settings, of several the default one; and the names of the
-    special tokens, which templates use. Nothing of what cannot be read, or is not in the vocabulary.
+    These are the chat template (a file there or one of the tokenizer's settings; the default one of several) and the
+    names of the special tokens, which templates use. What is not text, or not in the vocabulary, is left out.
+
+    **Raises:** `BadInput` if a file cannot be read.
     """
     found = special_tokens(folder)
     special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
@@ -30,9 +32,9 @@ def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The names of the tokens that begin and end a text, pad it, and stand for unknown ones, as far as said there."""
+    """Return the names of the tokens that begin, end and pad a text, and of the unknown token, as far as declared."""
     found: dict[str, str] = {}
-    # As Transformers, which reads the map of older versions only where the settings do not declare added tokens.
+    # Like Transformers, which reads the map of older versions only if the settings do not declare added tokens.
     for file in (SETTINGS,) if "added_tokens_decoder" in settings_of(folder) else (SETTINGS, SPECIAL):
         for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
             token = settings_of(folder, file).get(role)
@@ -43,7 +45,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def more_special_tokens(folder: Path) -> list[str]:
-    """The names of special tokens that have no such role, such as those that begin a turn of a chat."""
+    """Return the names of special tokens without a role in `special_tokens`, such as those that begin a chat turn."""
     found: list[str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = settings_of(folder).get(key)
@@ -54,7 +56,7 @@ def more_special_tokens(folder: Path) -> list[str]:
 
 
 def chat_template(folder: Path) -> dict[str, str]:
-    """The chat template in such a folder, as a file by its name; nothing if there is none.
+    """Return the chat template next to a tokenizer, as a file by its name; empty if there is none.
 
     **Raises:** `BadInput` if it cannot be read.
     """
@@ -71,9 +73,9 @@ def chat_template(folder: Path) -> dict[str, str]:
 
 
 def settings_of(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
-    """What a file beside a vocabulary says; nothing if it is not there.
+    """Return the settings in a file next to a vocabulary; empty if it does not exist.
 
-    **Raises:** `BadInput` if it cannot be read: what it declares would be lost.
+    **Raises:** `BadInput` if it cannot be read, since what it declares would be lost.
     """
     try:
         found = json.loads(read_small(folder / file, TOKENIZER_BYTES))

@@ -28,11 +28,11 @@ from diffeqformer.store.folders import candidate, install, made
 from diffeqformer.store.paths import path_of
 
 PACKING_VERSION = 1
-"""Part of every fingerprint; raised whenever the same text would be packed into other files."""
+"""Version of the packing, part of every fingerprint; raised whenever the same text would be packed differently."""
 LOSSY = 0.005
 """The largest share of a text's characters that a tokenizer may lose before bits per byte mislead."""
 FINGERPRINT = 32
-"""Hexadecimal digits of a fingerprint, which names a folder."""
+"""Number of hexadecimal digits of a fingerprint, which names a cache's folder."""
 SPLITS = ("train", "validation")
 
 
@@ -40,25 +40,25 @@ SPLITS = ("train", "validation")
 class TokenCache:
     """A corpus as tokens: every document followed by end-of-text, one array for each split.
 
-    Where not all tokens are worth predicting, masks are true for those that count as targets; `None` if all do.
+    Masks are true for the tokens that count as targets, or `None` if all tokens do.
     """
 
     folder: Path
-    """Named by the fingerprint of text, split and tokenizer."""
+    """Folder named by the fingerprint of text, split and tokenizer."""
     tokenizer: Tokenizer
     train: np.memmap
     validation: np.memmap
     validation_bytes: int | None
     """UTF-8 bytes of the validation text, for bits per byte; `None` if not all of it is predicted."""
     statistics: Document
-    """`name`, `vocabulary`, and of both splits `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count."""
+    """`name`, `vocabulary`, and for each split `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count."""
     content: str
     """Digest of tokens, masks and tokenizer: equal for equal text, wherever and whenever it was read."""
     train_mask: np.memmap | None = None
     """Which tokens of the training split count as targets."""
     validation_mask: np.memmap | None = None
     stream: tuple[Source, ...] = ()
-    """What training reads, if it is not `train`: that is then its beginning only, for the tokenizer."""
+    """What training reads instead of `train`, if streamed; `train` is then only its beginning, for the tokenizer."""
 
 
 def prepare(
@@ -69,11 +69,11 @@ def prepare(
 ) -> TokenCache:
     """Open the packed tokens of a corpus; pack them first if no sound cache has the same fingerprint.
 
-    A tokenizer is trained, if it is to be trained, on the training part only.
+    A tokenizer that is to be trained sees the training part only.
 
     **Arguments:** `config`, the corpus, its split, the tokenizer and the folder of caches; `progress`, where stages
-    and lines are shown; `accept`, called with the tokens before they are kept or returned: what it raises leaves
-    nothing behind; `corpus`, text of your own in place of `data.source`.
+    and lines are shown; `accept`, called with the tokens before they are kept or returned: if it raises, nothing is
+    left behind; `corpus`, text of your own in place of `data.source`.
 
     **Returns:** the tokens, memory-mapped.
 
@@ -109,7 +109,7 @@ def prepare(
 
 
 def cached_by_content(config: DataConfig, content: str | None, progress: Progress) -> TokenCache | None:
-    """The tokens of a text that is not there any more, if a sound cache in `config.cache` has them.
+    """Find the tokens of a text that no longer exists in an intact cache in `config.cache`; `None` if none has them.
 
     **Arguments:** `content`, `TokenCache.content` of the tokens.
     """
@@ -123,13 +123,13 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
 def tokens_of(
     patterns: Sequence[str], config: DataConfig, tokenizer: Tokenizer, progress: Progress
 ) -> tuple[np.ndarray, int | None, np.ndarray | None]:
-    """All text of some files as tokens, every document followed by end-of-text; nothing is kept on disk.
+    """Tokenise all text of some files, every document followed by end-of-text; nothing is kept on disk.
 
-    **Arguments:** `patterns`, paths or globs; `config`, for `text_field`, `strict` and, of JSON lines, `targets`;
-    `tokenizer`, as `load_tokenizer` gives it.
+    **Arguments:** `patterns`, paths or globs; `config`, for `text_field`, `strict` and, for JSON lines, `targets`;
+    `tokenizer`, as `load_tokenizer` returns it.
 
-    **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. Where not
-    all do there is no number of bytes, else no mask.
+    **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. If not all
+    do, the number of bytes is `None`, else the mask is.
 
     **Raises:** `BadInput` for files that are missing, unreadable or empty; `RunFailed` if there is no room for tokens
     among temporary files.
@@ -205,10 +205,10 @@ def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
 
 
 def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: str, progress: Progress) -> Document:
-    """Write the tokens of `part` to `path` as they are made, and a mask beside if it is masked; returns its counts."""
+    """Write the tokens of `part` to `path` as they are made, and a mask next to it if masked; return its counts."""
     documents = text_bytes = tokens = targets = 0
     lost = LostText(tokenizer)
-    ends, sources = np.cumsum(part.sources), []  # of the sources of a mixture: in documents, in tokens
+    ends, sources = np.cumsum(part.sources), []  # of a mixture's sources, in documents and in tokens
     with ExitStack() as stack:
         file = stack.enter_context(path.open("wb"))
         masks = stack.enter_context(path.with_suffix(".mask").open("wb")) if part.masked else None
@@ -220,7 +220,7 @@ def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: 
                 masks.write(np.full(len(ids), counts).tobytes())
             documents, tokens = documents + last, tokens + len(ids)
             targets, text_bytes = targets + counts * len(ids), text_bytes + len(text.encode())
-            # Each source has a document for training at least, so that no two of them end at the same one.
+            # Each source has at least one training document, so no two sources end at the same one.
             sources += [tokens] if last and documents in ends else []
             lost.see(text, ids)
             stage.advance(part.amount(text, last))
@@ -245,7 +245,7 @@ def _pack(part: Part, tokenizer: Tokenizer, path: Path, dtype: np.dtype, split: 
 def _pack_tokens(
     part: TokenPart, folder: Path, dtype: np.dtype, split: str, progress: Progress
 ) -> dict[str, int | None]:
-    """Write the tokens of `part`, and a byte for each that says whether it counts as a target; returns its counts."""
+    """Write the tokens of `part`, and a byte for each that says whether it counts as a target; return its counts."""
     tokens = targets = 0
     stage = progress.stage(f"Making the {split} split", part.documents)
     with (folder / f"{split}.bin").open("wb") as file, (folder / f"{split}.mask").open("wb") as masks, stage as stage:
@@ -267,7 +267,7 @@ def _disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not is_of(error, root):  # of a corpus, or of code of the user's own
+        if not is_of(error, root):  # an error of a corpus, or of the user's own code
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(
@@ -278,7 +278,7 @@ def _disk_errors(root: Path) -> Iterator[None]:
 
 
 def _damage(folder: Path, progress: Progress) -> str | None:
-    """What is wrong with a cache, or `None` if all its files are as they were written."""
+    """Return what is wrong with a cache, or `None` if all its files are as written."""
     try:
         meta = read_sealed(folder / "meta.json")
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in meta["files"].items()}
@@ -301,7 +301,7 @@ def _damage(folder: Path, progress: Progress) -> str | None:
 
 
 def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
-    """The tokens in a folder; `corpus`, whose they are, for what it streams."""
+    """Open the tokens in a folder; `corpus`, which they come from, provides what is streamed."""
     stream = tuple(corpus.stream()) if corpus and corpus.stream else ()
     meta = read_sealed(folder / "meta.json")
     statistics = meta["statistics"]
@@ -314,7 +314,7 @@ def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
         validation=validation,
         validation_bytes=statistics["validation_bytes"],
         statistics=statistics,
-        # Tokens of a stream are its beginning alone; its fingerprint stands for the rest.
+        # The tokens of a stream are only its beginning; its fingerprint stands for the rest.
         content=json_digest([meta["files"], corpus.fingerprint] if corpus and stream else meta["files"]),
         train_mask=masks.get("train"),
         validation_mask=masks.get("validation"),

@@ -39,11 +39,11 @@ class Corpus:
     fingerprint: str
     """Changes whenever the text, or the way it is split, may have changed."""
     split: Callable[[], tuple[Part | TokenPart, Part | TokenPart]]
-    """Scans the documents and divides them: training part, validation part."""
+    """Scans the documents and divides them into training part and validation part."""
     tokenizer: Tokenizer | None = None
-    """Its own, if it is made as tokens."""
+    """The corpus's own tokenizer, if it is generated as tokens."""
     stream: Callable[[], Sequence[Source]] | None = None
-    """What training reads in order, if it is not packed; `split` then gives its beginning."""
+    """The sources that training reads in order, if not packed; `split` then gives their beginning."""
 
 
 def open_corpus(config: DataConfig, progress: Progress) -> Corpus:
@@ -96,7 +96,7 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
         listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
     name, sizes = ", ".join(config.train), [len(files) for files in sources] if config.weights else []
-    # Only where they are set: what was packed before there were these settings keeps its name.
+    # Only if they are set, so that caches packed before these settings existed keep their name.
     later_settings = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
     fingerprint = json_digest([_settings(config), listed, *later_settings])
     return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress, sizes))
@@ -105,7 +105,7 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
 def _streamed_files(
     sources: list[list[TextFile]], validation: list[TextFile], config: DataConfig, progress: Progress
 ) -> Corpus:
-    """Files that are read as training goes. They are known by name and size: to digest them is to read them all."""
+    """Stream files during training. They are identified by name and size, since digests would read them all."""
     reader = Reader(config, progress.say)
     names = [f"data.train {pattern!r}" for pattern in config.train] if config.weights else ["data.train"]
     shards = lambda files: [partial(reader.documents, file) for file in files]
@@ -130,7 +130,7 @@ def _streamed(name: str, sources: list[Source], given: Part | None, config: Data
 
 
 def _digest(file: TextFile, stage: Stage) -> str:
-    """The SHA-256 of a file of text: neither its size nor its time tells whether it was replaced."""
+    """Return the SHA-256 of a text file: neither its size nor its time tells whether it was replaced."""
     try:
         found = file_digest(file.path)
     except OSError as error:
@@ -147,7 +147,7 @@ def _split_files(
     progress: Progress,
     sources: Sequence[int] = (),
 ) -> tuple[Part, Part]:
-    """Training and validation part; `sources`, how many of the files each source of a mixture has, if it is one."""
+    """Divide files into a training and a validation part; `sources`, the number of files of each mixture source."""
     reader = Reader(config, progress.say)
 
     def documents(files: list[TextFile]) -> Callable[[], Iterator[TextDocument]]:
@@ -157,7 +157,7 @@ def _split_files(
     with progress.stage("Reading the corpus", total) as stage:
 
         def sizes(files: list[TextFile], what: str) -> list[np.ndarray]:
-            """Of the documents of each file."""
+            """Return the sizes of each file's documents in bytes."""
             counted = []
             for file in files:
                 counted.append(np.array(_document_sizes(file, reader), int))
@@ -169,7 +169,7 @@ def _split_files(
         of_files = sizes(train, f"the corpus ({name})")
         held_sizes = sizes(validation, f"data.validation ({', '.join(config.validation)})") if validation else None
 
-    # Of each source of a mixture, or of the one that there is.
+    # For each source of a mixture, or for the only one.
     ends = np.cumsum([0, *(sources or [len(train)])])
     train_sizes = [np.concatenate(of_files[first:last]) for first, last in pairwise(ends)]
     for pattern, own in zip(config.train, train_sizes, strict=False):
@@ -249,7 +249,7 @@ def _hugging_face(config: DataConfig, progress: Progress) -> Corpus:
 
 
 def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
-    """A dataset whose files are read, over the network if they are there, as training goes."""
+    """Stream a dataset whose files are read during training, over the network if they are remote."""
     folder = path_of(config.dataset)
     with _loading(config):
         builder = datasets.load_dataset_builder(
@@ -274,9 +274,9 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
 
 
 def _texts(rows: Any, config: DataConfig, name: str) -> Iterator[TextDocument]:
-    """The documents of some rows, without empty ones.
+    """Iterate over the documents of some rows, without empty ones.
 
-    **Raises:** `RunFailed` if they cannot be read to their end.
+    **Raises:** `RunFailed` if they cannot be read to the end.
     """
     number = 0
     try:
@@ -303,7 +303,7 @@ def _loading(config: DataConfig) -> Iterator[None]:
 
 
 def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:
-    """The training rows, and the validation rows if the dataset has such a split."""
+    """Load the training rows, and the validation rows if the dataset has such a split."""
     folder = path_of(config.dataset)
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))  # by `save_to_disk`
     path = str(folder) if saved or folder.is_dir() else config.dataset
@@ -319,11 +319,11 @@ def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
 
 
 HELD_OUT = ("validation", "valid", "val", "dev", "test")
-"""Names of the split that a dataset keeps for validation; the first that it has."""
+"""Names of the split that a dataset keeps for validation; the first that exists is used."""
 
 
 def _rows_digest(rows: Any) -> list[object]:
-    """The content of the files that a dataset's rows lie in; its own fingerprint stays as it was if they change."""
+    """Digest the files that hold a dataset's rows, since its own fingerprint does not change when they do."""
     files = [(Path(file["filename"]).name, file_digest(Path(file["filename"]))) for file in rows.cache_files]
     return [rows._fingerprint, files]
 

@@ -1,4 +1,4 @@
-"""From the bytes of a text file, plain or compressed, to text: block by block, UTF-8, and nothing that is no text."""
+"""Decode text files, plain or compressed, block by block as UTF-8, and refuse what is not text."""
 
 import gzip
 import os
@@ -16,13 +16,13 @@ from diffeqformer.store.regular import open_to_read
 
 BLOCK_BYTES = 1 << 20
 _WINDOW, _FEW = 1 << 12, 64
-"""Bytes that are looked at together for what is no text; NULs that may stand in a part of a file."""
+"""Bytes that are searched together for what is not text; NULs that a part of a file may contain."""
 LONGEST_LINE = 1 << 28
-"""Bytes; a small compressed file can hold a line of any length."""
+"""Most bytes of a line; a small compressed file can hold a line of any length."""
 PRESSED_BYTES = 1 << 10
-"""Compressed bytes that are expanded at one time; Zstandard makes 32 MB of them at most."""
+"""Compressed bytes that are expanded at a time; Zstandard makes at most 32 MB of them."""
 MOST_EXPANSION, LEAST_EXPANDED = 500, 1 << 26
-"""A file that expands to more than so many times its size, and to more than so many bytes, holds no text."""
+"""A file that expands to more than this many times its size, and to more than this many bytes, is not text."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,21 +36,21 @@ class TextFile:
 
     @classmethod
     def at(cls, path: Path) -> "TextFile":
-        """Look at the file at `path`."""
+        """Record the size and modification time of the file at `path`."""
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns)
 
 
 class Decoder:
-    """UTF-8 of one pass through one file, counting what had to be replaced."""
+    """Decodes UTF-8 in one pass through one file, counting what had to be replaced."""
 
     def __init__(self, path: Path, strict: bool):
         self.path, self.strict, self.replaced = path, strict, 0
 
     def decode(self, raw: bytes, offset: int, place: str = "") -> str:
-        """The text of some bytes, which begin at `offset` of the file.
+        """Decode bytes that begin at `offset` in the file.
 
-        **Raises:** `BadInput` for what is no UTF-8 text, or has undecodable bytes where none are allowed.
+        **Raises:** `BadInput` for what is not UTF-8 text, or has undecodable bytes where none are allowed.
         """
         if (found := _not_text(raw, offset)) is not None:
             raise BadInput(f"file {str(self.path)!r} {found}")
@@ -60,12 +60,12 @@ class Decoder:
             if self.strict:
                 self._refuse(f"undecodable bytes at {place}byte {offset + error.start}")
         text = raw.decode(errors="replace")
-        # A U+FFFD that the file itself has replaces nothing.
+        # A U+FFFD in the file itself replaces nothing.
         self.replaced += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
         return text
 
     def without_surrogates(self, text: str, where: str) -> str:
-        """JSON may spell half of a surrogate pair, which no UTF-8 text can hold."""
+        """Replace or refuse lone surrogates, which JSON can spell but UTF-8 text cannot hold."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -82,10 +82,10 @@ class Decoder:
 
 
 def _not_text(raw: bytes, offset: int) -> str | None:
-    """What a block of a file has that UTF-8 text has not; `None` if nothing.
+    """Return why a block of a file is not UTF-8 text, or `None` if nothing speaks against it.
 
-    Text of two or four bytes a character is known by its mark, or by NULs that stand at some places of four alone; as
-    many NULs at all of them are what is left of a file that was not written to its end.
+    UTF-16 and UTF-32 are recognised by their byte order mark, or by NULs at only some positions modulo four; equally
+    many NULs at all of them are what remains of a file that was not completely written.
     """
     marked = not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     for start in () if marked or not raw.count(0) else range(0, len(raw), _WINDOW):
@@ -99,9 +99,9 @@ def _not_text(raw: bytes, offset: int) -> str | None:
 
 
 def blocks_of(file: TextFile) -> Iterator[bytes]:
-    """The decompressed bytes of `file`, in blocks.
+    """Iterate over the decompressed bytes of `file`, in blocks.
 
-    **Raises:** `BadInput` if it cannot be read; `RunFailed` if it is not as it was.
+    **Raises:** `BadInput` if it cannot be read; `RunFailed` if it has changed.
     """
     name = file.path.name.lower()
     try:
@@ -119,7 +119,7 @@ def blocks_of(file: TextFile) -> Iterator[bytes]:
 
 
 def _bounded(blocks: Iterable[bytes], file: TextFile) -> Iterator[bytes]:
-    """The same blocks, as long as they can be text."""
+    """Pass blocks on as long as their total size is plausible for text."""
     length = 0
     for block in blocks:
         length += len(block)
@@ -144,7 +144,7 @@ def _zstandard_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def whole_lines(blocks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """The same bytes in blocks that end at a line's end, so that no character is cut in two.
+    """Regroup bytes into blocks that end at line ends, so that no character is cut in two.
 
     **Raises:** `BadInput` for a line that is too long.
     """
@@ -165,6 +165,9 @@ def whole_lines(blocks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def require_unchanged(file: TextFile, stat: os.stat_result) -> None:
-    """**Raises:** `RunFailed` if a file is not as it was when the corpus was opened."""
+    """Check that a file is as it was when the corpus was opened.
+
+    **Raises:** `RunFailed` if it has changed.
+    """
     if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
         raise RunFailed(f"file {str(file.path)!r} changed while it was read: run again when it is complete.")

@@ -1,4 +1,4 @@
-"""Documents out of files: plain text, JSON lines (plain, gzip or Zstandard), Parquet tables, and WikiText.
+"""Read documents from files: plain text, JSON lines (plain, gzip or Zstandard), Parquet tables, and WikiText.
 
 A document is read as an iterable of blocks of text, so that a file of any size passes through bounded memory.
 """
@@ -21,25 +21,25 @@ JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", *OF_DOCUMENTS)
-"""Suffixes that are known; a file whose suffix is not of many documents is one document, as it stands."""
+"""Known suffixes; a file whose suffix is not in `OF_DOCUMENTS` is a single document."""
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
 
 TextDocument = Iterable[str]
-"""Blocks of text that follow one another; they can be iterated once."""
+"""Consecutive blocks of text, which can be iterated once."""
 
 
 class Given(str):
-    """Text of a document that is read, but whose prediction is not learned."""
+    """Text that the model reads, but does not learn to predict."""
 
 
 def bytes_of(document: TextDocument) -> int:
-    """Of its text in UTF-8."""
+    """Return the size of a document's text in UTF-8."""
     return sum(len(block.encode()) for block in document)
 
 
 def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
-    """The files that paths and globs name, each once, sorted by absolute path.
+    """Find the files that paths and globs name, each once, sorted by absolute path.
 
     **Arguments:** `patterns`, paths or globs (`**` crosses folders, `~` is the home folder); `setting`, the name of
     the config key that they come from, for messages.
@@ -50,7 +50,7 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
     found: dict[str, Path] = {}
     for pattern in patterns:
         path = path_of(pattern)
-        # The name of a file may have brackets.
+        # A file's name may contain brackets.
         is_glob = not path.exists() and glob.has_magic(pattern)
         matches = glob.glob(str(path), recursive=True) if is_glob else [path]
         if not matches:
@@ -78,8 +78,8 @@ def find_files(patterns: Sequence[str], setting: str) -> list[TextFile]:
 class Reader:
     """Reads documents; undecodable bytes are replaced by U+FFFD and reported once per file, or refused.
 
-    **Arguments:** `config`, for `text_field`, `strict` and, of JSON lines, `targets`; `say`, receives one line for each
-    file that has such bytes.
+    **Arguments:** `config`, for `text_field`, `strict` and, for JSON lines, `targets`; `say`, called with one line for
+    each file that has such bytes.
     """
 
     def __init__(self, config: DataConfig, say: Callable[[str], None]):
@@ -88,10 +88,10 @@ class Reader:
         self._told: set[Path] = set()
 
     def documents(self, file: TextFile) -> Iterator[TextDocument]:
-        """The documents of `file` in order, without empty ones; a plain text file is read only if it is iterated.
+        """Iterate over the documents of `file` in order, without empty ones; plain text is only read when iterated.
 
-        **Raises:** `BadInput` for text that is not what the suffix says, naming file and line (or row);
-        `RunFailed` if the file is not as it was when it was found.
+        **Raises:** `BadInput` for content that does not match the suffix, naming file and line (or row);
+        `RunFailed` if the file has changed since it was found.
         """
         name = file.path.name.lower()
         if name.endswith(".parquet"):
@@ -115,7 +115,7 @@ class Reader:
         """The articles of a WikiText file: each begins with a line ` = Title = `."""
         article: list[str] = []
         for block in self._plain(file):
-            for line in io.StringIO(block):  # at "\n" alone, as WikiText has it
+            for line in io.StringIO(block):  # splits at "\n" only, as WikiText does
                 if _TITLE.fullmatch(line) and "".join(article).strip():
                     yield "".join(article)
                     article = []
@@ -126,7 +126,7 @@ class Reader:
     def _lines(self, file: TextFile) -> Iterator[tuple[str, ...]]:
         decoder, offset, number = Decoder(file.path, self.strict), 0, 0
         for raw in whole_lines(blocks_of(file), f"file {str(file.path)!r}"):
-            if not raw.strip():  # a compressed file can hold empty lines without end
+            if not raw.strip():  # a compressed file can hold any number of empty lines
                 number, offset = number + raw.count(b"\n"), offset + len(raw)
                 continue
             for raw_line in io.BytesIO(raw):
@@ -153,7 +153,7 @@ class Reader:
                 for batch in table.iter_batches(batch_size=256, columns=[self.text_field]):
                     column = batch.column(0)
                     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-                        column = column.cast(pa.large_binary())  # as bytes, since a writer may have stored any
+                        column = column.cast(pa.large_binary())  # as bytes, since a writer may have stored any bytes
                     for value in column.to_pylist():
                         number += 1
                         where = f"row {number} of {str(file.path)!r}"
@@ -171,7 +171,7 @@ class Reader:
 
 
 def text_of(record: object, text_field: str, where: str) -> str:
-    """The text of one JSON line or table row.
+    """Return the text of one JSON line or table row.
 
     **Raises:** `BadInput` naming `where`, if the record has no such field or if it is not text.
     """
@@ -185,7 +185,7 @@ def text_of(record: object, text_field: str, where: str) -> str:
 
 
 def completions(record: object, where: str) -> tuple[str, ...]:
-    """A prompt and its completion, or the messages of a conversation, each under its role; what is given is `Given`.
+    """Split a record into prompt and completion, or messages, each under its role; what is not learned is `Given`.
 
     **Raises:** `BadInput` naming `where`, if the record is neither.
     """
@@ -204,9 +204,9 @@ def completions(record: object, where: str) -> tuple[str, ...]:
 
 
 def require_field(fields: Iterable[str], text_field: str, where: str) -> None:
-    """Accept `fields` if the one that holds the text is among them.
+    """Check that the field that holds the text is among `fields`.
 
-    **Raises:** `BadInput` naming `where` and the fields that there are.
+    **Raises:** `BadInput` naming `where` and the existing fields.
     """
     names = list(fields)
     if text_field not in names:
@@ -219,7 +219,7 @@ def require_field(fields: Iterable[str], text_field: str, where: str) -> None:
 
 def _parse(line: str, where: str) -> object:
     try:
-        # Text alone is read; Python refuses whole numbers of more than 4,300 digits.
+        # Only text is read, and Python refuses integers of more than 4,300 digits.
         return json.loads(line, parse_int=lambda digits: int(digits[:20]))
     except RecursionError:
         raise BadInput(f"{where} is nested too deeply to be read.") from None

@@ -1,4 +1,4 @@
-"""Documents to tokens, piece by piece: text of any length passes through bounded memory."""
+"""Tokenise documents piece by piece, so that text of any length needs bounded memory only."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from diffeqformer.data.tokenizer import encode, encode_all, end_of_text, pieces
 
 PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
-"""Characters that are tokenised at one time, over all cores."""
+"""Characters that are tokenised at a time, over all cores."""
 
 
 def pieces_of(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Pieces of all documents in order, each with whether it is the last of its document; what is `Given` stays so."""
+    """Iterate over the pieces of all documents, each with whether it is its document's last; `Given` is preserved."""
     for document in part.read():
         # One piece behind: only the next one, or the end, tells whether it was the last.
         previous = None
@@ -28,7 +28,7 @@ def pieces_of(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
 
 
 def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[int]]]:
-    """The same with their tokens; the last piece of a document has end-of-text after it."""
+    """Iterate over `pieces_of` a part with their tokens; end-of-text follows the last piece of each document."""
     end = end_of_text(tokenizer)
     for batch in _batches(part, tokenizer):
         for (text, last), ids in zip(batch, encode_all(tokenizer, [text for text, _ in batch]), strict=True):
@@ -36,9 +36,9 @@ def encoded(part: Part, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, list[
 
 
 class LostText:
-    """Counts the characters of a text that its tokens no longer tell: unknown ones, and what is left out or made alike,
-    such as capitals; in the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS`. With `special` the names of special
-    tokens stand for them."""
+    """Counts the characters of a text that its tokens do not preserve: unknown ones, and those dropped or normalised,
+    such as capitals. Only the first `PIECE_CHARACTERS` of each `BATCH_CHARACTERS` are examined. With `special`, special
+    tokens are decoded to their names."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer, self._seen, self._lost, self._passed, self._special = tokenizer, 0, 0, 0, special
@@ -46,10 +46,10 @@ class LostText:
         self._unknown = None if unknown is None else tokenizer.token_to_id(unknown)
 
     def see(self, text: str, ids: Sequence[int]) -> None:
-        """Count in a piece and its tokens."""
+        """Include a piece and its tokens in the count."""
         length = len(text)
         if self._passed % BATCH_CHARACTERS < PIECE_CHARACTERS:
-            if len(text) > PIECE_CHARACTERS:  # of what cannot be cut into pieces
+            if len(text) > PIECE_CHARACTERS:  # a text that cannot be cut into pieces
                 text = text[:PIECE_CHARACTERS]
                 ids = encode(self._tokenizer, text)
             known = [one for one in ids if one != self._unknown]
@@ -60,7 +60,7 @@ class LostText:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Share of the examined characters that are lost, from 0 to 1."""
         return self._lost / max(self._seen, 1)
 
 

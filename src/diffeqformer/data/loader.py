@@ -1,4 +1,4 @@
-"""Batches out of a token array: number k directly for training, every token once for evaluation."""
+"""Batches of a token array: random access by number for training, every token once for evaluation."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -11,11 +11,14 @@ from diffeqformer.config.bounds import INT32, whole
 from diffeqformer.errors import BadInput
 
 HostBatch = np.ndarray | tuple[np.ndarray, np.ndarray]
-"""Ids, or the pair of these and of which targets count, in the memory of this process."""
+"""Ids, or the pair of ids and of which targets count, in the memory of this process."""
 
 
 def require_batches(tokens: np.ndarray, context: int, batch_size: int) -> None:
-    """**Raises:** `BadInput` for tokens that are no whole numbers of 32 bits, or sizes that are not positive."""
+    """Check the tokens and sizes of batches.
+
+    **Raises:** `BadInput` for tokens that are not whole numbers of 32 bits, or sizes that are not positive.
+    """
     for name, size in (("context", context), ("batch_size", batch_size)):
         whole(name, size, 1)
     if not np.issubdtype(tokens.dtype, np.integer):
@@ -25,7 +28,7 @@ def require_batches(tokens: np.ndarray, context: int, batch_size: int) -> None:
 
 
 class Spans:
-    """Windows of a token array, by where each begins and where it has ended, in tokens."""
+    """Windows of a token array: the start and the exclusive stop of each, in tokens."""
 
     def __init__(self, starts: Integer[np.ndarray, " window"], stops: Integer[np.ndarray, " window"]):
         self.starts, self.stops = starts, stops
@@ -34,13 +37,13 @@ class Spans:
         return len(self.starts)
 
     def span(self, index: int) -> tuple[int, int]:
-        """Where window `index` begins, and where it has ended."""
+        """Return the start and the exclusive stop of window `index`."""
         return self.starts[index].item(), self.stops[index].item()
 
     def counted(self, mask: Bool[np.ndarray, " token"]) -> "Spans":
-        """Those with a target that counts, of which there is a loss; `mask`, true where a token counts as a target."""
+        """Return the windows with a target that counts, and so a loss; `mask` is true where a token counts as one."""
         counted = np.flatnonzero(mask)
-        # The first token of a window is no target of it.
+        # The first token of a window is not one of its targets.
         own = np.searchsorted(counted, self.stops) > np.searchsorted(counted, self.starts + 1)
         return Spans(self.starts[own], self.stops[own])
 
@@ -48,8 +51,8 @@ class Spans:
 class Windows(Spans):
     """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
 
-    The last token of a window is the first of the next, so every token but the very first is a target exactly once;
-    fewer than `context` at the end, which fill no window, are left out.
+    The last token of a window is the first of the next, so every token but the very first is a target exactly once.
+    Fewer than `context` tokens at the end, which fill no window, are left out.
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " token"], context: int):
@@ -62,7 +65,7 @@ class Windows(Spans):
 
 
 class DocumentWindows(Spans):
-    """The same of every document by itself, its last one as short as it comes out: no window has text of two documents.
+    """Windows of each document by itself, so that none has text of two; the last of a document may be shorter.
 
     **Arguments:** `tokens (tokens,)`; `context`; `end`, the token that ends a document and belongs to it.
     """
@@ -70,29 +73,29 @@ class DocumentWindows(Spans):
     def __init__(self, tokens: Integer[np.ndarray, " token"], context: int, end: int):
         stops = np.flatnonzero(tokens == end) + 1
         firsts = np.concatenate([[0], stops[:-1]])[: len(stops)]
-        counts = -(-(stops - firsts - 1) // context)  # none of a document that is empty
+        counts = -(-(stops - firsts - 1) // context)  # none for an empty document
         starts = np.repeat(firsts, counts) + context * _ranges(counts)
         super().__init__(starts, np.minimum(np.repeat(stops, counts), starts + context + 1))
 
 
 def _ranges(counts: Integer[np.ndarray, " range"]) -> Integer[np.ndarray, " number"]:
-    """0, 1, ... for each count, one range after the other."""
+    """Concatenate the ranges 0, 1, ..., count - 1 for each count."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 class Loader:
     """An endless series of training batches, each computed from its number alone.
 
-    Windows of `context + 1` tokens are shuffled anew in every epoch (a pseudo-random permutation that is evaluated at
-    one index, Grain's); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
+    Windows of `context + 1` tokens are shuffled anew in every epoch (Grain's pseudo-random permutation, evaluated at
+    one index at a time); batch `k` holds windows `k * batch_size` to `(k + 1) * batch_size - 1` of that order.
 
-    Of a mixture each source has such an order of its own, and their windows are interleaved in proportion to the
-    weights (Grain's). Documents that are kept apart have windows of their own, padded at their ends. A window none of
-    whose targets counts is left out.
+    In a mixture each source has its own such order, and their windows are interleaved in proportion to the weights (by
+    Grain). Documents that are kept apart have windows of their own, padded at the end. Windows without a target that
+    counts are left out.
 
     **Arguments:** `tokens (tokens,)`; `context`, `batch_size`, positive; `seed`, from 0 to 2^32 - 1; `mask (tokens,)`,
-    true where a token counts as a target, if not all do; `mixture`, tokens and weight of each source, if several are;
-    `end`, the token that ends a document, if they are kept apart.
+    true where a token counts as a target, if not all do; `mixture`, number of tokens and weight of each source, if
+    there are several; `end`, the token that ends a document, if documents are kept apart.
 
     **Raises:** `BadInput` as `require_batches`, if there are fewer tokens than one window needs, or for a seed out of
     range.
@@ -133,14 +136,14 @@ class Loader:
         if not 0 <= seed < 1 << 32:
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
         self._ends = np.cumsum(list(map(len, self._sources)))
-        # Ranges that do not overlap: a number out of the mixture tells its source.
+        # The ranges do not overlap, so a number from the mixture identifies its source.
         ranges = [(int(end) - len(own), int(end)) for own, end in zip(self._sources, self._ends, strict=True)]
         orders = [grain.MapDataset.range(*own).seed(seed).shuffle().repeat() for own in ranges]
         weights = [weight for _, weight in mixture]
         self._order = grain.MapDataset.mix(orders, [w / sum(weights) for w in weights]) if mixture else orders[0]
 
     def __len__(self) -> int:
-        """Batches an epoch, rounded up: so many have as many windows as there are, each at least once unless mixed."""
+        """Batches per epoch, rounded up to hold as many windows as there are: each at least once unless mixed."""
         return (int(self._ends[-1]) + self.batch_size - 1) // self.batch_size
 
     @property
@@ -149,9 +152,9 @@ class Loader:
         return self.mask is not None or self.end is not None
 
     def __getitem__(self, k: int) -> HostBatch:
-        """Batch number `k`, from 0, without end: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.
+        """Return batch `k`, for any `k` from 0: ids `(batch, context + 1)`; inputs are `[:, :-1]`, targets `[:, 1:]`.
 
-        With a mask, the pair of ids and of which targets count, booleans `(batch, context)`.
+        With a mask, return the pair of ids and of which targets count, booleans `(batch, context)`.
 
         **Raises:** `IndexError` for a negative `k`.
         """
@@ -159,7 +162,7 @@ class Loader:
         return (ids, self.mask_rows(k, 0, self.batch_size)) if self.masks else ids
 
     def rows(self, k: int, start: int, stop: int) -> Int32[np.ndarray, "row window"]:
-        """Rows `start` to `stop - 1` of batch `k`; no others are read.
+        """Return rows `start` to `stop - 1` of batch `k`; no others are read.
 
         **Raises:** `IndexError` for a negative `k`.
         """
@@ -167,13 +170,13 @@ class Loader:
         return np.stack([np.pad(row, (0, self.context + 1 - len(row)), constant_values=self.end or 0) for row in own])
 
     def mask_rows(self, k: int, start: int, stop: int) -> Bool[np.ndarray, "row context"]:
-        """Which targets of the same rows count."""
+        """Return which targets count in rows `start` to `stop - 1` of batch `k`."""
         counts = lambda first, last: np.ones(last - first, bool) if self.mask is None else self.mask[first:last]
         own = [counts(*span) for span in self._spans(k, start, stop)]
         return np.stack([np.pad(row, (0, self.context + 1 - len(row))) for row in own])[:, 1:].astype(bool)
 
     def _spans(self, k: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Where the windows of these rows begin and have ended, in tokens."""
+        """Iterate over the start and the exclusive stop, in tokens, of the windows of these rows."""
         if k < 0:
             raise IndexError(f"batch {k} was asked for, but they are numbered from 0")
         for row in range(start, stop):
@@ -210,7 +213,7 @@ class EvaluationBatches:
         return (len(self.tokens) - 1 + covered - 1) // covered
 
     def __getitem__(self, k: int) -> tuple[Int32[np.ndarray, "batch window"], Bool[np.ndarray, "batch context"]]:
-        """Batch `k`: ids `(batch, context + 1)`, padded with 0, and which of its targets count.
+        """Return batch `k`: ids `(batch, context + 1)`, padded with 0, and which of its targets count.
 
         **Raises:** `IndexError` outside 0 to `len - 1`.
         """

@@ -1,4 +1,4 @@
-"""Puzzles: texts whose answers need depth, made from a seed as tokens; a token is a word."""
+"""Puzzles: texts whose answers need depth, generated from a seed as tokens, one for each word."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,41 +15,44 @@ from diffeqformer.config.puzzles import Problems
 from diffeqformer.data.tokenizer import END_OF_TEXT
 
 BLOCK = 1000
-"""Problems that are made at one time."""
+"""Problems that are generated at a time."""
 UNKNOWN = "[UNK]"
 C = TypeVar("C", bound=Problems)
 
 
 class Puzzle(ABC, Generic[C]):
-    """A kind of problem. **Arguments:** `config`, its section; `words`, all that its problems are written with."""
+    """A kind of problem.
+
+    **Arguments:** `config`, its settings; `words`, all words that its problems are written with.
+    """
 
     def __init__(self, config: C, words: list[str]):
         self.config = config
         self.ids = {word: i for i, word in enumerate([END_OF_TEXT, UNKNOWN, *words])}
-        """The vocabulary."""
+        """The vocabulary: the id of each word."""
 
     @abstractmethod
     def block(self, random: np.random.Generator) -> Int[np.ndarray, "problem word"]:
-        """`BLOCK` problems with their answers, without end-of-text."""
+        """Generate `BLOCK` problems with their answers, without end-of-text."""
 
     @abstractmethod
     def difficulty(self, ids: Integer[np.ndarray, "problem context"]) -> Int[np.ndarray, "problem context"]:
-        """Of each token of whole problems, how many steps lead to it as an answer; 0 where it is none.
+        """Return how many steps lead to each token of whole problems as an answer; 0 if it is not an answer.
 
-        Answers are what counts as a target.
+        Only answers count as targets.
         """
 
     def problems(self, split: int, count: int) -> Iterator[Int[np.ndarray, "problem context"]]:
-        """The first `count` problems of a split (0 training, 1 validation), in blocks, each followed by end-of-text.
+        """Generate the first `count` problems of a split (0 training, 1 validation) in blocks, each with end-of-text.
 
-        Each depends on the config's seed, its split and its number alone.
+        Each problem depends only on the config's seed, its split and its number.
         """
         for start in range(0, count, BLOCK):
             words = self.block(np.random.default_rng([self.config.seed, split, start // BLOCK]))
             yield np.pad(words, [(0, 0), (0, 1)], constant_values=self.ids[END_OF_TEXT])[: count - start]
 
     def tokenizer(self) -> Tokenizer:
-        """Words separated by spaces, each a token."""
+        """Return a tokenizer for words separated by spaces, each a token."""
         tokenizer = Tokenizer(models.WordLevel(self.ids, unk_token=UNKNOWN))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.add_special_tokens([END_OF_TEXT])
@@ -86,8 +89,8 @@ class PHop(Puzzle[PHopConfig]):
     """p-hop induction: the word for p, then letters, each followed by its answer in capitals; difficulty p.
 
     `hop(i)` is the place after the last earlier occurrence of letter i; the answer at i is the letter at
-    `hop(hop(...(i)))`, p times, or `-`, which does not count, if some occurrence has none earlier. No letter follows
-    itself. With p = 1: `p1 a - b - a B c - a C`.
+    `hop(hop(...(i)))`, p times, or `-`, which does not count, if a letter on the way has no earlier occurrence. No
+    letter follows itself. With p = 1: `p1 a - b - a B c - a C`.
 
     Source: Sanford, Hsu & Telgarsky 2024, Transformers, Parallel Computation, and Logarithmic Depth, section 4,
     arXiv:2402.09268. There the model does not read the answers; here it does, but no two places hop to the same one.
@@ -120,8 +123,8 @@ class PHop(Puzzle[PHopConfig]):
 class Permutations(Puzzle[PermutationsConfig]):
     """The word problem of a group: `g1 g2 ... gl = product`, for every l once, in random order; difficulty l.
 
-    A word is a permutation in one-line notation, and the product applies g1 first: `213 132 = 312`. Products stand
-    apart, not after every factor: the product so far, once it is read, would leave one multiplication to do.
+    A word is a permutation in one-line notation, and the product applies g1 first: `213 132 = 312`. Products are
+    separate instead of following every factor: reading the product so far would leave one multiplication to do.
 
     Source: Liu et al. 2023, Transformers Learn Shortcuts to Automata, arXiv:2210.10749; Merrill, Petty & Sabharwal
     2024, The Illusion of State in State-Space Models, arXiv:2404.08819.
@@ -149,14 +152,14 @@ class Permutations(Puzzle[PermutationsConfig]):
         return words
 
     def _table(self) -> Int[np.ndarray, "first second"]:
-        """The group's multiplication: which element a first and a second one make."""
+        """Return the group's multiplication table: the number of the product of a first and a second element."""
         number = {tuple(element): i for i, element in enumerate(self.elements)}
         return np.array([[number[tuple(second[first])] for second in self.elements] for first in self.elements])
 
     def difficulty(self, ids: Integer[np.ndarray, "problem context"]) -> Int[np.ndarray, "problem context"]:
         equals = np.nonzero(ids == self.ids["="])[1].reshape(len(ids), self.config.most_factors)
         found = np.zeros(ids.shape, int)
-        # From `=` to `=` come an answer, the factors and `=`: before the first, as if one stood at -2.
+        # From one `=` to the next come an answer, the factors and `=`; the first, as if one stood at -2 before it.
         np.put_along_axis(found, equals + 1, np.diff(equals, axis=1, prepend=-2) - 2, axis=1)
         return found
 
@@ -164,19 +167,19 @@ class Permutations(Puzzle[PermutationsConfig]):
 def _walk(
     f: Int[np.ndarray, "problem node"], places: Int[np.ndarray, "problem walk"], steps: Int[np.ndarray, "problem #walk"]
 ) -> Int[np.ndarray, "problem walk"]:
-    """Where walks along f end that begin at `places` and take so many steps."""
+    """Follow f from `places` for `steps` steps each, and return where these walks end."""
     for step in range(1, steps.max() + 1):
         places = np.where(step <= steps, np.take_along_axis(f, places, axis=1), places)
     return places
 
 
 def _number(ids: Integer[np.ndarray, "*any"], first: int) -> Int[np.ndarray, "*any"]:
-    """1 for the word with the id `first`, 2 for the next, and so on."""
+    """Number words from ids: 1 for the word with the id `first`, 2 for the next, and so on."""
     return ids.astype(int) - first + 1
 
 
 def _elements(group: str) -> Int[np.ndarray, "element thing"]:
-    """All permutations of a symmetric group S, or the even ones of an alternating group A."""
+    """Return all permutations of a symmetric group S, or the even ones of an alternating group A."""
     whole = np.array(list(permutations(range(int(group[1])))))
     even = np.linalg.det(np.eye(whole.shape[1])[whole]) > 0
     return whole if group[0] == "S" else whole[even]

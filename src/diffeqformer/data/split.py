@@ -18,38 +18,38 @@ class Part:
 
     documents: int
     size: int | None
-    """Bytes of text, for progress (replaced bytes may change it a little); `None` if nobody has counted."""
+    """Bytes of text, for progress (replaced bytes may change it a little); `None` if not counted."""
     read: Callable[[], Iterator[TextDocument]]
-    """Reads the documents, in order, as often as it is called; each must be used before the next is asked for."""
+    """Reads the documents in order, at every call anew; each must be used before the next is requested."""
     sources: tuple[int, ...] = ()
-    """How many of them, one after the other, come from each source of a mixture."""
+    """Number of consecutive documents from each source of a mixture."""
     masked: bool = False
     """Whether some text is `Given`."""
 
     @property
     def length(self) -> int:
-        """What a progress bar counts: bytes, or documents if nobody has counted bytes."""
+        """Length of a progress bar: bytes, or documents if bytes are not counted."""
         return self.documents if self.size is None else self.size
 
     def amount(self, text: str, last: bool) -> int:
-        """What one piece of a document, perhaps its last, adds to that."""
+        """Return what a piece of a document adds to the progress; `last`, whether it is the document's last."""
         return int(last) if self.size is None else len(text.encode())
 
 
 @dataclass(frozen=True)
 class TokenPart:
-    """The same of a corpus that is made as tokens, not all of which are worth predicting."""
+    """The training or the validation part of a corpus generated as tokens, not all of which are worth predicting."""
 
     documents: int
     blocks: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-    """Makes the tokens of some documents at a time, shape (document, token), and which of them count as targets."""
+    """Generates the tokens of some documents at a time, shape (document, token), and which of them are targets."""
 
 
 def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which documents are validation: drawn in a seeded order until they hold `fraction` of the bytes.
+    """Draw the validation documents in a seeded order until they hold `fraction` of the bytes.
 
     At least one document is held out and at least one is left. A document of more than twice the bytes wanted is
-    passed over, so that a single long one does not become the whole validation part; the shortest is taken if all are.
+    skipped, so that a single long one does not become the whole validation part; if all are, the shortest is taken.
 
     **Arguments:** `sizes (documents,)`, bytes; `fraction`, of all bytes; `seed`, of NumPy's default generator.
 
@@ -72,7 +72,7 @@ def split_single(
 ) -> tuple[Part, Part]:
     """Hold out the tail of the only document, from the start of a line on.
 
-    **Raises:** `BadInput` if `validation_fraction` is 0, or there is but one line.
+    **Raises:** `BadInput` if `validation_fraction` is 0, or there is only one line.
     """
     require_fraction(config.validation_fraction)
     cut, length = _line_start(lambda: chain.from_iterable(documents()), config.validation_fraction)
@@ -103,7 +103,7 @@ def split_single(
 
 
 def _line_start(blocks: Callable[[], Iterator[str]], fraction: float) -> tuple[int, int]:
-    """Characters before the line with which about the last `fraction` of a text begins; and of the whole text.
+    """Return the characters before the line that begins about the last `fraction` of a text, and those of all of it.
 
     **Raises:** `BadInput` if no line starts inside the text.
     """
@@ -126,6 +126,9 @@ def _line_start(blocks: Callable[[], Iterator[str]], fraction: float) -> tuple[i
 
 
 def require_fraction(fraction: float) -> None:
-    """Check that something is held out. **Raises:** `BadInput` if nothing is."""
+    """Check that something is held out.
+
+    **Raises:** `BadInput` if nothing is.
+    """
     if fraction <= 0:
         raise BadInput(f"data.validation_fraction is {fraction}, but must be above 0 when nothing else is validation.")

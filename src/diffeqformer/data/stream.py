@@ -1,4 +1,4 @@
-"""Training batches from text that is read, tokenised and forgotten: a source may be larger than any disk."""
+"""Training batches from text that is read, tokenised and discarded, so that a source may be larger than any disk."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 
 Shard = Callable[[], Iterator[TextDocument]]
-"""The documents of a file, in order, as often as it is called; each must be used before the next is asked for."""
+"""Reads the documents of a file in order, at every call anew; each must be used before the next is requested."""
 FAR = 1 << 40
 """More windows than a source ever gives."""
 
@@ -30,10 +30,10 @@ class Source:
     name: str
     shards: Sequence[Shard]
     held: frozenset[tuple[int, int]] = frozenset()
-    """Documents, by shard and number, that training does not read: they are the validation part."""
+    """Validation documents, by shard and number, which training does not read."""
 
     def documents(self, shard: int = 0, document: int = 0) -> Iterator[tuple[int, int, TextDocument]]:
-        """From a document on to the end, each with its shard and number; shards before are not opened."""
+        """Iterate from a document to the end, each with its shard and number; earlier shards are not opened."""
         for s in range(shard, len(self.shards)):
             for d, found in enumerate(self.shards[s]()):
                 if (s, d) not in self.held and (s > shard or d >= document):
@@ -43,12 +43,12 @@ class Source:
 def divided(
     sources: Sequence[Source], validation: Part | None, most: int, fraction: float, seed: int, masked: bool
 ) -> tuple[Part, Part, tuple[Source, ...]]:
-    """What is packed of a stream, training and validation part, and what training reads.
+    """Divide streamed sources into packed training and validation parts, and the sources that training reads.
 
-    **Arguments:** `sources`; `validation`, if it is given, else documents are held out of each source's beginning;
-    `most`, documents of each source that are read; `fraction` and `seed` as for `hold_out`; `masked`, as `Part`.
+    **Arguments:** `sources`; `validation`, or `None` to hold documents out of each source's beginning; `most`, the
+    number of documents to read of each source; `fraction` and `seed`, as for `hold_out`; `masked`, as for `Part`.
 
-    **Raises:** `BadInput` for a source without text, or of a single document if nothing is given for validation.
+    **Raises:** `BadInput` for a source without text, or with a single document if no validation is given.
     """
     found, kept = [], []
     for source in sources:
@@ -85,7 +85,7 @@ def divided(
 
 
 class Place(NamedTuple):
-    """Where a window begins in a source; the shard's documents before it are read past, not tokenised."""
+    """Where a window begins in a source; the shard's earlier documents are read, but not tokenised."""
 
     shard: int = 0
     document: int = 0
@@ -102,18 +102,18 @@ class Window(NamedTuple):
 
 
 class Stream:
-    """An endless series of training batches out of text in its own order, batch `k` a function of `k` alone.
+    """An endless series of training batches from text in its own order, batch `k` a function of `k` alone.
 
-    A batch is found from the place where it begins. Places are known for the batches that were read, and for the one
-    that `remember` names; from any other the stream is read again from its beginning. Windows follow one another as in
-    `Windows`, or, of documents that are kept apart, as in `DocumentWindows`. The windows of several sources are
-    interleaved in proportion to their weights (Grain's order).
+    A batch is found from the place where it begins. Places are known for the batch last read, for the next one, and for
+    the one that `remember` names; other batches are reached by reading on from the nearest earlier one, or from the
+    beginning. Windows follow one another as in `Windows`, or as in `DocumentWindows` if documents are kept apart. The
+    windows of several sources are interleaved in proportion to their weights (Grain's order).
 
     **Arguments:** `sources`; `weights`, one for each if there are several; `tokenizer`; `context` and `batch_size`,
     positive; `apart`, whether no window has text of two documents; `masked`, whether some text is `Given`: a window of
-    such text alone is left out.
+    only such text is left out.
 
-    **Raises:** `BadInput`, when a batch is asked for, if a source gives no window at all.
+    **Raises:** `BadInput`, when a batch is requested, if a source gives no window at all.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class Stream:
         self._open(0)
 
     def memory(self) -> Any:
-        """Where the next batch begins, as JSON."""
+        """Return where the next batch begins, as values for JSON."""
         return {"batch": self._next, "places": self._known[self._next]}
 
     def remember(self, memory: Any) -> None:
-        """Take back what `memory` gave; a batch that is not understood is found from the beginning."""
+        """Restore what `memory` returned; if it is not understood, the next batch is found from the beginning."""
         try:
             batch, places = int(memory["batch"]), [Place(*map(int, place)) for place in memory["places"]]
         except (KeyError, TypeError, ValueError):
@@ -150,7 +150,7 @@ class Stream:
             self._known[batch] = places
 
     def __getitem__(self, k: int) -> HostBatch:
-        """Ids `(batch, context + 1)` of batch `k`; with masks, the pair of these and of which targets count.
+        """Return the ids `(batch, context + 1)` of batch `k`; with masks, a pair of ids and of which targets count.
 
         **Raises:** `IndexError` for a negative `k`.
         """
@@ -180,7 +180,7 @@ class Stream:
         return np.stack([row.ids for row in rows]), np.stack([row.counts for row in rows])
 
     def _of(self, source: Source, place: Place) -> Iterator[Window]:
-        """The windows of a source, from a place on; after its last document comes its first."""
+        """Iterate over the windows of a source from a place on; after its last document comes its first."""
         size, ids, counts, places = self.context + 1, np.zeros(0, np.int32), np.zeros(0, bool), []
 
         def window(stop: int, after: Place) -> Window:
@@ -189,7 +189,7 @@ class Stream:
                 np.pad(ids[:stop], padding, constant_values=self.end), np.pad(counts[:stop], padding)[1:], after
             )
 
-        before, passes = None, 0  # ends of passes since a target that counts
+        before, passes = None, 0  # passes that ended since the last target that counts
         for at, last, own, own_counts in self._tokens(source, place):
             passes = 0 if own_counts.any() else passes + (before is not None and at <= before)
             before = at
@@ -198,7 +198,7 @@ class Stream:
             places.append((len(ids), at))
             ids, counts = np.concatenate([ids, own]), np.concatenate([counts, own_counts])
             while len(ids) >= size:
-                # The piece with the first token of the next window, which is the last one of this.
+                # The piece with the first token of the next window, which is the last token of this one.
                 start, piece = next(found for found in reversed(places) if found[0] <= self.context)
                 if counts[1:size].any():  # without a target there is no loss
                     yield window(size, piece._replace(token=piece.token + self.context - start))
@@ -210,10 +210,10 @@ class Stream:
                 ids, counts, places = ids[:0], counts[:0], []
 
     def _tokens(self, source: Source, place: Place) -> Iterator[tuple[Place, bool, np.ndarray, np.ndarray]]:
-        """Tokens by pieces of documents: where each begins, whether it is its document's last, and which count."""
+        """Iterate over pieces: where each begins, whether it is its document's last, its tokens, and which count."""
         empty = False
         while not empty:
-            numbers: deque[tuple[int, int]] = deque()  # of documents that were read, some of them ahead
+            numbers: deque[tuple[int, int]] = deque()  # of documents already read, some of them ahead
 
             def read(place: Place = place, numbers: deque[tuple[int, int]] = numbers) -> Iterator[TextDocument]:
                 for shard, number, document in source.documents(place.shard, place.document):

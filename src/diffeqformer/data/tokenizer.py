@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE trained on a corpus, and what is asked of any (`tokenizer_files.py` loads others)."""
+"""Tokenizers: byte-level BPE trained on a corpus, and functions of any (`tokenizer_files.py` loads others)."""
 
 import json
 import re
@@ -15,7 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
 """Names that published tokenizers give to the token that ends a document."""
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
-"""Names that those of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends what one side says."""
+"""Names that tokenizers of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends a turn."""
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
@@ -42,7 +42,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The id of the token that ends a document.
+    """Return the id of the token that ends a document.
 
     **Raises:** `BadInput` if the tokenizer has none.
     """
@@ -54,7 +54,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def ends_of_generation(tokenizer: Tokenizer) -> list[int]:
-    """The tokens at which generated text ends: `end_of_text` first, then others that end a document or a turn.
+    """Return the tokens at which generated text ends: `end_of_text`, then others that end a document or a turn.
 
     **Raises:** as `end_of_text`.
     """
@@ -63,7 +63,7 @@ def ends_of_generation(tokenizer: Tokenizer) -> list[int]:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, around: bool = False) -> list[int]:
-    """The tokens of a text; `around`, with those that the tokenizer puts before and after it.
+    """Return the tokens of a text; with `around`, also those that the tokenizer puts before and after it.
 
     **Raises:** `BadInput` if the tokenizer cannot encode it.
     """
@@ -79,22 +79,22 @@ def encode(tokenizer: Tokenizer, text: str, *, around: bool = False) -> list[int
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The same of many texts, over all cores."""
+    """Return the tokens of each of many texts, using all cores."""
     try:
         return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     except BaseException as error:
         if not _of_library(error):
             raise
-        return [encode(tokenizer, text) for text in texts]  # of which one is named
+        return [encode(tokenizer, text) for text in texts]  # the error names the one that fails
 
 
 def _of_library(error: BaseException) -> bool:
-    """Whether it is an error of the tokenizers library: a bare exception, or a panic, which is none."""
+    """Whether an error is the tokenizers library's: a bare exception, or a panic, which is not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def leading(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts before a text, such as Llama's `<s>`; none that it puts after one."""
+    """Return the special tokens that the tokenizer puts before a text, such as Llama's `<s>`, not those after it."""
     text, alone = _any_text(tokenizer)
     whole = encode(tokenizer, text, around=True)
     starts = range(len(whole) - len(alone) + 1)
@@ -102,7 +102,7 @@ def leading(tokenizer: Tokenizer) -> list[int]:
 
 
 def _any_text(tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """A text that has tokens, and these: not every vocabulary has the letter a, such as one of proteins."""
+    """Return a text that has tokens, and its tokens: some vocabularies, such as one of proteins, lack the letter a."""
     for text in chain("a", (tokenizer.id_to_token(entry) or "" for entry in ordinary(tokenizer))):
         with suppress(BadInput):
             if ids := encode(tokenizer, text):
@@ -111,7 +111,7 @@ def _any_text(tokenizer: Tokenizer) -> tuple[str, list[int]]:
 
 
 def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, which puts no special tokens around a text in Transformers either."""
+    """Return a tokenizer that puts no special tokens around a text in Transformers either."""
     text, alone = _any_text(tokenizer)
     if len(encode(tokenizer, text, around=True)) == len(alone):
         return tokenizer
@@ -119,9 +119,9 @@ def adding_nothing(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list[str]]:
-    """The same tokenizer without the special tokens whose ids are `entries` or more, and the names of these.
+    """Return the tokenizer without the special tokens whose ids are `entries` or more, and the names of those removed.
 
-    One that is in the vocabulary proper, put around texts or ends documents stays.
+    Tokens that are in the vocabulary proper, are put around texts, or end documents stay.
     """
     found = json.loads(tokenizer.to_str())
     # As text: a name in its quotes is found wherever it stands, whatever the kind of post-processor.
@@ -133,19 +133,19 @@ def without_special(tokenizer: Tokenizer, entries: int) -> tuple[Tokenizer, list
 
 
 def reading_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, for which the name of a special token in a text is that token, as in Transformers."""
+    """Return a copy of the tokenizer that reads a special token's name in a text as that token, as in Transformers."""
     found = Tokenizer.from_str(tokenizer.to_str())
     found.encode_special_tokens = False
     return found
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """Entries that an embedding needs: the highest id and one, as ids may have holes."""
+    """Return the number of entries that an embedding needs: the highest id plus one, since ids may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def ordinary(tokenizer: Tokenizer) -> list[int]:
-    """The entries that are no special tokens."""
+    """Return the ids of all entries but the added tokens, which include the special ones."""
     special = tokenizer.get_added_tokens_decoder()
     return sorted(set(tokenizer.get_vocab().values()) - special.keys())
 
@@ -180,7 +180,7 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
 
 
 def byte_level(model: models.BPE, prefix_space: bool = False) -> Tokenizer:
-    """A tokenizer that cuts text as GPT-2's does; `prefix_space`, as if a space were before its first word."""
+    """Make a tokenizer that splits text as GPT-2's does; with `prefix_space`, as if a space preceded the first word."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -188,11 +188,10 @@ def byte_level(model: models.BPE, prefix_space: bool = False) -> Tokenizer:
 
 
 def plain_text(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer, set to read text as nothing but text: no truncation, padding or special tokens, and no merges that
-    are left out at random."""
+    """Set the tokenizer to read text as plain text: no truncation, padding or special tokens, and no BPE dropout."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a document does not end it
     if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # merges left out at random: a text would have other tokens each time
+        tokenizer.model.dropout = None  # merges left out at random: a text would have different tokens each time
     return tokenizer

@@ -19,13 +19,13 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import POINTER, read_small
 
 ADDED = "added_tokens.json"
-"""Beside the files of a vocabulary; tokenizer.json has itself what it says, unless it is older."""
+"""File next to those of a vocabulary; a tokenizer.json has its content itself, unless it is an older one."""
 _LARGE = re.compile(rb"\d{%d}" % len(str(MOST_ENTRIES)))
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Load a tokenizer and set it to read text as nothing but text: no truncation, padding or special tokens, and no
-    merges that are left out at random.
+    """Load a tokenizer and set it to read text as plain text: no truncation, padding or special tokens, and no BPE
+    dropout.
 
     **Arguments:** `spec`, a `tokenizer.json`, a folder that holds `tokenizer.json`, or `vocab.json` and `merges.txt`,
     or `encoder.json` and `vocab.bpe` (GPT-2's own names), or else a name on the Hugging Face hub.
@@ -44,10 +44,10 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
-    """Tokens that were added to a vocabulary, with the ids that they were given; special where the settings beside the
-    file declare them so, or name them as one that begins, ends or pads a text.
+    """Add a file's tokens to a tokenizer, with the ids given there. They are special if the settings next to the file
+    declare them so, or name them as tokens that begin, end or pad a text, or stand for unknown ones.
 
-    **Raises:** `BadInput` for a file that is no table of ids, and for an id that would be another.
+    **Raises:** `BadInput` for a file that is not a table of ids, and for an id that the token would not get.
     """
     try:
         added = json.loads(read_small(file, TOKENIZER_BYTES))
@@ -66,14 +66,14 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
 
 
 def _add(tokenizer: Tokenizer, declared: Document) -> None:
-    """A token as `added_tokens_decoder` declares it."""
+    """Add a token as `added_tokens_decoder` declares it."""
     how = ("single_word", "lstrip", "rstrip", "normalized", "special")
     token = AddedToken(declared["content"], **{name: bool(declared[name]) for name in how if name in declared})
     (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
 
 
 def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
-    """Tokens that the settings beside a tokenizer declare and it has not itself, as older files do.
+    """Add the tokens that the settings next to a tokenizer declare but it lacks, as with older files.
 
     Those whose id is not the next one are left out: they are not what the model was trained with.
     """
@@ -90,7 +90,7 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer with the tokens that files beside it add, those special that have a role in a text."""
+    """Add the tokens from files next to the tokenizer, and make those special that have a role in a text."""
     if (folder / ADDED).is_file():
         _add_tokens(tokenizer, folder / ADDED)
     _add_declared(tokenizer, folder)
@@ -102,7 +102,7 @@ def _with_added(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def _is_text(tokenizer: Tokenizer, name: str) -> bool:
-    """Whether an entry is what its name is read as anyway, such as the `!` that some pad with: it stays text."""
+    """Whether an entry's name is encoded as that entry anyway, such as the `!` that some pad with: it stays text."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     with suppress(BadInput):
         return name not in added and encode(tokenizer, name) == [tokenizer.token_to_id(name)]
@@ -140,8 +140,8 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _require_gpt2(folder: Path) -> None:
-    """Check that a vocabulary without tokenizer.json is not said to be another class's, nor lies beside another model:
-    each cuts text in its own way.
+    """Check that neither the settings nor the model next to a vocabulary without tokenizer.json name another kind than
+    GPT-2, which would split text differently.
 
     **Raises:** `BadInput` naming the class, or the kind of model.
     """
@@ -164,7 +164,7 @@ def _from_file(path: Path) -> Tokenizer:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """**Raises:** `BadInput` that names `what` is read, if it cannot be."""
+    """Turn any error into a `BadInput` that names `what` is read."""
     try:
         yield
     except BadInput as error:
@@ -174,11 +174,11 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _require_small_ids(content: bytes) -> None:
-    """Check a tokenizer's JSON for an id that no embedding has: the library would make a table of that many entries.
+    """Refuse an id in a tokenizer's JSON that no embedding has: the library would make a table of that many entries.
 
     **Raises:** `BadInput` naming it.
     """
-    # Only a file with so many digits in a row is parsed here, and then again by the library.
+    # Only a file with that many digits in a row is parsed here, and then again by the library.
     if not _LARGE.search(content):
         return
     found: Any = json.loads(content)
