@@ -9,19 +9,19 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
 
 SIZES, INT32, UINT32 = 1 << 20, 2**31 - 1, 2**32 - 1
-"""The most of whatever is an axis of an array, of whatever is counted in 32 bits, and of seeds."""
+"""Largest size of an array's axis, largest number that is counted in 32 bits, and largest seed."""
 MOST_ENTRIES = 16 * SIZES
-"""Of an embedding."""
+"""Most entries of an embedding."""
 MOST_NUMBERS = 1 << 56
-"""In all arrays of one kind: bytes that a few of them have together are counted in 64 bits."""
+"""Most numbers in all arrays of one kind: the bytes of a few kinds together are counted in 64 bits."""
 SMALLEST = 2.0**-126
-"""What is smaller is zero in the models' arithmetic."""
+"""Smallest positive number; smaller ones are zero in the models' arithmetic."""
 MOST_STEPS = 1 << 14
-"""Steps of depth: times and weights of all of them are computed at once."""
+"""Most steps of depth: times and weights of all of them are computed at once."""
 
 
 class Bounds(TypedDict, total=False):
-    """Within which a setting has to be; see `setting`."""
+    """Bounds of a setting; see `setting`."""
 
     least: int
     most: int
@@ -31,10 +31,10 @@ class Bounds(TypedDict, total=False):
 
 
 def setting(default: Any, **bounds: Unpack[Bounds]) -> Any:
-    """A dataclass field with bounds, which `require_bounds` checks; `None` is always within them.
+    """Declare a dataclass field with bounds, which `require_bounds` checks; `None` is always within them.
 
     **Arguments:** `least` and `most` of a number; `positive`, `not_negative`: a finite number above, or not below,
-    zero; `fraction`: at least 0, or above it if `positive`, and below 1. The bounds of a tuple are those of each of its
+    zero; `fraction`: at least 0, or above it if `positive`, and below 1. The bounds of a tuple apply to each of its
     numbers.
     """
     return dataclasses.field(default=default, metadata={"bounds": bounds})
@@ -43,10 +43,10 @@ def setting(default: Any, **bounds: Unpack[Bounds]) -> Any:
 def require_bounds(section: Any, prefix: str = "") -> None:
     """Check every setting of a config section, and of the sections in it, against its declared bounds.
 
-    **Arguments:** `prefix` of the settings' names; two dashes make them options, and the config among the arguments of
-    a command is then left to `validate`.
+    **Arguments:** `prefix` of the settings' names; two dashes make them options, and the config among a command's
+    arguments is then left to `validate`.
 
-    **Raises:** `BadInput` naming the first setting outside, its value, and what would be right.
+    **Raises:** `BadInput` naming the first setting out of bounds, its value, and what would be right.
     """
     for name, value, bounds in _bounded(section, prefix):
         if "least" in bounds and value < bounds["least"]:
@@ -67,7 +67,7 @@ def require_bounds(section: Any, prefix: str = "") -> None:
 
 
 def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
-    """The beginning of a sentence about each number (`--seed is`), the number, and its bounds."""
+    """Iterate over bounded numbers: the beginning of a sentence about each (`--seed is`), the number, its bounds."""
     for field in dataclasses.fields(section):
         value, option = getattr(section, field.name), prefix.startswith("--")
         name = f"{prefix}{field.name.replace('_', '-') if option else field.name}"
@@ -80,9 +80,9 @@ def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
-    """A whole number, such as NumPy's, as Python's own, which compiled functions take as a constant.
+    """Convert a whole number, such as NumPy's, to Python's own, which compiled functions take as a constant.
 
-    **Raises:** `BadInput` if it is none, or below `least`.
+    **Raises:** `BadInput` if it is not a whole number, or below `least`.
     """
     try:
         number = operator.index(value)

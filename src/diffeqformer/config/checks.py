@@ -1,4 +1,4 @@
-"""Whether the settings of a run agree with each other."""
+"""Checks that the settings of a run agree with each other."""
 
 import dataclasses
 import math
@@ -246,13 +246,13 @@ def validate_model(m: ModelConfig) -> ModelConfig:
                 f"model.weights.lora.dropout is {m.lora.dropout}, but must be 0 with weights of kind "
                 f"{m.weights.kind!r}: adapters are added into them before steps take theirs."
             )
-        if not isinstance(m.field, OwnConfig):  # which is not made here
-            m.lora.build(m.field.build(m).shapes())  # made only for what it refuses
+        if not isinstance(m.field, OwnConfig):  # a user's own is not built here
+            m.lora.build(m.field.build(m).shapes())  # built only for its checks
     return m
 
 
 def _require_countable(what: str, axes: str, *sizes: int) -> None:
-    """Check that there are no more numbers than can be counted in bytes: beyond, XLA aborts."""
+    """Check that there are no more numbers than can be counted in bytes: XLA aborts on more."""
     if math.prod(sizes) > MOST_NUMBERS:
         product = " x ".join(map(str, sizes))
         raise BadInput(f"model {what} ({axes}) are {product} numbers, but must be at most {MOST_NUMBERS}.")
@@ -319,7 +319,7 @@ def _validate_step_length(m: ModelConfig) -> None:
 
 
 def _validate_scheme(m: ModelConfig) -> None:
-    reversible = isinstance(m.scheme, ReversibleConfig | OwnConfig)  # one's own is looked at by `build`
+    reversible = isinstance(m.scheme, ReversibleConfig | OwnConfig)  # `build` checks a user's own
     if isinstance(m.gradient, GradientConfig) and m.gradient.kind == "reversible" and not reversible:
         raise BadInput(
             f"model.gradient is 'reversible', but model.scheme {m.scheme.kind!r} cannot run back; 'reversible' can."
@@ -331,10 +331,10 @@ def _validate_scheme(m: ModelConfig) -> None:
         )
     if isinstance(m.scheme, OwnConfig):
         return
-    # Only here are JAX and Diffrax loaded, which know the schemes: mistakes in the settings above are reported at once.
+    # JAX and Diffrax, which know the schemes, are loaded only here: mistakes above are reported at once.
     scheme = m.scheme.build()
     if m.tolerance:
-        m.tolerance.build(scheme)  # made only for what it refuses
+        m.tolerance.build(scheme)  # built only for its checks
         if m.first_step is not None and m.scheme.kind != "euler-middle":
             raise BadInput(
                 f"model.first_step is {m.first_step}, but model.scheme is {m.scheme.kind!r}: before adaptive steps "
@@ -343,7 +343,7 @@ def _validate_scheme(m: ModelConfig) -> None:
 
 
 def _changed(settings: Any, plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The dotted names and values of those settings that differ from the default's."""
+    """Iterate over the dotted names and values of the settings that differ from the default's."""
     for field in dataclasses.fields(settings):
         if (value := getattr(settings, field.name)) != getattr(plain, field.name):
             yield prefix + field.name, value

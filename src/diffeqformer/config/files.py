@@ -14,22 +14,22 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import read_small
 
 MOST_BYTES = 1 << 20
-"""Of a config file."""
+"""Largest size of a config file."""
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configs that come with the package, by name."""
+    """Return the paths of the configs that come with the package, by name."""
     folder = Path(str(files("diffeqformer") / "configs"))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_shipped(name: str) -> Config:
-    """One of the configs that come with the package."""
+    """Read one of the configs that come with the package."""
     return read_yaml(shipped_configs()[name])
 
 
 def find_config(name: str, others: str = "a file") -> Path:
-    """A config file by path, or one of the shipped ones by name.
+    """Find a config file by path, or one of the shipped ones by name.
 
     **Arguments:** `name`; `others`, what else it might have been, for the message.
 
@@ -61,7 +61,7 @@ def read_yaml(path: str | Path) -> Config:
         values = yaml.load(text, StrictLoader)
     except RecursionError:
         raise BadInput(f"config file {str(path)!r} is nested too deeply to be a config.") from None
-    except Exception as error:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
+    except Exception as error:  # besides its own errors, PyYAML lets through those of values that do not fit their tag
         raise BadInput(f"config file {str(path)!r} is not YAML: {reason(error)}.") from None
     config = from_dict(Config, {} if values is None else values)
     if "run" not in (values or {}):

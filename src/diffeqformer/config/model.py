@@ -27,7 +27,7 @@ from diffeqformer.config.sections import (
 from diffeqformer.config.strict import Choosing
 
 Spacing = Literal["equal", "dyadic"]
-"""How depth is divided where a number of steps is asked for."""
+"""How depth is divided into a requested number of steps."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ModelConfig(Choosing):
     field: FieldConfig = GPTConfig()
     """What the block is: `gpt` or `llama`."""
     scheme: SchemeSection = SchemeConfig()
-    """How one step goes: euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4,
+    """How a step is taken: euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4,
     residual, reversible, or diffrax:NAME."""
     gradient: GradientSection | None = None
     """What a training step keeps: each depth step's state (`checkpointed`), all activations (`plain`), some states per
@@ -58,11 +58,11 @@ class ModelConfig(Choosing):
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
     spacing: Spacing = "equal"
-    """Lengths of steps where their number is asked for: all alike, or powers of two (`ode.grid.dyadic_edges`): a
-    checkpoint trained at 2, 4, 8 and 16 steps meets no other lengths between."""
+    """Lengths of a requested number of steps: all equal, or powers of two (`ode.grid.dyadic_edges`): a checkpoint
+    trained at 2, 4, 8 and 16 steps meets no other lengths in between."""
     edges: tuple[float, ...] = ()
     """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal,
-    or as `first_step` or `spacing` has them."""
+    or follow `first_step` or `spacing`."""
     width: int = setting(128, least=1, most=SIZES)
     heads: int = setting(4, least=1, most=SIZES)
     hidden: int | None = setting(None, least=1, most=SIZES)
@@ -76,12 +76,12 @@ class ModelConfig(Choosing):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of activations and of the block weights they meet; parameters and times stay float32."""
     embedding_norm: bool = False
-    """Scale the state at depth 0 to unit root mean square: the steps are then of the same size beside it at any width
+    """Scale the state at depth 0 to unit root mean square: relative to it, steps then have the same size at any width
     and any `init_std` well above the root of `norm_epsilon`, which takes the stiffness out of the first one
     (docs/elastic-depth.md)."""
     final_norm_halvings: int | None = setting(None, least=0, most=12)
-    """How many lengths of steps the final norm tells apart beside the whole of depth: 1/2, 1/4, ..., so many times
-    halved, in between by interpolation. One norm serves all numbers of steps if not given."""
+    """How many step lengths the final norm distinguishes besides the whole of depth: 1/2, 1/4, ..., halved so many
+    times, and interpolated in between. If not given, one norm serves all numbers of steps."""
     tied: bool | None = None
     """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""
     dropout: DropoutConfig = DropoutConfig()
@@ -125,7 +125,7 @@ class ModelConfig(Choosing):
 
     @property
     def rotary_width(self) -> int:
-        """How many numbers of each head's query and key rotary positions turn."""
+        """Number of entries of each head's query and key that rotary positions turn."""
         if isinstance(self.field, LlamaConfig):
             return self.head_width
         return int(self.head_width * (self.field.rotary or 0)) if isinstance(self.field, GPTConfig) else 0
@@ -137,13 +137,13 @@ class ModelConfig(Choosing):
 
     @property
     def continuous(self) -> bool:
-        """Whether weights are functions of depth, so that the model runs on any grid; a config cannot tell this of a
-        user's own weights, for which it is false."""
+        """Whether weights are functions of depth, so that the model runs on any grid; false for a user's own weights,
+        of which a config cannot tell."""
         return not isinstance(self.weights, LayerConfig | LayerDropConfig | OwnConfig)
 
     @property
     def early_exits(self) -> bool:
-        """Whether fewer steps are the first of more, so that one pass reads all depths (`Transformer.early_exits`)."""
+        """Whether fewer steps are the first of more, so that one pass gives all depths (`Transformer.early_exits`)."""
         same = isinstance(self.weights, LayerDropConfig) and self.weights.early_exits
         same |= isinstance(self.weights, SharedConfig) and self.modulation is None
         residual = isinstance(self.scheme, SchemeConfig) and self.scheme.kind == "residual"
@@ -157,6 +157,6 @@ class ModelConfig(Choosing):
 
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:
-    """The same model at another number of steps over the same interval of depth."""
+    """Return the config of the model at another number of steps over the same interval of depth."""
     horizon = config.interval if config.horizon == "steps" and steps != config.steps else config.horizon
     return dataclasses.replace(config, steps=steps, horizon=horizon, edges=())

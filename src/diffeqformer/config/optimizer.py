@@ -24,7 +24,7 @@ class TrapezoidalConfig:
 
     kind: Literal["trapezoidal"] = dataclasses.field(default="trapezoidal", kw_only=True)
     decay_fraction: float = setting(0.2, fraction=True)
-    """Of the updates, the last ones, in which it falls."""
+    """Fraction of the updates, the last ones, in which it falls."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EMAConfig(Section):
 
     kind: Literal["ema"] = dataclasses.field(default="ema", kw_only=True)
     decay: float = setting(0.999, fraction=True)
-    """What is kept of the average at each update: its horizon is 1 / (1 - decay) updates."""
+    """Fraction of the average kept at each update: its horizon is 1 / (1 - decay) updates."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class OptimizerConfig(Choosing):
     schedule: ScheduleSection = ScheduleConfig()
     """The learning rate after warm-up: `cosine`, `linear`, `constant`, or `trapezoidal`."""
     b1: float = setting(0.9, fraction=True)
-    """Of AdamW and Lion."""
+    """Beta 1 of AdamW and Lion."""
     b2: float = setting(0.95, fraction=True)
-    """Of AdamW and Lion."""
+    """Beta 2 of AdamW and Lion."""
     epsilon: float = setting(1e-8, positive=True)
     weight_decay: float = setting(0.1, not_negative=True)
     decay_roles: tuple[Role, ...] = ("embedding", "matrix")
@@ -77,7 +77,7 @@ class OptimizerConfig(Choosing):
     train_roles: tuple[Role, ...] = ("embedding", "matrix", "bias", "norm", "time", "adapter")
     """Roles of the parameters that are trained; the others stay as they are, without gradient or moments."""
     embedding_rate: float = setting(1.0, positive=True)
-    """Times the learning rate by which embeddings and an untied head are moved, and decay. With embeddings as small as
+    """Multiple of the learning rate for embeddings and an untied head, decay included. With embeddings as small as
     `model.init_std` and no `model.embedding_norm`, 4 is better than 1 in short runs (docs/own-training.md)."""
     warmup_fraction: float = setting(0.01, fraction=True)
     final_fraction: float = setting(0.1, not_negative=True, most=1)

@@ -9,10 +9,10 @@ from diffeqformer.config.sections import Section
 
 @dataclass(frozen=True)
 class Problems(Section):
-    """How many problems, whatever the puzzle."""
+    """Settings that all puzzles share."""
 
     problems: int = setting(200_000, least=2, most=INT32)
-    """Of the training split."""
+    """Problems of the training split."""
     validation_problems: int = setting(2_000, least=1, most=INT32)
     seed: int = setting(0, least=0, most=INT32)
 
@@ -29,7 +29,7 @@ class HopsConfig(Problems):
     most_hops: int = setting(8, least=1, most=MOST_STEPS)
     """Each k is drawn from 1 to this."""
     queries: int = setting(16, least=1, most=MOST_STEPS)
-    """Per problem."""
+    """Queries per problem."""
 
     @property
     def context(self) -> int:
@@ -45,7 +45,7 @@ class PHopConfig(Problems):
 
     kind: Literal["p-hop"] = field(default="p-hop", kw_only=True)
     letters: int = setting(4, least=2, most=26)
-    """Different ones."""
+    """Number of different letters."""
     length: int = setting(48, least=2, most=MOST_STEPS)
     """Letters of a problem."""
     most_hops: int = setting(8, least=1, most=MOST_STEPS)
@@ -53,7 +53,7 @@ class PHopConfig(Problems):
 
     @property
     def context(self) -> int:
-        """Tokens of a problem: the word for p, a letter and an answer each, end-of-text."""
+        """Tokens of a problem: the word for p, each letter and its answer, end-of-text."""
         return 2 * self.length + 2
 
 
@@ -65,13 +65,13 @@ class PermutationsConfig(Problems):
 
     kind: Literal["permutations"] = field(default="permutations", kw_only=True)
     group: Literal["S5", "A5", "S4", "A4", "S3"] = "S5"
-    """All (S) or the even (A) permutations of so many things. S5 and A5 are not solvable, the others are."""
+    """All (S) or the even (A) permutations of this many things. S5 and A5 are not solvable, the others are."""
     most_factors: int = setting(8, least=1, most=128)
     """Each problem has one product of every length from 1 to this."""
 
     @property
     def context(self) -> int:
-        """Tokens of a problem: of each product its factors, `=` and the answer; end-of-text."""
+        """Tokens of a problem: for each product its factors, `=` and the answer; end-of-text."""
         return self.most_factors * (self.most_factors + 5) // 2 + 1
 
 

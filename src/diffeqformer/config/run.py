@@ -31,19 +31,19 @@ class DataConfig:
     train: tuple[str, ...] = ()
     """Paths or globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, or WikiText's .raw (source: files)."""
     validation: tuple[str, ...] = ()
-    """The same for validation; if empty, a part of the training documents is held out."""
+    """Such files for validation; if empty, a part of the training documents is held out."""
     stream: int = setting(0, least=0, most=INT32)
-    """Training reads the text in its order, tokenises it on the way and stores none of it, however large it is; so many
-    documents of each source's beginning are read before, for the tokenizer and to hold some out. 0: all is packed."""
+    """Training reads text of any size in its own order, tokenises it on the fly and stores none of it; this many
+    documents at each source's beginning are read first, for the tokenizer and to hold some out. 0: all is packed."""
     weights: tuple[float, ...] = setting((), positive=True)
     """How often training draws from each of `train`, in proportion: a mixture; if empty, all tokens are drawn equally.
     """
     documents: Literal["joined", "apart"] = "joined"
-    """Windows of training run on from document to document, or have one each, padded: then no token attends to another
+    """Training windows run on from document to document, or hold one each, padded: then no token attends to another
     document, and each begins at the first position. Evaluations always join them."""
     targets: Literal["all", "completions"] = "all"
-    """Tokens whose prediction is learned: all, or of a .jsonl's `prompt` and `completion`, or of its `messages`, what
-    completes or the assistant says."""
+    """Tokens whose prediction is learned: all, or in a .jsonl with `prompt` and `completion`, or with `messages`, only
+    the completions or what the assistant says."""
     dataset: str = ""
     """Hub id or local folder (source: huggingface)."""
     dataset_name: str = ""
@@ -72,12 +72,12 @@ class TrainerConfig:
     batch_size: int = setting(16, least=1, most=SIZES)
     """Sequences per update, over all devices and accumulated parts."""
     accumulation: int = setting(1, least=1, most=SIZES)
-    """Parts that each batch is split into, one after the other, to save memory."""
+    """Parts that each batch is split into, computed one after the other to save memory."""
     seed: int = setting(0, least=0, most=UINT32)
     log_every: int = setting(10, least=1, most=INT32)
     evaluate_every: int = setting(250, least=1, most=INT32)
     evaluate_batches: int = setting(16, least=0, most=INT32)
-    """Validation batches of the evaluations on the way, spread over the split; 0 for all.
+    """Validation batches of intermediate evaluations, spread over the split; 0 for all.
 
     The last evaluation is always whole."""
     checkpoint_every: int = setting(500, least=0, most=INT32)
@@ -88,11 +88,11 @@ class TrainerConfig:
     keep_best: int = setting(1, least=0, most=SIZES)
     """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
     samples: tuple[str, ...] = ()
-    """Prompts that are continued, greedily, at each evaluation on the way, for the report."""
+    """Prompts that are continued, greedily, at each intermediate evaluation, for the report."""
     loss_block: int = setting(4096, least=1, most=INT32)
-    """Positions whose logits exist at one time in the loss."""
+    """Positions whose logits exist at a time in the loss."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where `metrics.jsonl` is shown besides: TensorBoard, Weights & Biases, Trackio (extras of the same names)."""
+    """Where `metrics.jsonl` is also shown: TensorBoard, Weights & Biases, Trackio (extras of the same names)."""
     profile: int = setting(0, least=0, most=INT32)
     """Updates to trace for XProf or TensorBoard, into the run's folder, after the first three; 0 for none."""
     tracker_project: str = "diffeqformer"
@@ -101,7 +101,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """Training at depths that are drawn anew for each update, so that one checkpoint reads well at many."""
+    """Training at depths that are drawn anew for each update, so that one checkpoint serves many."""
 
     sample: tuple[int, ...] | str = ()
     """Numbers of steps to draw from, such as 4 6 9 or a range, 4-9; if none, all updates are at `model.steps`."""
@@ -109,18 +109,18 @@ class DepthConfig:
     """How often each is drawn, or its share of the rows: equally, inversely to its cost (each depth gets as much
     compute), or as listed."""
     shallow_fraction: float = setting(0.0, fraction=True)
-    """This fraction of the updates, the first ones, are all at the smallest depth, where an update costs least."""
+    """Fraction of the updates, the first ones, that are all at the smallest depth, where an update costs least."""
     together: Literal["one", "rows"] = "one"
     """What an update trains at: the depth drawn; or, by rows, every one of them, each with its share of the batch's
     sequences, so that nothing is drawn and all depths are in each gradient."""
     always: tuple[int, ...] = setting((), least=1, most=MOST_STEPS)
-    """Depths that every update trains at beside the one drawn, on all of its sequences, such as the shallowest and the
+    """Depths that every update trains at besides the one drawn, on all of its sequences, such as the shallowest and the
     deepest (the sandwich rule, Yu & Huang 2019)."""
     distill: float = setting(0.0, fraction=True)
-    """Of the loss at the other depths of an update, the share that is learned from the deepest one's prediction."""
+    """Share of the loss at an update's other depths that is learned from the deepest one's prediction."""
     teacher: Literal["deepest", "base"] = "deepest"
-    """Who that share is learned from: the deepest, or at all depths the model that the run starts from, frozen, at its
-    own depth."""
+    """What that share is learned from: the deepest, or, at all depths, the frozen model that the run starts from, at
+    its own depth."""
     jitter: float = setting(0.0, not_negative=True, most=1)
     """Moves the times between steps, each at most by this fraction of half a step; steps are then unequal. With
     `model.first_step` the first keeps its length."""
@@ -129,7 +129,7 @@ class DepthConfig:
     def depths(self) -> tuple[int, ...]:
         """The numbers of steps that are drawn from, in order; empty if depth is not drawn.
 
-        **Raises:** `BadInput` for a range that is none.
+        **Raises:** `BadInput` for an invalid range.
         """
         if not isinstance(self.sample, str):
             return self.sample
@@ -143,7 +143,7 @@ class DepthConfig:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The numbers of steps that one is drawn from for each update; empty if none is."""
+        """The numbers of steps from which each update draws one; empty if it draws none."""
         return self.depths if self.together == "one" else ()
 
     @property
@@ -163,7 +163,7 @@ class DepthConfig:
 class MeshConfig:
     """How many devices share the work, and how (`docs/devices.md`). One of them may be -1: all devices that are left.
 
-    No update depends on it but by rounding: a run may be continued on another mesh."""
+    Updates depend on it only by rounding: a run may be continued on another mesh."""
 
     data: int = setting(1, least=-1, most=SIZES)
     """Parts of the batch, each with all weights."""
@@ -184,12 +184,12 @@ class BaseConfig:
     update: int | None = setting(None, least=0, most=INT32)
     """The update of that checkpoint."""
     method: Method | None = None
-    """What was asked to be trained."""
+    """What fine-tuning was asked to train."""
     system: str = ""
     """What the base is, for reports."""
     imported: bool | None = None
-    """Whether the model that all began with was imported, so that the tokens that its tokenizer starts a text with
-    stand before prompts; taken for imported if not given."""
+    """Whether the original model was imported, so that the tokens that its tokenizer starts a text with precede
+    prompts; assumed if not given."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ class Section:
     """A choice whose object another module builds; it is imported only then, so that reading configs needs no JAX."""
 
     builder: ClassVar[str]
-    """`module:function`; it takes the section first."""
+    """`module:function`; it takes the section as its first argument."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
-        """The object that this section describes."""
+        """Build the object that this section describes."""
         module, _, name = self.builder.partition(":")
         return getattr(import_module(module), name)(self, *arguments, **named)
 
@@ -63,7 +63,7 @@ class LoRAConfig(Section):
     alpha: float = setting(16.0, positive=True)
     """Adapters are scaled by alpha / rank."""
     dropout: float = setting(0.0, fraction=True)
-    """Probability of dropping an adapter's input, in training only; 0 but in a table of layers."""
+    """Probability of dropping an adapter's input, in training only; 0 except in a table of layers."""
     targets: tuple[str, ...] = ("*",)
     """Which linear maps: names such as `attention.output` or `down`, or patterns such as `attention.*`."""
 
@@ -99,11 +99,11 @@ class KnotsConfig(Section):
     start: Literal["independent", "constant"] = "independent"
     """Initial knots: each as a layer of a table begins, or all alike, so that weights begin constant over depth."""
     rank: int | None = setting(None, least=1, most=SIZES)
-    """Of corrections that each linear map of a knot has in steps of the lengths 1, 1/2, 1/4, ..., interpolated between;
+    """Rank of corrections to each linear map of a knot, for steps of length 1, 1/2, 1/4, ..., interpolated in between;
     `None` for weights that depend on time alone."""
     halvings: int | None = setting(None, least=0, most=14)
-    """How often the length 1 is halved until corrections tell no shorter ones apart; until the length of each of
-    `model.steps`, or of as many steps as there are knots, if not given."""
+    """How often the length 1 is halved until corrections distinguish no shorter ones; if not given, to the length of
+    one of `model.steps`, or of as many steps as there are knots if these are more."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the knots; `None` for a model without."""
 
@@ -138,16 +138,16 @@ class LayerDropConfig(Section):
 
     kind: Literal["layerdrop"] = dataclasses.field(default="layerdrop", kw_only=True)
     layers: int | None = setting(None, least=1, most=MOST_STEPS)
-    """K; `model.steps` if not given."""
+    """K, the number of layers; `model.steps` if not given."""
     nested: bool = False
-    """Whether each number of steps keeps the layers that all smaller numbers keep, too."""
+    """Whether each number of steps also keeps the layers that all smaller numbers keep."""
     order: tuple[int, ...] = ()
-    """Of nested layers, from 0, in which they come in as steps are added; if empty, depth is always halved."""
+    """Order, from 0, in which nested layers come in as steps are added; if empty, depth is always halved."""
     landings: int = setting(0, least=0, most=MOST_STEPS)
-    """m, last layers that each number of steps has of its own, after nested ones, of which there are K - m then."""
+    """m, the number of last layers that each number of steps has of its own, after K - m nested ones."""
     rank: int | None = setting(None, least=1, most=SIZES)
-    """Of corrections that each linear map of a nested layer has at 1, 2, 4, ... steps, interpolated between; `None` for
-    layers that are the same at all depths."""
+    """Rank of corrections to each linear map of a nested layer at 1, 2, 4, ... steps, interpolated in between; `None`
+    for layers that are the same at all depths."""
 
     @property
     def early_exits(self) -> bool:
@@ -155,8 +155,8 @@ class LayerDropConfig(Section):
         return bool(self.order) and self.order == tuple(range(len(self.order))) and self.rank is None
 
     def rows(self, steps: int) -> int:
-        """How many layers there are, those that numbers of steps have of their own included."""
-        m = self.landings  # K - m that are shared, and of each number of steps n up to K the smaller of n and m
+        """Number of layers, including those that numbers of steps have of their own."""
+        m = self.landings  # K - m that are shared, and for each number of steps n up to K the smaller of n and m
         return (m + 1) * (2 * (self.layers or steps) - m) // 2
 
 
@@ -176,9 +176,9 @@ class ModulationConfig(Section):
     builder: ClassVar[str] = "diffeqformer.ode.weights.modulated:init_modulated"
 
     knots: int | None = setting(None, least=1, most=MOST_STEPS)
-    """Over depth; `model.steps` if not given."""
+    """Knots over depth; `model.steps` if not given."""
     halvings: int = setting(4, least=0, most=12)
-    """Lengths that are told apart: 1, 1/2, 1/4, ..., so many times halved."""
+    """Lengths that are distinguished: 1, 1/2, 1/4, ..., halved so many times."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class GPTConfig(Section):
     rope_theta: float = setting(10000.0, positive=True)
     """Base of the rotary embedding's wavelengths."""
     exact_gelu: bool = False
-    """GELU as it is defined, as in GPT-NeoX, not its tanh approximation."""
+    """The exact GELU, as in GPT-NeoX, not its tanh approximation."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class RotaryScalingConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig(Section):
-    """Llama's block: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases; with those of Qwen if asked for."""
+    """Llama's block: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, or those of Qwen if asked for."""
 
     builder: ClassVar[str] = "diffeqformer.ode.field:transformer_field"
 
@@ -229,7 +229,7 @@ class LlamaConfig(Section):
     rope_theta: float = setting(10000.0, positive=True)
     """Base of the rotary embedding's wavelengths."""
     rope_scaling: RotaryScalingConfig | None = None
-    """How its frequencies are changed for longer texts, as in Llama 3; `None` if they are not."""
+    """How rotary frequencies are changed for longer texts, as in Llama 3; `None` if they are not."""
     norm_shift: bool = False
     """The blocks' RMSNorms add a shift, as those of the authors' Llama do, which depend on time."""
     final_norm_epsilon: float | None = setting(None, positive=True)
@@ -260,7 +260,7 @@ class SchemeConfig(Section):
         "euler", "lie-trotter", "euler-middle", "lie-trotter-middle", "macaron", "strang", "midpoint", "heun", "rk4",
         "residual",
     )  # fmt: skip
-    """What shells offer: the library's own, which are known only where JAX is."""
+    """Names that shells complete: the library's own, which it knows only once JAX is loaded."""
 
     kind: str = "euler"
     """euler, lie-trotter, euler-middle, lie-trotter-middle, macaron, strang, midpoint, heun, rk4, residual, or
@@ -277,9 +277,9 @@ class OwnConfig(Section):
     name: str = ""
     """Module and name of its class."""
     like: str = ""
-    """The kind that stood in its place: of a field, whose embedding, final norm and head go with it."""
+    """The kind of the field that it replaces, whose embedding, final norm and head go with it."""
     kv_heads: int | None = None
-    """Of the field that stood in its place, as the next two."""
+    """That of the field that it replaces, as are the next two."""
     head_width: int | None = None
     final_norm_epsilon: float | None = None
 

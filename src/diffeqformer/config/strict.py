@@ -19,7 +19,7 @@ Hints = dict[str, Any]
 
 
 def to_dict(config: Any) -> Document:
-    """The config as nested plain dictionaries and lists, as YAML and JSON take them."""
+    """Return the config as nested plain dictionaries and lists, as YAML and JSON take them."""
     return _plain(dataclasses.asdict(config))
 
 
@@ -34,7 +34,7 @@ def _plain(value: Any) -> Any:
 
 
 def dump_yaml(config: Any) -> str:
-    """The config as YAML text that `read_yaml` reads back to an equal config."""
+    """Return the config as YAML text that `read_yaml` reads back to an equal config."""
     return yaml.dump(to_dict(config), Dumper=StrictDumper, sort_keys=False, allow_unicode=True)
 
 
@@ -59,9 +59,9 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
 
 
 def checked(config: Any, where: str = "") -> Any:
-    """The config as its file would give it back: with Python's own numbers, and texts for paths.
+    """Return the config as it would be read back from its file: with Python's own numbers, and strings for paths.
 
-    **Raises:** `BadInput` as `from_dict`, or for what is no config, such as the name of one.
+    **Raises:** `BadInput` as `from_dict`, or for what is not a config, such as the name of one.
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise BadInput(f"{where or 'config'} is {shown(config)}, but must be a config, as `read_yaml` makes of a file.")
@@ -69,13 +69,13 @@ def checked(config: Any, where: str = "") -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """A single value, as a config file would have it.
+    """Read a single value as a config file would have it.
 
-    **Raises:** `BadInput` if it is none.
+    **Raises:** `BadInput` if it is not a single value.
     """
     try:
         value = yaml.load(text, StrictLoader)
-    except Exception:  # besides its own kinds, PyYAML lets pass what a value raises that does not fit its tag
+    except Exception:  # besides its own errors, PyYAML lets through those of values that do not fit their tag
         value = [text]
     if isinstance(value, list | dict | tuple | set):
         raise BadInput(f"{shown(text)} is no value of a setting, but must be a number, a word, true, false or null.")
@@ -83,9 +83,9 @@ def parse_value(text: str) -> Any:
 
 
 def with_values(config: Any, values: Values) -> Any:
-    """The config with settings replaced, named as in `optimizer.learning_rate`; a section that is absent begins.
+    """Return the config with settings replaced, named as in `optimizer.learning_rate`; an absent section is created.
 
-    A section may be replaced by its kind, a word, and have settings besides, in whichever order.
+    A section may be replaced by its kind, a word, and have settings as well, in any order.
 
     **Raises:** `BadInput` as `from_dict`.
     """
@@ -103,7 +103,7 @@ def with_values(config: Any, values: Values) -> Any:
 
 @functools.cache
 def hints_of(cls: type) -> Hints:
-    """The settings of a config dataclass and their types."""
+    """Return the settings of a config dataclass and their types."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -146,7 +146,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
-    """One of several sections, chosen by its `kind`; a bare word is short for a kind, and the first is the default.
+    """Make one of several sections, chosen by `kind`; a bare word is short for a kind, and the first is the default.
 
     **Arguments:** `value`, the word, or a table of settings; `path`, the dotted path for messages.
 
@@ -169,7 +169,7 @@ def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
 
 @functools.cache
 def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The settings of a config class that are a choice of sections, and the sections to choose from."""
+    """Return the settings of a config class that are a choice of sections, and the sections to choose from."""
     choices = {}
     for name, hint in hints_of(cls).items():
         sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
@@ -178,7 +178,7 @@ def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 class Choosing:
-    """Settings of which some are a choice of sections: a bare word there is a section as soon as they are made."""
+    """Settings, some of which are a choice of sections: a bare word for one becomes its section on construction."""
 
     def __post_init__(self) -> None:
         for name, choices in choices_of(type(self)).items():
@@ -187,12 +187,12 @@ class Choosing:
 
 
 def _words(kinds: Iterable[str]) -> str:
-    """The kinds that a person may write."""
+    """Return the kinds that a user may write, for a message."""
     return ", ".join(repr(kind) for kind in kinds if kind != "own")
 
 
 def kinds_of(section: Any) -> tuple[str, ...]:
-    """The kinds that a section class stands for; empty if it has no kind, or if any word may be one."""
+    """Return the kinds that a section class stands for; empty if it has no kind, or if any word may be one."""
     return get_args(hints_of(section).get("kind"))
 
 
@@ -204,11 +204,11 @@ CORE = {
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         "-+.0123456789",
     ),
-    "merge": ("<<", "<"),  # not of the schema: to be refused
+    "merge": ("<<", "<"),  # not in the schema, but recognised so as to be refused
 }
-"""What a plain scalar stands for: the core schema of YAML 1.2 (section 10.3.2), and the characters it can begin with.
+"""Plain scalars of each type in the core schema of YAML 1.2 (section 10.3.2), and the characters they can begin with.
 
-PyYAML's own is that of YAML 1.1, where `040` is 32, `1:30` is 90 and `no` is false."""
+PyYAML's own schema is that of YAML 1.1, where `040` is 32, `1:30` is 90 and `no` is false."""
 
 
 class StrictDumper(yaml.SafeDumper):
@@ -216,8 +216,8 @@ class StrictDumper(yaml.SafeDumper):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader with the core schema of YAML 1.2, refusing a key that is given twice, and merges, which can
-    grow without end.
+    """PyYAML's safe loader with the core schema of YAML 1.2; it refuses duplicate keys, and merges, which can grow
+    without bound.
     """
 
     # Without PyYAML's own, which are those of YAML 1.1; those of `CORE` are added below.
@@ -225,7 +225,7 @@ class StrictLoader(yaml.SafeLoader):
 
     def construct_core(self, node: yaml.ScalarNode) -> Any:
         text, kind = self.construct_scalar(node), node.tag.rpartition(":")[2]
-        if not re.fullmatch(CORE[kind][0], text):  # for all that its tag says
+        if not re.fullmatch(CORE[kind][0], text):  # whatever its tag says
             raise yaml.constructor.ConstructorError(None, None, f"{shown(text)} is no {kind}", node.start_mark)
         if kind == "int":
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
