@@ -53,7 +53,7 @@ STORY = {
 """The verbs, in the order in which a newcomer meets them."""
 VERBS = {verb: what for part in STORY.values() for verb, what in part.items()}
 COLUMNS = 60
-"""Of the help: half a screen."""
+"""Width of the help, in columns: half a screen."""
 
 
 def _entry(verb: str, what: str) -> str:
@@ -97,15 +97,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def command(words: Sequence[str] | None = None, interrupted: Callable[[], bool] = lambda: False) -> int:
-    """As `main`, but an interruption goes on as `KeyboardInterrupt`.
+    """Run one command as `main` does, but pass an interruption on as `KeyboardInterrupt`.
 
-    **Arguments:** `interrupted`, whether one came that an import may have made an error of its own of.
+    **Arguments:** `interrupted`, whether one came; an import may have turned it into an error of its own.
     """
     own_process = words is None
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
-    if not debug:  # what JAX would print of an error that comes back as an exception, too
+    if not debug:  # JAX would also print errors that come back as exceptions
         logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     try:
         if own_process:
@@ -120,7 +120,7 @@ def command(words: Sequence[str] | None = None, interrupted: Callable[[], bool] 
         return stop.exit_code
     except BrokenPipeError:  # `diffeqformer ... | head`: nobody reads on
         _discard_output()
-        # 128 + SIGPIPE, which a shell reports of a program that this signal ends.
+        # 128 + SIGPIPE, which a shell reports for a program that this signal ends.
         return 141
     except Exception as error:
         if interrupted() and isinstance(error, ImportError):
@@ -135,9 +135,9 @@ def command(words: Sequence[str] | None = None, interrupted: Callable[[], bool] 
 
 
 def _require_streams() -> None:
-    """Check that there is a standard output, and let no file that is opened later take the place of a closed stream.
+    """Check that standard output is open, and keep files that are opened later from taking a closed stream's place.
 
-    **Raises:** `BadInput` if it is closed.
+    **Raises:** `BadInput` if standard output is closed.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
@@ -145,17 +145,17 @@ def _require_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         raise BadInput("standard output is closed; send it to a file, a pipe or /dev/null.")
-    # What the encoding of this output does not have is shown as an escape.
+    # Characters that this output's encoding lacks are shown as escapes.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _discard_output() -> None:
-    """Let what standard output still holds go nowhere, so that Python can end without complaint."""
+    """Discard what standard output still holds, so that Python can exit without complaint."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str:
-    """What is shown of an error without `--debug`."""
+    """Return the sentence that is shown for an error without `--debug`."""
     if isinstance(error, DiffEqFormerError):
         return str(error)
     if isinstance(error, OSError):
@@ -170,7 +170,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _run(words: list[str], as_json: bool, own_process: bool) -> int:
-    """The exit status of a command that does not fail."""
+    """Run a command, and return its exit status if it does not fail."""
     from diffeqformer.cli.output import print_json
 
     if not words or words[0] in ("-h", "--help", "help"):
@@ -200,12 +200,12 @@ def _run(words: list[str], as_json: bool, own_process: bool) -> int:
 
 
 def module_of(verb: str) -> "ModuleType | Verb":
-    """What runs a verb: a module with its `Arguments` and `run`, or a `Verb` with studies."""
+    """Return what runs a verb: a module with its `Arguments` and `run`, or a `Verb` with studies."""
     if verb in ("analyze", "bench", "report", "reproduce"):
         from diffeqformer.cli.study import STUDY_VERBS
 
         return STUDY_VERBS[verb]
-    # `import` is a word of Python, and names no module.
+    # `import` is a keyword of Python, and cannot name a module.
     return importlib.import_module(f"diffeqformer.cli.{'importing' if verb == 'import' else verb}")
 
 

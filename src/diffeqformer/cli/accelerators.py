@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""There if a driver is."""
+"""Exists if there is a driver."""
 FLAGS = "--xla_gpu_enable_latency_hiding_scheduler=true"
 """Devices compute while they wait for each other: what NVIDIA's own images of JAX set (JAX-Toolbox)."""
 

@@ -1,7 +1,7 @@
-"""Compiled programs are kept on disk, so that the second `eval` or `sample` of a model compiles nothing.
+"""Keep compiled programs on disk, so that the second `eval` or `sample` of a model compiles nothing.
 
-JAX reads these settings when it is imported. Only the command line sets them, never an import; a
-`JAX_COMPILATION_CACHE_DIR` of the user's own is respected, and an empty one keeps nothing. Verbs that train compile
+JAX reads these settings when it is imported. Only the command line sets them, never an import; the
+user's own `JAX_COMPILATION_CACHE_DIR` is respected, and an empty one keeps nothing. Verbs that train compile
 once for hours, and writing an update's large program has crashed in XLA; `bench` measures compilation.
 """
 
@@ -14,7 +14,7 @@ from diffeqformer.store.digests import digest
 
 KEPT = ("eval", "sample", "info", "analyze", "explore")
 MOST_BYTES = 1 << 30
-"""Then what was not used for longest goes."""
+"""Size limit, beyond which the least recently used programs are removed."""
 
 
 def keep_compiled_programs(verb: str) -> None:
@@ -34,7 +34,7 @@ def keep_compiled_programs(verb: str) -> None:
 
 
 def _processor() -> str:
-    """A name for what this processor can do: homes are shared, and another's programs could end in a signal here."""
+    """Return a name for this processor's features: homes can be shared, and another's programs could crash here."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         able = sorted({line for line in lines if line.startswith(("flags", "Features"))})

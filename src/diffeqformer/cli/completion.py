@@ -38,7 +38,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def known_words() -> dict[str, tuple[str, ...]]:
-    """What may follow `""` (a verb), a verb, a verb and its subcommand, or one of these and an option with choices."""
+    """Return what may follow `""`, a verb, a verb and its subcommand, or one of these and an option with choices."""
     from diffeqformer.cli import VERBS
 
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
@@ -49,7 +49,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
 
 
 def commands() -> Iterator[tuple[str, type]]:
-    """Every verb, or verb and subcommand, and the class of its arguments."""
+    """Iterate over every verb, or verb and subcommand, with the class of its arguments."""
     from diffeqformer.cli import VERBS, module_of
 
     for verb in VERBS:
@@ -61,7 +61,7 @@ def commands() -> Iterator[tuple[str, type]]:
 
 
 def _words(command: str, cls: type, first: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """What may follow a command: `first`, the choices of its positional arguments, its options; and their choices."""
+    """Return what may follow a command (`first`, its positional arguments' choices, its options) or its options."""
     chosen, positional = list(first), []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         kinds = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
@@ -74,19 +74,19 @@ def _words(command: str, cls: type, first: tuple[str, ...] = ()) -> dict[str, tu
 
 
 def _choices(hint: object) -> list[str]:
-    """The words of the `Literal`s in a type."""
+    """Return the words of the `Literal`s in a type."""
     if get_origin(hint) is Literal:
         return [str(value) for value in get_args(hint)]
     return [word for part in get_args(hint) for word in _choices(part)]
 
 
 def _choosing(known: Mapping[str, Sequence[str]]) -> list[str]:
-    """The verbs with subcommands."""
+    """Return the verbs with subcommands."""
     return sorted({words.split()[0] for words in known if words.count(" ") and not words.split()[1].startswith("-")})
 
 
 def bash(known: Mapping[str, Sequence[str]]) -> str:
-    """A function for bash's programmable completion; where no word fits, files are offered."""
+    """Return a script for bash's programmable completion; if no word fits, files are offered."""
     cases = "\n".join(f'    "{words}") known="{" ".join(follow)}" ;;' for words, follow in known.items())
     return f"""_diffeqformer_known() {{
   case "$1" in
@@ -108,12 +108,12 @@ complete -o default -F _diffeqformer diffeqformer
 
 
 def zsh(known: Mapping[str, Sequence[str]]) -> str:
-    """The same for zsh, which can use bash's."""
+    """Return the script for zsh, which can use bash's."""
     return f"autoload -Uz bashcompinit && bashcompinit\n{bash(known)}"
 
 
 def fish(known: Mapping[str, Sequence[str]]) -> str:
-    """One line of fish per command, and one per option with choices."""
+    """Return the script for fish: one line per command, and one per option with choices."""
     lines = []
     for words, follow in known.items():
         command, dashes, option = words.partition(" --")

@@ -22,7 +22,7 @@ class Distributed:
 
 
 def join(given: Distributed) -> None:
-    """Join the other processes, if a coordinator is given; before anything is computed.
+    """Join the other processes if a coordinator is given; call this before anything is computed.
 
     **Raises:** `BadInput` as `runs.distributed.join`, and for settings that nothing reads.
     """
@@ -39,14 +39,14 @@ def join(given: Distributed) -> None:
 
 
 def _keep_standard_output() -> None:
-    """Let Python alone write to standard output: Gloo, which connects CPUs, prints there too."""
+    """Let only Python write to standard output: Gloo, which connects CPUs, prints there, too."""
     own = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = os.fdopen(own, "w")
 
 
 def progress_of_main() -> Progress:
-    """Progress on the terminal, of the main process only."""
+    """Return progress that is shown on the terminal by the main process only."""
     from diffeqformer.runs.distributed import is_main
 
     return Terminal() if is_main() else Silent()

@@ -126,7 +126,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def _cells(row: Document) -> list[str]:
-    """One row of the table."""
+    """Return one row of the table."""
     from diffeqformer.report.text import evaluations, number
 
     steps = f"{row['steps'] or ''}"
@@ -143,9 +143,9 @@ def _cells(row: Document) -> list[str]:
 
 
 def solved_by(model: "Transformer", scheme: str | None, rtol: float | None = None) -> "Transformer":
-    """The model, by `--scheme` and `--tolerance` where they are given.
+    """Return the model, solved by `--scheme` and `--tolerance` if they are given.
 
-    **Raises:** `BadInput` as `with_scheme`, after what was asked for.
+    **Raises:** `BadInput` as `with_scheme`, preceded by what was asked for.
     """
     from diffeqformer.model.solving import with_scheme
 
@@ -158,7 +158,7 @@ def solved_by(model: "Transformer", scheme: str | None, rtol: float | None = Non
 
 
 def _check(arguments: Arguments, steps: Sequence[int]) -> None:
-    """Refuse what contradicts, and options that this kind of evaluation does not read.
+    """Refuse contradictory options, and options that this kind of evaluation does not read.
 
     **Raises:** `BadInput`.
     """

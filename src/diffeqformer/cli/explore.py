@@ -35,7 +35,7 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Write one HTML file instead, which opens offline and holds the models; for small ones."""
     port: int = setting(0, least=0, most=65535)
-    """Of the page's address; 0 for a free one."""
+    """Port of the page's address; 0 for a free one."""
     checkpoint: Which = "latest"
     """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
 

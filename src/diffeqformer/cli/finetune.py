@@ -98,7 +98,7 @@ class Arguments:
 def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
     words = positional_first(words, options_of(Arguments))
-    # With a default, sections can be chosen; a run that is missing has none, and is asked for.
+    # With a default, sections can be chosen; without a run there is no default, and parsing asks for one.
     known = Arguments(words[0]) if words and not words[0].startswith("-") else None
     given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
@@ -146,9 +146,9 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def _adapter_settings(given: Arguments) -> dict[str, object]:
-    """The settings of adapters that are given.
+    """Return the given settings of adapters.
 
-    **Raises:** `BadInput` if there are some and the method has no adapters.
+    **Raises:** `BadInput` if there are any, but the method has no adapters.
     """
     found = {"rank": given.rank, "alpha": given.alpha, "dropout": given.dropout, "targets": given.targets or None}
     found = {name: value for name, value in found.items() if value is not None}
@@ -159,19 +159,19 @@ def _adapter_settings(given: Arguments) -> dict[str, object]:
 
 
 def _depth(base: "Run", given: Arguments) -> DepthConfig:
-    """The depths of --depths, or those that the method draws from."""
+    """Return the depths of --depths, or those that the method draws from."""
     from diffeqformer.runs.finetune import usual_depth
 
     usual = usual_depth(base.config, given.method)
     if not given.depths:
         return usual
-    # Shares that are listed are those of the depths that they were listed with.
+    # Listed shares belong to the depths that they were listed with.
     weights = usual.weights if isinstance(usual.weights, str) else "equal"
     return replace(usual, sample=given.depths, weights=weights)
 
 
 def _text(base: "Run", given: Arguments) -> DataConfig:
-    """The files of --data, or the base run's own text."""
+    """Return the files of --data, or the base run's own text."""
     own = base.config.data
     if not given.data:
         return own
@@ -190,7 +190,7 @@ def _require_text(base: "Run", given: Arguments, data: DataConfig) -> None:
 
 
 def _require_one_of_two(given: Arguments, settings: Settings) -> None:
-    """Check that what an option is short for is not given otherwise, too."""
+    """Check that a short option and the setting that it stands for do not contradict each other."""
     short = (
         ("--depths", given.depths, "--depth.sample", settings.depth.sample),
         ("--data", given.data, "--data.train", settings.data.train),
@@ -202,7 +202,7 @@ def _require_one_of_two(given: Arguments, settings: Settings) -> None:
 
 
 def _about(config: Config) -> str:
-    """What is going to be trained, in one line."""
+    """Say in one line what is going to be trained."""
     from diffeqformer.model.build import abstract
     from diffeqformer.model.count import count
     from diffeqformer.report.text import counted_steps

@@ -15,7 +15,7 @@ from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of
 
 MEASURED = {"activations, workspace": "rest", "total": "total"}
-"""Of an update's memory, what only compiling it tells."""
+"""The parts of an update's memory that are known only once it is compiled."""
 D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 
 
@@ -46,7 +46,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if run:
         from diffeqformer.runs.folder import open_config
 
-        open_config(run)  # for damage: a number of an edited config is none of this run
+        open_config(run)  # to find damage: the numbers of an edited config are not this run's
     given = arguments_from(words, "info", InfoArguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")
@@ -86,7 +86,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def _with_vocabulary(config: Config) -> Config:
-    """The config with the vocabulary that its tokenizer will have."""
+    """Return the config with the vocabulary that its tokenizer will have."""
     if config.model.vocabulary is not None:
         return config
     data = config.data
@@ -100,7 +100,7 @@ def _with_vocabulary(config: Config) -> Config:
 
 
 def _measure(config: Config, compiled: bool) -> Document:
-    """Parameters, NFE, operations and memory of one model, as `--json` prints them."""
+    """Return parameters, NFE, operations and memory of one model, as `--json` prints them."""
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import update_footprint
     from diffeqformer.training.depths import mean_operations
@@ -117,7 +117,7 @@ def _measure(config: Config, compiled: bool) -> Document:
 
 
 def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
-    """What other widths of the time networks would cost."""
+    """Return what other widths of the time networks would cost."""
     from diffeqformer.model.build import abstract
     from diffeqformer.model.count import count
     from diffeqformer.training.depths import mean_operations
@@ -163,7 +163,7 @@ def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
 
 
 def _about_memory(config: Config) -> str:
-    """Which device the memory is that of, and where its numbers come from."""
+    """Say which devices the memory is for, and where its numbers come from."""
     import jax
 
     mesh = dataclasses.asdict(config.mesh)
@@ -175,8 +175,8 @@ def _about_memory(config: Config) -> str:
 
 
 def _attention(config: Config, card: str) -> str:
-    """Whose attention the update has on a card, or else on the GPUs here; "" without one of NVIDIA's, or if the field
-    is a user's own."""
+    """Say whose attention the update uses on a card, or else on this machine's GPUs; "" without one of NVIDIA's, or if
+    the field is a user's own."""
     import jax
 
     from diffeqformer.nn.attention import cuda_capabilities, cudnn_lacks, cudnn_refuses
@@ -188,7 +188,7 @@ def _attention(config: Config, card: str) -> str:
         return ""
     if lacking := cudnn_lacks(m.compute_dtype, m.dropout.attention, known):
         return f"XLA's, since {lacking}"
-    if card:  # JAX answers for what is here
+    if card:  # JAX answers only for the devices that are here
         return f"cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {m.head_width}"
     part = lambda heads: jax.ShapeDtypeStruct((1, m.context, heads, m.head_width), m.compute_dtype)
     refused = cudnn_refuses(part(m.heads), part(m.kv_heads), part(m.kv_heads))

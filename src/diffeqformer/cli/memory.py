@@ -24,7 +24,7 @@ TUNABLES = ":".join(
 
 
 def restart_with_kept_memory() -> None:
-    """Replace this process by itself with glibc's settings; does nothing on other systems, or the second time."""
+    """Restart this process with `TUNABLES` set; do nothing on other systems, or the second time."""
     if "GLIBC_TUNABLES" in os.environ or platform.libc_ver()[0] != "glibc":
         return
     os.environ["GLIBC_TUNABLES"] = TUNABLES

@@ -8,18 +8,18 @@ from diffeqformer.plain import CONTROL, clean
 
 
 def print_json(value: object) -> None:
-    """One strict JSON document; what a terminal could act on is escaped, as JSON can."""
+    """Print one strict JSON document; what a terminal could act on is escaped as JSON allows."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1)
     print(CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def print_text(text: str) -> None:
-    """Text from elsewhere: as it is for a file or a pipe, plain on a terminal."""
+    """Print text of unknown origin: unchanged to a file or a pipe, cleaned on a terminal."""
     print(clean(text) if sys.stdout.isatty() else text)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, as wide as the terminal at most."""
+    """Print a table, at most as wide as the terminal."""
     from rich.console import Console
 
     from diffeqformer.report.table import Table
@@ -29,7 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def human(number: float | int, unit: str = "") -> str:
-    """A number with a decimal prefix: 1.25 M."""
+    """Format a number with a decimal prefix: 1.25 M."""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= scale:
             return f"{number / scale:.4g} {prefix}{unit}"

@@ -40,7 +40,7 @@ NOT_A_NUMBER = (
     r".*?(?:invalid literal for |could not convert string to )(int|float).*: '(.*)'"
 )
 NARROWEST = 20
-"""Columns that help is wrapped to at least: of boxes without room for a letter tyro never makes an end."""
+"""Fewest columns that help is wrapped to: tyro never finishes boxes without room for a letter."""
 KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -63,7 +63,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     """
     options = options_of(cls)
     if hasattr(default, "settings"):  # of a whole config, or of the parts of one that `finetune` takes
-        for name in ("model", "data", "optimizer"):  # which have choices
+        for name in ("model", "data", "optimizer"):  # the parts with choices of sections
             part, words = chosen_sections(getattr(default.settings, name), words, f"{name}.")
             default = dataclasses.replace(default, settings=dataclasses.replace(default.settings, **{name: part}))
             _require_own(part, words, f"{name}.")
@@ -75,13 +75,13 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
     _require_known(words, list(options), prog)
     require_lists_once(words, options)
     words = separated(spelled(words, options), options)
-    if not isinstance(default, ConfigArguments):  # where a list of a config's may be emptied
+    if not isinstance(default, ConfigArguments):  # with a config, a list of its own may be emptied
         _require_values(words, options)
     heard = io.StringIO()
     try:
         with contextlib.redirect_stderr(heard):
             known: dict[str, Any] = {} if default is None else {"default": default}
-            # Of a choice of sections the options are those of the default's own.
+            # For a choice of sections, the options are those of the default's section.
             config = (tyro.conf.AvoidSubcommands,)
             found: Any = tyro.cli(cls, args=words, prog=prog, description=about or None, config=config, **known)
     except SystemExit as stop:
@@ -90,7 +90,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
         sentence = _after_a_flag(words, options) or _sentence(heard.getvalue(), prog)
         raise BadInput(f"{sentence} See `{prog} --help`.") from None
     require_bounds(found, "--")
-    # Where every command that has it writes: known before it computes.
+    # Every command that has these writes there: mistakes are reported before it computes.
     for name, is_file in (("to", False), ("figure", True), ("markdown", True), ("record", True)):
         if where := getattr(found, name, None):
             require_writable(path_of(where), f"--{name}")
@@ -100,7 +100,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
 
 
 def _printable(settings: Any) -> Any:
-    """Settings whose texts a terminal may be shown: those of a help are a config's own, which may be a stranger's."""
+    """Make the texts of settings safe for a terminal: help shows those of a config, which may be a stranger's."""
     if isinstance(settings, str):
         return clean(settings)
     if isinstance(settings, tuple):
@@ -114,9 +114,9 @@ def _printable(settings: Any) -> Any:
 
 
 def options_of(cls: Any, prefix: str = "") -> Hints:
-    """The dotted names of a dataclass's settings, as they are written after two dashes, and their types.
+    """Return the dotted names of a dataclass's settings, as written after two dashes, and their types.
 
-    Of a choice of sections, those of every section.
+    A choice of sections contributes those of every section.
     """
     options: Hints = {}
     for name, hint in get_type_hints(cls).items():
@@ -131,7 +131,7 @@ def options_of(cls: Any, prefix: str = "") -> Hints:
             if words := _words_for(hint):  # a bare word chooses
                 own = tuple(name for section in sections for name in getattr(section, "names", ()))
                 options[dotted] = Literal[words] if all(map(kinds_of, sections)) else Literal[(*words, *own)] | str
-                if f"{dotted}.kind" in options:  # of which each section knows its own only
+                if f"{dotted}.kind" in options:  # each section knows only its own
                     options[f"{dotted}.kind"] = Literal[(*(word for word in words if word != "None"), *own)]
         elif get_origin(hint) is not ClassVar:
             options[dotted] = hint
@@ -141,20 +141,20 @@ def options_of(cls: Any, prefix: str = "") -> Hints:
 
 
 def _words_for(hint: Any) -> tuple[str, ...]:
-    """The words that may stand for a section: `None` if it is optional, and the kinds of the sections there are."""
+    """Return the words that may stand for a section: `None` if it is optional, and the kinds to choose from."""
     sections = [one for one in get_args(hint) if dataclasses.is_dataclass(one)]
     kinds = [kind for one in sections for kind in kinds_of(one) if kind != "own"]
     return (*(("None",) if sections and type(None) in get_args(hint) else ()), *kinds)
 
 
 def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, list[str]]:
-    """The model, or another part of a config, with the sections that words such as `--model.weights layer` choose, and
-    the other words.
+    """Apply words such as `--model.weights layer`, which choose sections, to the model or another part of a config;
+    return that part and the other words.
 
-    An optional section is there as soon as one of its settings is given, with `model.weights.lora` too, and is taken
-    away by `None`.
+    An optional section, `model.weights.lora` included, is created as soon as one of its settings is given, and removed
+    by `None`.
 
-    **Raises:** `BadInput` for a kind that does not exist, or is not given.
+    **Raises:** `BadInput` for a kind that does not exist, or is missing.
     """
     left, words = [], list(words)
     choices, hints = choices_of(type(part)), hints_of(type(part))
@@ -189,7 +189,7 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
 
 
 def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
-    """Refuse settings of another kind than the one that is chosen."""
+    """Refuse settings of a kind other than the chosen one."""
     for name, choices in choices_of(type(part)).items():
         chosen = getattr(part, name)
         own = options_of(type(chosen), f"{prefix}{name}.") if chosen else {}
@@ -204,13 +204,13 @@ def _require_own(part: Any, words: Sequence[str], prefix: str) -> None:
 
 
 LONGEST = 400
-"""Characters of a complaint of tyro's that is not known here."""
+"""Most characters that are shown of a complaint of tyro's that is not known here."""
 ALIKE = 0.75
-"""How alike two names of options are if one may be a slip for the other: 1 for the same, as `difflib` measures it."""
+"""Similarity from which an option's name may be a typo for another: `difflib`'s ratio, 1 for equal names."""
 
 
 def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
-    """Refuse the first option that does not exist, and name the one whose last part is most alike, if one is."""
+    """Refuse the first option that does not exist, and name the one whose last part is most similar, if any."""
     for word in words:
         given = option_of(word)
         if not word.startswith("--") or given in ("help", *options):
@@ -226,15 +226,15 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
 
 
 def _require_values(words: Sequence[str], options: Hints) -> None:
-    """Refuse `--data` with nothing after it, which would stand for its absence."""
-    for word, after in zip(words, [*words[1:], "--"], strict=False):  # of no words none
+    """Refuse lists such as `--data` with nothing after them, which would have the same effect as leaving them out."""
+    for word, after in zip(words, [*words[1:], "--"], strict=False):  # no pairs without words
         name = word.removeprefix("--").replace("_", "-")
         if word.startswith("--") and get_origin(options.get(name)) is tuple and "." not in name and after[:2] == "--":
             raise BadInput(f"{word} needs a value.")
 
 
 def _after_a_flag(words: Sequence[str], options: Hints) -> str:
-    """What is right where a flag is followed by a value that nothing else could take; nothing if none is."""
+    """Return advice about a flag that is followed by a value which nothing else could take; empty if there is none."""
     for word, after in itertools.pairwise(words):
         name = word.removeprefix("--").replace("_", "-")
         if word.startswith("--") and options.get(name) is bool and after.lower() in ("true", "false", "yes", "no"):
@@ -246,7 +246,7 @@ def _after_a_flag(words: Sequence[str], options: Hints) -> str:
 
 
 def _sentence(box: str, prog: str) -> str:
-    """The complaint in one of tyro's boxes, in this program's words where they are known."""
+    """Return the complaint in one of tyro's boxes, in this program's words if it is a known one."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]  # without the title; in ASCII, without a frame
     message: list[str] = []
     for line in filter(None, lines):
@@ -260,7 +260,7 @@ def _sentence(box: str, prog: str) -> str:
         return f"{found[1]} is {shown(found[4])}, but must be {other}{KINDS[found[3]]}."
     if found := re.match(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*?),?\)", text):
         choices = found[3].split(", ")
-        choices = sorted(choices) if "'None'" in choices else choices  # tyro joins those in no order
+        choices = sorted(choices) if "'None'" in choices else choices  # tyro joins those in arbitrary order
         return f"{found[2]} is {shown(found[1])}, but must be one of {', '.join(choices)}."
     if found := re.match(r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", text):
         return f"{found[1]} is {found[2][:100]}, but must be numbers, such as 2 4 8 or 2,4,8."
@@ -279,7 +279,7 @@ def _sentence(box: str, prog: str) -> str:
 
 
 def positional_first(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with the first one in front that is neither an option nor an option's value."""
+    """Move the first word that is neither an option nor an option's value to the front."""
     before: object = bool
     for at, word in enumerate(words):
         if not word.startswith("-") and before is bool:
@@ -290,7 +290,7 @@ def positional_first(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def arguments_from(words: Sequence[str], verb: str, cls: type[C]) -> C:
-    """`CONFIG --key value ...`: a file or shipped config, then overrides by dotted key, in any order.
+    """Read `CONFIG --key value ...`: a file or shipped config, and overrides by dotted key, in any order.
 
     **Raises:** `BadInput` for a missing or unreadable config, an unknown key, or a value that does not fit.
     """

@@ -16,13 +16,13 @@ from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of, require_writable
 
 MODELS = {"quickstart-diffeqformer": 0.0, "quickstart-gpt": 0.1, "quickstart-elastic": 0.2, "quickstart-shared": 0.2}
-"""Configs, the most important first, and the share of its updates below which each is rather left out."""
+"""Configs, the most important first, each with the share of its updates below which it is left out."""
 MINUTES = 10.0
 START = 1.0
 """Seconds from the start of the process until this file is run."""
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 24)
 WHOLE_DEPTHS = 40.0
-"""Minutes from which on models are read at `DEPTHS` on the whole validation text; on a part in proportion below."""
+"""Minutes from which models are evaluated at `DEPTHS` on the whole validation text; below, on a proportional part."""
 PROMPT = 'def read_config(path):\n    """'
 
 
@@ -39,7 +39,7 @@ class Arguments:
     minutes: float = setting(MINUTES, positive=True, most=SIZES)
     """From start to report. The machine's speed is measured, and models and updates are planned to fit."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Of initial weights and of the order of batches."""
+    """Seed of initial weights and of the order of batches."""
     run: str = ""
     """Folder of the results; runs/quickstart, with minutes and seed in the name if they are not the usual ones."""
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -30,7 +30,7 @@ class Arguments:
     tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=SIZES)
     """New tokens; 100, or as many as fit into the context."""
     count: int = setting(1, least=1, most=1 << 12)
-    """Continuations."""
+    """Number of continuations."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)
     """Depth steps; the trained number if not given. Sampling never takes adaptive steps."""
     draft_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)

@@ -47,7 +47,7 @@ def write_document(result: Result, arguments: Any) -> dict[str, str]:
 
 
 def show(result: Result, written: Mapping[str, str], as_json: bool) -> None:
-    """Print what a study found, and which files were written of it."""
+    """Print what a study found, and which files were written."""
     if as_json:
         own = result.document
         return print_json({**own, **written} if isinstance(own, Mapping) else own)
@@ -64,14 +64,14 @@ class Verb:
     about: str
     """One sentence for the help."""
     noun: tuple[str, str]
-    """One of them, and several, in words."""
+    """The words for one study and for several."""
     known: Mapping[str, str]
-    """What each does."""
+    """The studies by name, and what each does."""
     example: str
     prefix: str = ""
-    """What the names of its modules begin with, in `studies`."""
+    """The prefix of its modules' names in `studies`."""
     write: Callable[[Result, Any], dict[str, str]] = write_page
-    """Writes the files of those that do not write their own."""
+    """Writes the files of studies that do not write their own."""
     single_threaded: bool = False
     """Whether LAPACK has one thread. Analyses hand it many small matrices, and its own threads only get in each other's
     way: on a busy machine a batch of 128 x 128 singular values took a hundred times longer with two than with one."""
@@ -79,10 +79,10 @@ class Verb:
     def run(self, words: Sequence[str], as_json: bool) -> None:
         """List the studies, or run the one that is named, write its files and print what it found.
 
-        A module with a function `write(result, arguments)` of its own decides which files are left, and returns what
+        A module with a function `write(result, arguments)` of its own decides which files are written, and returns what
         the JSON document holds of them; with `--list` there are none.
 
-        **Raises:** `BadInput` for a name that there is not, with the nearest one.
+        **Raises:** `BadInput` for an unknown name, with the nearest one.
         """
         if not words and as_json:
             return print_json(dict(self.known))
@@ -108,7 +108,7 @@ class Verb:
         show(result, written, as_json)
 
     def module(self, name: str) -> ModuleType:
-        """The module of a study."""
+        """Import the module of a study."""
         return import_module(f"diffeqformer.studies.{self.prefix}{name}")
 
     def _help(self) -> str:

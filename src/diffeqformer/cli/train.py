@@ -46,7 +46,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 
 def _require_own_folder(config: Path, run: str) -> None:
-    """Check that a config which lies in a run folder names that folder: of a copied or renamed run it does not.
+    """Check that a config that lies in a run folder names that folder; in a copied or renamed run it does not.
 
     **Raises:** `BadInput` with both, since either may be meant.
     """
@@ -83,7 +83,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
 def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping[str, Any] = {}) -> None:
     """Write a finished run's report, and print what it found; of several processes only the main one does.
 
-    **Arguments:** `more`, for the JSON document.
+    **Arguments:** `more`, entries to add to the JSON document.
     """
     from diffeqformer.runs.distributed import is_main
 

@@ -8,7 +8,7 @@ from diffeqformer.errors import BadInput
 
 
 def joined(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with text that starts with a dash, and is no option, written as its option's: `--prompt=--x`."""
+    """Attach text that starts with a dash, but is not an option, to the option before it: `--prompt=--x`."""
     found: list[str] = []
     for word in words:
         before = found[-1] if found else ""
@@ -21,7 +21,7 @@ def joined(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def spelled(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with `true`, `false` and `null` as tyro spells them, where an option takes one of them for value."""
+    """Spell `true`, `false` and `null` as tyro does, where an option takes one of them as its value."""
     of_tyro = {"true": "True", "false": "False", "null": "None"}
     return [
         option + equals + (of_tyro.get(value, value) if bool in get_args(hint) else value)
@@ -30,7 +30,7 @@ def spelled(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def separated(words: Sequence[str], options: Hints) -> list[str]:
-    """The words with lists of numbers as tyro reads them, `--depth.always 2 4 8`, if given as `2,4,8` or `[2,4,8]`."""
+    """Split lists of numbers such as `2,4,8` or `[2,4,8]` into words, as tyro reads them: `--depth.always 2 4 8`."""
     found: list[str] = []
     for option, equals, value, hint in _parts(words, options):
         parts = [part.strip() for part in value.strip(" ,[]()").split(",")]  # `2, 4, 8` is three words, two with commas
@@ -41,7 +41,7 @@ def separated(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def require_lists_once(words: Sequence[str], options: Hints) -> None:
-    """Refuse a list that is given twice, of which only the last would be read."""
+    """Refuse a list that is given twice, since only the last would be read."""
     names = [option_of(word) for word in words if word.startswith("--")]
     for name in (name for name in names if names.count(name) > 1):
         if _lists(options.get(name)):
@@ -49,12 +49,12 @@ def require_lists_once(words: Sequence[str], options: Hints) -> None:
 
 
 def option_of(word: str) -> str:
-    """The option that a word begins with, without its dashes, as `options_of` has it."""
+    """Return the option that a word begins with, without its dashes, as in `options_of`."""
     return word.partition("=")[0][2:].replace("_", "-")
 
 
 def _parts(words: Sequence[str], options: Hints) -> Iterator[tuple[str, str, str, Any]]:
-    """Of each word its option, `=` and value, each empty if it has none, and the type of the option that it is for."""
+    """Split each word into option, `=` and value, each empty if absent, and add the type of the option it is for."""
     hint = None
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
@@ -63,5 +63,5 @@ def _parts(words: Sequence[str], options: Hints) -> Iterator[tuple[str, str, str
 
 
 def _lists(hint: Any) -> list[Any]:
-    """Those of an option's types that are lists."""
+    """Return those of an option's types that are lists."""
     return [one for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
