@@ -26,7 +26,7 @@ class Arguments:
     to: Annotated[str, tyro.conf.arg(metavar="DIR")]
     """Folder to write, new or empty."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = setting(None, least=1, most=MOST_STEPS)
-    """Populate the model at so many depth steps; if not given, weights that are functions of depth stay so."""
+    """Populate the model at this many depth steps; if not given, weights that are functions of depth stay so."""
     checkpoint: Which = "latest"
     """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

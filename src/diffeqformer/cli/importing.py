@@ -28,8 +28,8 @@ class Arguments:
     adapter: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Low-rank adapters to add to the model, as PEFT saves them or `export --adapter` writes them."""
     context: Annotated[int | None, tyro.conf.arg(metavar="N")] = setting(None, least=1, most=SIZES)
-    """Most tokens of a sequence; the model's own if not given. Batches of evaluation and fine-tuning are sequences of
-    so many, where modern models have 8,192 to 131,072."""
+    """Most tokens of a sequence; the model's own if not given. Evaluation and fine-tuning batches are sequences of
+    this length, which is 8,192 to 131,072 in modern models."""
 
 
 def run(words: Sequence[str], as_json: bool) -> None:

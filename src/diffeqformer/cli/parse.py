@@ -1,4 +1,4 @@
-"""From words on the command line to dataclasses, every mistake as one sentence."""
+"""Turn words on the command line into dataclasses, and every mistake into one sentence."""
 
 import contextlib
 import dataclasses

@@ -23,7 +23,7 @@ from diffeqformer.studies.study import Result
 def write_page(result: Result, arguments: Any) -> dict[str, str]:
     """Write the page and the numbers to the study's folder; returns their paths.
 
-    In the usual folder of an analysis, a page beside it links those of all analyses.
+    In the usual folder of an analysis, a page next to it links those of all analyses.
     """
     usual = result.name in (*ANALYSES, "compare") and not getattr(arguments, "to", "")
     path = result.write(home="../index.html" if usual else "")

@@ -80,7 +80,7 @@ class ModelConfig(Choosing):
     and any `init_std` well above the root of `norm_epsilon`, which takes the stiffness out of the first one
     (docs/elastic-depth.md)."""
     final_norm_halvings: int | None = setting(None, least=0, most=12)
-    """How many step lengths the final norm distinguishes besides the whole of depth: 1/2, 1/4, ..., halved so many
+    """How many step lengths the final norm distinguishes besides the whole of depth: 1/2, 1/4, ..., halved this many
     times, and interpolated in between. If not given, one norm serves all numbers of steps."""
     tied: bool | None = None
     """Unembedding is the embedding, transposed; if not given: true for gpt, false for llama."""

@@ -84,7 +84,7 @@ class OptimizerConfig(Choosing):
     """Learning rate at the end, as a fraction of the peak; a `constant` one stays at the peak."""
     clip_norm: float = setting(1.0, positive=True)
     spike: float | None = setting(None, least=1, positive=True)
-    """An update whose gradient is so many times longer than usual is skipped, and reported; if not given, none is."""
+    """An update whose gradient is this many times longer than usual is skipped, and reported; if not given, none is."""
     average: AverageSection | None = None
     """Parameters that are evaluated, kept and used in place of the last ones: their exponential moving average (`ema`)
     or the mean of the `last` updates; if not given, the last ones."""

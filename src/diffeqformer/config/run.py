@@ -42,8 +42,8 @@ class DataConfig:
     """Training windows run on from document to document, or hold one each, padded: then no token attends to another
     document, and each begins at the first position. Evaluations always join them."""
     targets: Literal["all", "completions"] = "all"
-    """Tokens whose prediction is learned: all, or in a .jsonl with `prompt` and `completion`, or with `messages`, only
-    the completions or what the assistant says."""
+    """Tokens whose prediction is learned: all, or of a .jsonl with `prompt` and `completion` only the completion, with
+    `messages` only what the assistant says."""
     dataset: str = ""
     """Hub id or local folder (source: huggingface)."""
     dataset_name: str = ""
@@ -186,7 +186,7 @@ class BaseConfig:
     method: Method | None = None
     """What fine-tuning was asked to train."""
     system: str = ""
-    """What the base is, for reports."""
+    """Description of the base, for reports."""
     imported: bool | None = None
     """Whether the original model was imported, so that the tokens that its tokenizer starts a text with precede
     prompts; assumed if not given."""

@@ -108,7 +108,7 @@ class KnotsConfig(Section):
     """Low-rank adapters beside the knots; `None` for a model without."""
 
     def halved(self, steps: int) -> int:
-        """`halvings`, or what it is at so many steps if not given."""
+        """`halvings`, or its default at this many steps if not given."""
         return (max(self.knots or steps, steps) - 1).bit_length() if self.halvings is None else self.halvings
 
 
@@ -126,7 +126,7 @@ class DyadicConfig(Section):
     """Low-rank adapters beside the blocks; `None` for a model without."""
 
     def halved(self, steps: int) -> int:
-        """`halvings`, or what it is at so many steps if not given."""
+        """`halvings`, or its default at this many steps if not given."""
         return (steps - 1).bit_length() if self.halvings is None else self.halvings
 
 
@@ -178,7 +178,7 @@ class ModulationConfig(Section):
     knots: int | None = setting(None, least=1, most=MOST_STEPS)
     """Knots over depth; `model.steps` if not given."""
     halvings: int = setting(4, least=0, most=12)
-    """Lengths that are distinguished: 1, 1/2, 1/4, ..., halved so many times."""
+    """Lengths that are distinguished: 1, 1/2, 1/4, ..., halved this many times."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class RotaryScalingConfig:
     low_freq_factor: float = setting(1.0, positive=True)
     """Frequencies that turn fewer times over the original context are divided by `factor`."""
     high_freq_factor: float = setting(4.0, positive=True)
-    """Those that turn more often stay; between the two they are mixed."""
+    """Frequencies that turn more often are kept; in between, both are mixed."""
     original_context: int = setting(8192, least=1, most=INT32)
     """Tokens of context before it was stretched."""
 

@@ -109,7 +109,7 @@ def prepare(
 
 
 def cached_by_content(config: DataConfig, content: str | None, progress: Progress) -> TokenCache | None:
-    """Find the tokens of a text that no longer exists in an intact cache in `config.cache`; `None` if none has them.
+    """Find the tokens of a text that no longer exists, if an intact cache in `config.cache` has them; else `None`.
 
     **Arguments:** `content`, `TokenCache.content` of the tokens.
     """

@@ -20,7 +20,7 @@ class Part:
     size: int | None
     """Bytes of text, for progress (replaced bytes may change it a little); `None` if not counted."""
     read: Callable[[], Iterator[TextDocument]]
-    """Reads the documents in order, at every call anew; each must be used before the next is requested."""
+    """Reads the documents in order, anew at every call; each must be used before the next is requested."""
     sources: tuple[int, ...] = ()
     """Number of consecutive documents from each source of a mixture."""
     masked: bool = False
@@ -103,7 +103,7 @@ def split_single(
 
 
 def _line_start(blocks: Callable[[], Iterator[str]], fraction: float) -> tuple[int, int]:
-    """Return the characters before the line that begins about the last `fraction` of a text, and those of all of it.
+    """Count the characters before the line that begins about the last `fraction` of a text, and those of all of it.
 
     **Raises:** `BadInput` if no line starts inside the text.
     """

@@ -18,7 +18,7 @@ from diffeqformer.data.tokenizer import end_of_text
 from diffeqformer.errors import BadInput
 
 Shard = Callable[[], Iterator[TextDocument]]
-"""Reads the documents of a file in order, at every call anew; each must be used before the next is requested."""
+"""Reads the documents of a file in order, anew at every call; each must be used before the next is requested."""
 FAR = 1 << 40
 """More windows than a source ever gives."""
 
