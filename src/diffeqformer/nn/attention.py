@@ -20,27 +20,28 @@ N = TypeVar("N")
 AnyArray = Array | jax.ShapeDtypeStruct
 
 BLOCKS = 4
-"""Into how many blocks causal attention divides the queries at most: 4 leave out 3/8 of the scores, of at most 1/2."""
+"""Maximum number of query blocks in causal attention: 4 blocks skip 3/8 of the scores; the limit is 1/2."""
 LEAST_BLOCK = 64
-"""Fewest queries of a block."""
+"""Minimum number of queries per block."""
 AMPERE = 8.0
-"""The compute capability from which cuDNN has flash attention."""
+"""Minimum compute capability for cuDNN's flash attention."""
 NARROW = (jnp.bfloat16, jnp.float16)
-"""What cuDNN's flash attention computes in."""
+"""Dtypes in which cuDNN's flash attention computes."""
 
 
 class AttentionWeights(eqx.Module, Generic[L, N]):
-    """Weights of one attention block; `L` and `N` are what stands for a linear map and for a norm.
+    """Weights of one attention block; `L` and `N` are the types that represent a linear map and a norm.
 
-    Query, key and value are one matrix, side by side, as in GPT-2: one product, and one time network. With grouped
-    queries (Ainslie et al. 2023, arXiv:2305.13245) key and value have fewer heads than the query, and fewer columns.
+    Query, key and value are side by side in one matrix, as in GPT-2, so that they take one product and one time
+    network. With grouped queries (Ainslie et al. 2023, arXiv:2305.13245), key and value have fewer heads than the
+    query, and fewer columns.
     """
 
     norm: N
     query_key_value: L
     output: L
     query_norm: N | None = None
-    """Of each head's query, and below of each head's key (Qwen 3)."""
+    """Norm of each head's query; `key_norm` is the norm of each head's key (Qwen 3)."""
     key_norm: N | None = None
 
 
@@ -56,14 +57,15 @@ class KeyValueCache(eqx.Module):
 
 
 class Slot(eqx.Module):
-    """One attention evaluation's part of a cache.
+    """The part of a cache that belongs to one attention evaluation.
 
-    It is written before it is read, and inside the whole: so a loop over steps that carries the cache writes in place.
+    It is written before it is read, and inside the whole cache, so that a loop over steps that carries the cache
+    updates it in place.
     """
 
     cache: KeyValueCache
     at: tuple[Any, ...]
-    """Its place on the cache's leading axes."""
+    """Index of the slot on the cache's leading axes."""
 
     def put(
         self,
@@ -71,7 +73,7 @@ class Slot(eqx.Module):
         values: Float[Array, "batch position kv_heads head_width"],
         start: Int[Array, ""],
     ) -> "Slot":
-        """The same with new keys and values written from position `start` on."""
+        """Return the slot with new keys and values written from position `start` on."""
 
         def written(whole: Array, new: Array) -> Array:
             new = jnp.expand_dims(jnp.swapaxes(new, 1, 2), tuple(range(len(self.at))))
@@ -83,7 +85,7 @@ class Slot(eqx.Module):
     def attend(
         self, query: Float[Array, "batch query heads head_width"], mask: Bool[Array, "query position"]
     ) -> Float[Array, "batch query heads head_width"]:
-        """`attend` over the slot's keys and values that `mask` allows."""
+        """Attend over those of the slot's keys and values that `mask` allows."""
         keys, values = self.cache.keys, self.cache.values
         for place in self.at:
             keys, values = (jax.lax.dynamic_index_in_dim(part, place, keepdims=False) for part in (keys, values))
@@ -98,7 +100,7 @@ def split_heads(
     Float[Array, "batch position kv_heads head_width"],
     Float[Array, "batch position kv_heads head_width"],
 ]:
-    """Query, keys and values, cut into heads: the first `heads` are the query's, keys and values halve the others."""
+    """Split a projection into heads: the first `heads` are the query's; keys and values have half of the rest each."""
     parts = query_key_value.reshape(*query_key_value.shape[:-1], -1, head_width)
     query, keys, values = jnp.split(parts, [heads, (heads + parts.shape[-2]) // 2], axis=-2)
     return query, keys, values
@@ -119,10 +121,10 @@ def attend(
     heads; `mask`, true where a query may look; `dropout_rate`, probability of dropping an attention weight, active only
     with a `key`.
 
-    Causal attention goes by blocks of queries, each with the keys up to its end, so that most of what lies above the
-    diagonal is not computed. Heads come before positions, the layout in which XLA's CPU products are fast
-    (`docs/performance.md`). What is compiled for CUDA in bfloat16 or float16, without mask and dropout, is cuDNN's
-    flash attention where it is installed and takes these shapes: scores are then never kept, and there is no
+    Causal attention processes blocks of queries, each against the keys up to the block's end, so that most scores
+    above the diagonal are not computed. Heads come before positions, the layout in which XLA's CPU products are fast
+    (`docs/performance.md`). On CUDA, in bfloat16 or float16 and without mask or dropout, it compiles to cuDNN's flash
+    attention if that is installed and supports these shapes. Scores are then never stored, and there is no
     forward-mode derivative.
 
     **Returns:** for each query the weighted mean of the values. Source: Vaswani et al. 2017, eq. 1; paper eq. 4.
@@ -130,7 +132,7 @@ def attend(
     own = partial(_by_blocks, mask=mask, dropout_rate=dropout_rate, key=key)
     lacking = cudnn_lacks(query.dtype, 0.0 if key is None else dropout_rate, cuda_capabilities())
     if mask is None and not lacking and not cudnn_refuses(query, keys, values):
-        # A choice keeps for the backward pass what any of its branches would: so our own, not used, keeps nothing.
+        # A conditional saves the residuals of all its branches: ours, not taken on CUDA, is checkpointed to save none.
         return jax.lax.platform_dependent(query, keys, values, cuda=_cudnn, default=jax.checkpoint(own))
     return own(query, keys, values)
 
@@ -153,16 +155,17 @@ def _by_blocks(
 
 
 def _cudnn(query: Array, keys: Array, values: Array) -> Array:
-    with jax.numpy_dtype_promotion("standard"):  # it mixes precisions
+    with jax.numpy_dtype_promotion("standard"):  # JAX's function mixes precisions
         return jax.nn.dot_product_attention(query, keys, values, is_causal=True, implementation="cudnn")
 
 
 def cudnn_lacks(dtype: DTypeLike, dropout_rate: float, capabilities: Iterable[float]) -> str:
-    """Why what is compiled for CUDA cannot have cuDNN's flash attention, whatever the shapes; "" if it can.
+    """Return why programs for CUDA cannot use cuDNN's flash attention, whatever the shapes; "" if they can.
 
-    **Arguments:** `dtype` of the query; `dropout_rate`, of attention weights; `capabilities`, of the devices.
+    **Arguments:** `dtype` of the query; `dropout_rate` of attention weights; `capabilities`, the devices' compute
+    capabilities.
     """
-    if dropout_rate > 0.0:  # cuDNN has dropout, but JAX's public function has not
+    if dropout_rate > 0.0:  # cuDNN has dropout, but JAX's public function does not
         return f"model.dropout.attention is {dropout_rate:g}; cuDNN's flash attention needs 0"
     if jnp.dtype(dtype) not in NARROW:
         return f"model.compute_dtype is {jnp.dtype(dtype)}; cuDNN's flash attention needs bfloat16"
@@ -172,7 +175,7 @@ def cudnn_lacks(dtype: DTypeLike, dropout_rate: float, capabilities: Iterable[fl
 
 
 def cudnn_refuses(query: AnyArray, keys: AnyArray, values: AnyArray) -> str:
-    """What JAX says if cuDNN is not installed here, or does not take these shapes, back too; "" if it does."""
+    """Return JAX's error if cuDNN is not installed or rejects these shapes, forward or backward; "" otherwise."""
     try:
         jax.eval_shape(lambda *own: jax.vjp(_cudnn, *own)[0], query, keys, values)
     except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -181,7 +184,7 @@ def cudnn_refuses(query: AnyArray, keys: AnyArray, values: AnyArray) -> str:
 
 
 def cuda_capabilities() -> list[float]:
-    """Compute capabilities of the CUDA devices here; empty if there are none, and what is compiled is for others."""
+    """Return the compute capabilities of the local CUDA devices; empty if there are none."""
     try:
         return [float(device.compute_capability) for device in jax.local_devices(backend="cuda")]
     except RuntimeError:
@@ -212,7 +215,7 @@ def _weights(
     query = jnp.swapaxes(query, 1, 2)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, keys, preferred_element_type=wide(query.dtype))
     scores = scores / query.shape[-1] ** 0.5
-    # No row is without an allowed position, which would give NaN: a query sees at least itself.
+    # A row without an allowed position would give NaN, but a query sees at least itself.
     return jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf), axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Tokens and positions as vectors."""
+"""Token and position embeddings."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from diffeqformer.sharding import constrain
 
 
 def require_tokens(ids: Array | np.ndarray, vocabulary: int) -> None:
-    """Check ids that are known, which indexing would take for others: JAX clips them. Traced ones are not checked.
+    """Check known token ids, since JAX's indexing silently clips invalid ones; traced ids are not checked.
 
-    **Raises:** `BadInput` for ids that are no whole numbers, or one that is not in the vocabulary.
+    **Raises:** `BadInput` if ids are not integers, or one is not in the vocabulary.
     """
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise BadInput(f"token ids are {ids.dtype}, but must be whole numbers.")
     if isinstance(ids, Tracer) or not ids.size:
         return
-    known = np.asarray(ids)  # of JAX, the minimum would be traced where a program closes over known ids
+    known = np.asarray(ids)  # with `jnp`, the minimum would be traced where a program closes over known ids
     low, high = int(known.min()), int(known.max())
     if low < 0 or high >= vocabulary:
         raise BadInput(
@@ -32,11 +32,11 @@ def require_tokens(ids: Array | np.ndarray, vocabulary: int) -> None:
 
 
 def known_ids(ids: Any, vocabulary: int, *axes: int) -> Array:
-    """Token ids as int32, checked before JAX could make others of them: it wraps what 32 bits do not hold.
+    """Convert token ids to int32, checking them first, since JAX wraps ids that do not fit into 32 bits.
 
-    **Arguments:** `axes`, how many the ids may have: 1 for a text, 2 for a batch of them.
+    **Arguments:** `axes`, the allowed numbers of axes: 1 for a text, 2 for a batch of texts.
 
-    **Raises:** `BadInput` as `require_tokens`, or for other axes, or one of length 0.
+    **Raises:** `BadInput` as `require_tokens`, or for another number of axes, or an axis of length 0.
     """
     try:
         ids = ids if isinstance(ids, Array) else np.asarray(ids)
@@ -47,7 +47,7 @@ def known_ids(ids: Any, vocabulary: int, *axes: int) -> Array:
         must = " or ".join(shapes[number] for number in axes)
         raise BadInput(f"ids have the shape {ids.shape}, but must have {must}, none of them 0.")
     require_tokens(ids, vocabulary)
-    return jnp.asarray(ids).astype(jnp.int32)  # narrower ones could not hold what is predicted after them
+    return jnp.asarray(ids).astype(jnp.int32)  # narrower integers could not hold the tokens predicted later
 
 
 class Embedding(eqx.Module):
@@ -59,7 +59,7 @@ class Embedding(eqx.Module):
     def __call__(
         self, ids: Int[Array, "batch position"], at: Int[Array, " position"]
     ) -> Float[Array, "batch position width"]:
-        """Vectors of `ids` that stand at the positions `at`."""
-        # The width is gathered first: `fsdp` divides the batch of what is looked up, and no second axis of it.
+        """Embed `ids` at the positions `at`."""
+        # The width is gathered first: `fsdp` shards the batch axis of the result, so it cannot shard a second axis.
         x = constrain(self.tokens, "tensor")[ids]
         return x if self.positions is None else x + constrain(self.positions)[at][None]

@@ -9,10 +9,10 @@ N = TypeVar("N")
 
 
 class FeedForwardWeights(eqx.Module, Generic[L, N]):
-    """Weights of one feed-forward block; `L` and `N` are what stands for a linear map and for a norm."""
+    """Weights of one feed-forward block; `L` and `N` are the types that represent a linear map and a norm."""
 
     norm: N
     up: L
     down: L
     gate: L | None = None
-    """Of a gated block (SwiGLU) only."""
+    """Gate of a gated block (SwiGLU); `None` otherwise."""

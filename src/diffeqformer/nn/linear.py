@@ -1,4 +1,4 @@
-"""Linear maps and norms as plain weights: one layer's, or many layers' stacked on leading axes."""
+"""Linear maps and norms as plain weights, of one layer or of many layers stacked on leading axes."""
 
 from functools import partial
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Linear(eqx.Module):
         # As one matrix: XLA's CPU gradient of a weight under several batch axes takes three times as long.
         y = x.reshape(-1, x.shape[-1]) @ self.weight
         if self.bias is not None:
-            # Ranks are written out here and elsewhere: the tests set `jax_numpy_rank_promotion` to "raise".
+            # Here and elsewhere, ranks match explicitly: the tests set `jax_numpy_rank_promotion` to "raise".
             y = y + self.bias[None]
         return y.reshape(*x.shape[:-1], -1)
 
@@ -52,7 +52,7 @@ class Adapter(eqx.Module):
 
     a: Float[Array, "*layers inputs rank"]
     b: Float[Array, "*layers rank outputs"]
-    """Zero at the start."""
+    """Initialised to zero."""
     scale: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True)
 
@@ -64,7 +64,7 @@ class Adapter(eqx.Module):
 
 
 class AdaptedLinear(eqx.Module):
-    """A linear map with an adapter beside it: `x -> base(x) + adapter(x)`."""
+    """A linear map with an adapter: `x -> base(x) + adapter(x)`."""
 
     base: Linear
     adapter: Adapter
@@ -81,34 +81,34 @@ class AdaptedLinear(eqx.Module):
 
     @property
     def bias(self) -> Float[Array, "*layers outputs"] | None:
-        """The base's."""
+        """The bias of the base map."""
         return self.base.bias
 
 
 class Norm(eqx.Module):
-    """Scale and shift of a normalisation; an RMSNorm's has no shift, if not asked for."""
+    """Scale and shift of a normalisation; an RMSNorm has a shift only if requested."""
 
     scale: Float[Array, "*layers width"]
     shift: Float[Array, "*layers width"] | None
 
 
-# Parameters are float32 whatever JAX's own default: with `jax_enable_x64` that is float64.
+# Parameters are float32 whatever JAX's default, which is float64 with `jax_enable_x64`.
 zeros, ones = partial(jnp.zeros, dtype=jnp.float32), partial(jnp.ones, dtype=jnp.float32)
 normal = partial(jax.random.normal, dtype=jnp.float32)
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
-    """The precision to take sums in: float32 for narrower types, else the type itself."""
+    """Return the dtype in which to sum: float32 for narrower types, otherwise the type itself."""
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype
 
 
 def products(x: Float[Array, "*batch width"], rows: Float[Array, "outputs width"]) -> Float[Array, "*batch outputs"]:
-    """`x rows^T`: of each vector with each row, in the precision of `x`, summed in float32 or better.
+    """Compute `x rows^T`, each vector times each row, in the precision of `x`, summed in float32 or better.
 
     Narrow products stay narrow in the backward pass: the cotangent is rounded to the precision of `x` before it is
-    multiplied, as PyTorch's autocast does, and the gradient of `rows` is summed, and kept, in theirs. Otherwise JAX
-    multiplies in float32, at half the speed of a card or less, and rounds the gradient of `rows` instead. Such products
-    have no forward-mode derivative.
+    multiplied, as in PyTorch's autocast, and the gradient of `rows` is summed and kept in the precision of `rows`.
+    Otherwise JAX would multiply in float32, at half a GPU's speed or less, and round the gradient of `rows` instead.
+    Narrow products have no forward-mode derivative.
     """
     return _products(x, rows.astype(x.dtype)) if wide(x.dtype) == x.dtype else _narrow_products(x, rows)
 
@@ -138,9 +138,9 @@ _narrow_products.defvjp(_keep, _pull_back)
 
 
 def as_bits(x: Array) -> Array:
-    """Floats of 16 bits as the integers that their bits are, which `view` turns back; anything else as it is.
+    """View 16-bit floats as integers with the same bits, which `view` reverts; return anything else unchanged.
 
-    XLA has no 16-bit floats on CPUs: to write one row of a large array, or take one, it converts all of it to float32.
+    XLA has no 16-bit floats on CPUs: to write or read one row of a large array, it converts the whole array to float32.
     """
     return x.view(jnp.uint16) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
@@ -155,9 +155,9 @@ def normalise(
 ) -> Float[Array, "*batch width"]:
     """RMSNorm over the last axis: `scale x / sqrt(mean(x^2) + epsilon)`, plus the shift if there is one.
 
-    LayerNorm is the same of `x - mean(x)`, that is `centred`; if not given, norms with a shift are. Sums are taken in
-    float32 or better, whatever the precision of `x`; the result has the precision of `x`. Sources: Zhang & Sennrich
-    2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
+    If `centred`, the same is applied to `x - mean(x)`, which is LayerNorm; by default, norms with a shift are centred.
+    Sums are taken in float32 or better, whatever the precision of `x`; the result has the precision of `x`. Sources:
+    Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
     """
     y = x.astype(wide(x.dtype))
     if (norm.shift is not None) if centred is None else centred:

@@ -12,11 +12,12 @@ from diffeqformer.nn.linear import wide
 def rotary_frequencies(
     rotary_width: int, theta: float, scaling: RotaryScalingConfig | None = None
 ) -> Float[np.ndarray, " pair"]:
-    """`theta^(-2i/d)`, i < d/2, in radians per position, d = `rotary_width`, the numbers of a head that turn; float64.
+    """Return the frequencies `theta^(-2i/d)`, i < d/2, in radians per position, as float64.
 
-    With `scaling`, frequencies f that turn `r = f c / 2 pi` times over the original context c are multiplied with
-    `(1 - s) / factor + s`, s rising from 0 at `r = low_freq_factor` to 1 at `high_freq_factor`. Source: Llama Team
-    2024, The Llama 3 Herd of Models, arXiv:2407.21783, as Transformers has it.
+    Here d = `rotary_width` is the number of channels of a head that are rotated. With `scaling`, frequencies f that
+    turn `r = f c / 2 pi` times over the original context c are multiplied by `(1 - s) / factor + s`, where s rises
+    from 0 at `r = low_freq_factor` to 1 at `high_freq_factor`. Source: Llama Team 2024, The Llama 3 Herd of Models,
+    arXiv:2407.21783, as implemented in Transformers.
     """
     half = rotary_width // 2
     frequencies = theta ** (-np.arange(half) / half)
@@ -35,9 +36,10 @@ def rotate(
 ) -> Float[Array, "batch position heads head_width"]:
     """Turn the pair `(x_i, x_(i+d/2))` at position p by the angle `p f_i`, i < d/2, d twice the number of frequencies.
 
-    The head's numbers from d on stay. A product of a rotated query and a rotated key depends on the distance of their
-    positions only. Pairs are halves of what turns apart, as in Hugging Face, not neighbours. Angles and products
-    are in float32 or better, whatever the precision of `x`. Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+    Channels of a head from d on are unchanged. The product of a rotated query and a rotated key depends only on the
+    distance between their positions. A pair is not two neighbours but, as in Hugging Face, one channel from each half
+    of the d rotated ones. Angles and products are in float32 or better, whatever the precision of `x`. Source: Su et
+    al. 2021, arXiv:2104.09864, eq. 34.
     """
     precise = wide(x.dtype)
     angles = positions.astype(precise)[:, None] * jnp.asarray(frequencies, precise)[None, :]
