@@ -18,25 +18,25 @@ from diffeqformer.ode.solve import Solution, split
 from diffeqformer.ode.weights.source import WeightSource
 
 USUAL = "Tsit5"
-"""Diffrax's solver for schemes that have no error estimate, after a first step that is `euler-middle`'s."""
+"""Diffrax's solver for `euler-middle`, which has no error estimate; it follows a first step of given length, if any."""
 
 
 def has_error_estimate(scheme: Scheme) -> bool:
-    """Whether Diffrax has a solver of the scheme's tableau that estimates its error."""
-    # Euler, which has no error estimate, stands for schemes without a solver of Diffrax's.
+    """Whether Diffrax has a solver with the scheme's tableau and an error estimate."""
+    # Euler, which has no error estimate, stands in for schemes without a Diffrax solver.
     return issubclass(getattr(diffrax, getattr(scheme, "solver", "") or "Euler"), diffrax.AbstractAdaptiveSolver)
 
 
 def can_adapt(scheme: Scheme) -> bool:
-    """Whether steps can be chosen for a scheme: it has an error estimate, or is `euler-middle`, whose first step may
-    have a length of its own before a solver that has one."""
+    """Whether steps can be adaptive: the scheme has an error estimate, or is `euler-middle`, whose first step may have
+    a length of its own before a solver with an error estimate takes over."""
     return scheme == EULER_MIDDLE or has_error_estimate(scheme)
 
 
 def adaptive_solver(tolerance: ToleranceConfig, scheme: Scheme) -> diffrax.AbstractAdaptiveSolver:
-    """The solver that chooses steps for a scheme.
+    """Return the Diffrax solver that chooses steps for a scheme.
 
-    **Raises:** `BadInput` if that scheme has no error estimate to choose steps by.
+    **Raises:** `BadInput` if the scheme has no error estimate to choose steps by.
     """
     if not can_adapt(scheme):
         name = next((name for name, one in SCHEMES.items() if one == scheme), type(scheme).__name__)
@@ -63,27 +63,28 @@ def solve_adaptively(
     key: Key[Array, ""] | None,
     keep_states: bool,
 ) -> Solution:
-    """Integrate `dx/dt = F(t, x)` by steps that a PID controller chooses for a tolerance.
+    """Integrate `dx/dt = F(t, x)` with steps that a PID controller chooses for a tolerance.
 
-    With a `first_step` s the first step is still a step: `x(s) = x(0) + s F(s/2, x(0))`, as `euler-middle` takes
-    it; from there on it is a flow, which is solved.
+    With a `first_step` s, the first step is a single fixed one, `x(s) = x(0) + s F(s/2, x(0))`, as in `euler-middle`;
+    from s on, the flow is solved adaptively.
 
-    The weights are generated at each time that the solver asks for. All sequences of `x` take the same steps, chosen
-    for the error over all of them together: so an answer depends, within the tolerance, on the whole batch, and on
-    later tokens. The state is float32 or better.
+    Weights are generated at each time that the solver asks for. All sequences of `x` take the same steps, chosen for
+    their joint error, so that a result depends, within the tolerance, on the whole batch and on later tokens. The state
+    is in float32 or better.
 
-    **Arguments:** as for `solve`; `grid`, whose steps are the first guess; `precision`, of the weights, and so of
-    the field; `key` for dropout, with one mask for all times; `keep_states`, at the ends of the grid's steps.
+    **Arguments:** as for `solve`; `grid`, whose number of steps gives the first guess of a step's length; `precision`
+    of the weights, and thus of the field; `key` for dropout, with one mask for all times; `keep_states`, whether to
+    keep the states at the ends of the grid's steps.
 
-    **Returns:** a `Solution`; the states that it `kept` are interpolated.
+    **Returns:** a `Solution`, whose `kept` states are interpolated.
     """
     solver = adaptive_solver(tolerance, scheme)
     keys = None if key is None else jax.random.split(key, 2)[None]
 
     def slope(t: Array, x: Array, weights: WeightSource) -> Array:
-        # The axis of one time serves as `split`'s axis of one node.
+        # The axis of one time serves as the axis of one node that `split` expects.
         row = jax.tree.map(lambda leaf: leaf.astype(precision), weights.at(t[None]))
-        # Of the scheme `split` reads the number of nodes alone; the horizon, since t is a fraction of depth.
+        # `split` reads only the number of nodes from the scheme. Times `horizon`, since t is a fraction of depth.
         return horizon * split(field, EULER_START, row, keys).at(0, x)
 
     state, start = x.astype(wide(x.dtype)), first_step or 0.0
@@ -105,7 +106,7 @@ def solve_adaptively(
             adjoint=_adjoint(adjoint),
             max_steps=tolerance.max_steps,
         )
-    # The last is the state at t1 itself; those before it, at the ends of steps, are interpolated.
+    # The last entry is the state at t1 itself; those before it, at the ends of the grid's steps, are interpolated.
     ys = found.ys.astype(x.dtype)  # pyright: ignore[reportOptionalMemberAccess]
     own = evaluations_of(solver, found.stats["num_steps"])
     evaluations = Evaluations(*(number + int(start > 0) for number in own))
@@ -119,15 +120,16 @@ def _adjoint(adjoint: Adjoint) -> diffrax.AbstractAdjoint:
 
 
 def evaluations_of(solver: diffrax.AbstractSolver, steps: Array) -> Evaluations:
-    """Evaluations of the field in `steps` steps, rejected ones included.
+    """Count the evaluations of the field in `steps` steps, including rejected ones.
 
-    A first stage that is the last one of the step before is not evaluated again, except, by Diffrax, after a rejection
-    of the very first step, which it does not report: for each of these it is one evaluation more than counted here.
+    A first stage that equals the last stage of the step before is not evaluated again, except by Diffrax after a
+    rejection of the very first step. Diffrax does not report these rejections: each is one evaluation more than counted
+    here.
     """
     if isinstance(solver, diffrax.ReversibleHeun):
         return Evaluations(steps + 1, steps + 1)
     assert isinstance(solver, diffrax.AbstractERK) and isinstance(solver.tableau, diffrax.ButcherTableau)
-    # First same as last: a step's last stage is the first one of the next.
+    # First same as last: a step's last stage is the first stage of the next step.
     kept = int(solver.tableau.fsal)
     number = steps * (solver.tableau.num_stages - kept) + kept
     return Evaluations(number, number)

@@ -1,15 +1,16 @@
-"""Adjoints: what the forward pass over depth keeps for the backward pass, and what it computes again.
+"""Adjoints: what the forward pass over depth keeps for the backward pass, and what is recomputed.
 
-| | keeps | price |
+| | keeps | cost |
 |---|---|---|
 | `Plain` | all activations | memory |
 | `Checkpointed` | the state of each step | each step is computed twice |
 | `Recursive` | some states at each level of a recursion | one more forward pass per level |
-| `Reconstructing` | the last state alone | each step is computed twice; rounding on the way back |
+| `Reconstructing` | only the last state | each step is computed twice; rounding on the way back |
 
-The library's own, not Diffrax's `RecursiveCheckpointAdjoint`: that one needs an ODE loop that asks for weights by time,
-which here would generate them step by step (3.7 times a table's cost), and its checkpoints copy the stacked gradient of
-the table at every level where these add to it in place. Adaptive solves do use Diffrax's (`adaptive.py`).
+These are the library's own, not Diffrax's `RecursiveCheckpointAdjoint`. That one needs an ODE loop that asks for
+weights by time, which here would generate them step by step (3.7 times a table's cost). Its checkpoints also copy the
+stacked gradient of the table at every level, while these add to it in place. Adaptive solves do use Diffrax's
+(`adaptive.py`).
 """
 
 from collections.abc import Callable
@@ -30,27 +31,27 @@ class Flow(NamedTuple):
     """All steps of a fixed grid, as an adjoint needs them."""
 
     field_at: Callable[[BlockWeights, PyTree], SplitField]
-    """From a step's weights and keys to the field's halves."""
+    """Maps a step's weights and keys to the field's halves."""
     scheme: Scheme
     dt: Callable[[Array | None], Length]
-    """A step's length, from its own entry of the lengths (`None` if all are equal)."""
+    """Maps a step's own entry of the lengths (`None` if all are equal) to its length."""
     table: BlockWeights
     given: PyTree
     """Keys and lengths of all steps, which have no gradient."""
     steps: int
 
     def step(self, row: BlockWeights, given: PyTree, carry: PyTree) -> PyTree:
-        """What is carried out of a step of these weights, keys and length."""
+        """Take a step with these weights, keys and length; return the new carry."""
         keys, own = given
         return self.scheme.step(self.field_at(row, keys), carry, self.dt(own))
 
     def step_of(self, index: int | Array, carry: PyTree) -> PyTree:
-        """What is carried out of step `index`."""
+        """Take step `index`; return the new carry."""
         return self.step(row_of_step(self.table, index), row_of_step(self.given, index), carry)
 
     def through(self, carry: PyTree, first: int | Array, count: int) -> PyTree:
-        """What is carried out of `count` steps, from step `first` on."""
-        # Over indices into the whole table: a scan over a part of its rows would first copy that part.
+        """Take `count` steps, from step `first` on; return the new carry."""
+        # The scan is over indices into the whole table: a scan over part of its rows would first copy that part.
         one = lambda carry, now: (self.step_of(now, carry), None)
         return jax.lax.scan(one, carry, first + jnp.arange(count, dtype=jnp.int32))[0]
 
@@ -60,16 +61,16 @@ class Adjoint(Protocol):
     """How the loop over depth is differentiated."""
 
     def wrap(self, body: Callable) -> Callable:
-        """The body of the plain loop, which is also that of forward passes that are observed."""
+        """Wrap the body of the plain loop, which forward passes with an observer also use."""
         ...
 
 
 @runtime_checkable
 class OwnBackwardPass(Adjoint, Protocol):
-    """An adjoint that has a backward pass of its own, for forward passes that are not observed."""
+    """An adjoint with its own backward pass, for forward passes without an observer."""
 
     def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
-        """From what is carried into the first step to what is carried out of the last."""
+        """Take all steps, from the carry into the first step; return the carry out of the last."""
         ...
 
 
@@ -78,17 +79,17 @@ class Plain:
     """Keeps all activations."""
 
     def wrap(self, body: Callable) -> Callable:
-        """The body itself."""
+        """Return the body unchanged."""
         return body
 
 
 @dataclass(frozen=True)
 class Checkpointed:
-    """Keeps the state of each step and computes the step again."""
+    """Keeps the state of each step and recomputes the step in the backward pass."""
 
     def wrap(self, body: Callable) -> Callable:
-        """The body, computed again in the backward pass. A scan's iterations cannot be merged: so no barriers against
-        common subexpressions are needed, which would cost time."""
+        """Recompute the body in the backward pass. A scan's iterations cannot be merged, so barriers against common
+        subexpression elimination, which would cost time, are not needed."""
         return jax.checkpoint(body, prevent_cse=False)
 
 
@@ -96,19 +97,19 @@ class Checkpointed:
 class Recursive(Checkpointed):
     """Keeps `checkpoints` states per level: `checkpoints log_checkpoints(steps)` in all.
 
-    The steps are divided into that many equal parts, of which only the first state is kept and each of which is treated
-    in the same way when the backward pass comes to it: each level costs one more forward pass.
+    The steps are divided into that many equal parts, and only the first state of each part is kept. When the backward
+    pass reaches a part, it divides that part in the same way. Each level thus costs one more forward pass.
     Source: Griewank 1992, "Achieving logarithmic growth of temporal and spatial complexity in reverse AD".
     """
 
     checkpoints: int = 4
 
     def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
-        """What is carried out of the last step."""
+        """Take all steps; return the carry out of the last."""
         step, steps = flow.step, flow.steps
 
         def divided(first: int | Array, count: int) -> tuple[Array, int, int | Array, int]:
-            """Where parts of equally many steps start, how many these are, and the same of the rest."""
+            """Return the starts of equal parts and their number of steps, then both for the rest."""
             # Rounded up: at most `checkpoints` parts, and a rest that is shorter than a part.
             part = -(-count // self.checkpoints)
             whole = count // part
@@ -119,18 +120,18 @@ class Recursive(Checkpointed):
             return flow._replace(table=table, given=given).through(carry, first, count)
 
         def forward(weights: tuple, carry: PyTree, first: int | Array, count: int) -> tuple[PyTree, tuple]:
-            """What is carried out of `count` steps, and into each part of them and into the rest."""
+            """Take `count` steps; return the carry out of them, and the carries into each part and into the rest."""
             starts, part, rest, left = divided(first, count)
             end, into = jax.lax.scan(lambda carry, at: (advance(weights, carry, at, part), carry), carry, starts)
             return advance(weights, end, rest, left), (into, end)
 
         def pull_back(weights: tuple, kept: tuple, cotangents: tuple, first: int | Array, count: int) -> tuple:
-            """Cotangents of what is carried, and of the table, from after `count` steps to before them."""
+            """Pull the cotangents of the carry and of the table back through `count` steps."""
             starts, part, rest, left = divided(first, count)
             into, end = kept
 
             def through(cotangents: tuple, carry: PyTree, first: int | Array, count: int) -> tuple:
-                # Known in tracing: each level of the recursion becomes a loop inside that of the level above.
+                # `count` is static: each level of the recursion becomes a loop inside the loop of the level above.
                 if count > 1:
                     return pull_back(weights, forward(weights, carry, first, count)[1], cotangents, first, count)
                 cotangent, total = cotangents
@@ -138,7 +139,7 @@ class Recursive(Checkpointed):
                 change, cotangent = jax.vjp(lambda row, carry: step(row, own, carry), row, carry)[1](cotangent)
                 return cotangent, _add_to_row(total, first, change)
 
-            # Backwards the rest, which was last, comes first.
+            # Backwards, the rest comes first, since it was last.
             cotangents = through(cotangents, end, rest, left) if left else cotangents
             back = lambda cotangents, now: (through(cotangents, now[0], now[1], part), None)
             return jax.lax.scan(back, cotangents, (into, starts), reverse=True)[0]
@@ -164,17 +165,17 @@ class Recursive(Checkpointed):
 
 @dataclass(frozen=True)
 class Reconstructing(Checkpointed):
-    """Keeps the last state alone and runs a `Reversible` scheme back from it.
+    """Keeps only the last state and runs a `Reversible` scheme back from it.
 
-    How far the way back missed the state at depth 0, which is known, is the derivative by `probe`.
+    The state at depth 0 is known: the error of its reconstruction is the derivative with respect to `probe`.
     """
 
     probe: Float[Array, ""] | None = None
-    """A zero on which nothing depends. Its derivative is the relative error of the reconstructed state at depth 0: the
-    only way out of a backward pass is through a derivative."""
+    """A zero on which nothing depends. Its derivative is the relative error of the reconstructed state at depth 0: a
+    derivative is the only way to return a value from a backward pass."""
 
     def integrate(self, flow: Flow, carry: PyTree) -> PyTree:
-        """What is carried out of the last step."""
+        """Take all steps; return the carry out of the last."""
         scheme = flow.scheme
         assert isinstance(scheme, Reversible)
 
@@ -208,31 +209,32 @@ class Reconstructing(Checkpointed):
 
 
 def named_adjoint(section: GradientConfig) -> Adjoint:
-    """The adjoint of a name."""
+    """Return the adjoint that a config section names."""
     return {"plain": Plain(), "checkpointed": Checkpointed(), "reversible": Reconstructing()}[section.kind]
 
 
 def recursive_adjoint(section: RecursiveConfig) -> Recursive:
-    """Recursive checkpointing."""
+    """Return recursive checkpointing as a config section sets it."""
     return Recursive(section.checkpoints)
 
 
 def _relative_error(found: PyTree, true: PyTree) -> Array:
-    """Root mean square of what is missed, over that of what is true."""
+    """Root mean square of the error, divided by that of the true values."""
     size = lambda tree: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree))
     return jnp.sqrt(size(jax.tree.map(jnp.subtract, found, true)) / size(true))
 
 
 def row_of_step(tree: PyTree, step: int | Array) -> PyTree:
-    """The leaves' rows of a step; a leaf of one row has it for all steps."""
+    """Take a step's row of each leaf; a leaf's single row serves all steps."""
     at = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, jnp.minimum(step, len(leaf) - 1), keepdims=False)
     return jax.tree.map(at, tree)
 
 
 def _add_to_row(tree: PyTree, step: int | Array, change: PyTree) -> PyTree:
-    """The leaves with `change` added to their rows of a step.
+    """Add `change` to a step's row of each leaf.
 
-    A loop that carries the leaves writes in place, nested in others too; what nested loops stack has to be copied.
+    A loop that carries the leaves updates them in place, even inside other loops; outputs that nested loops stack have
+    to be copied.
     """
 
     def add(leaf: Array, row: Array, change: Array) -> Array:

@@ -21,7 +21,7 @@ from diffeqformer.plain import shown
 
 
 class EarlyExit(NamedTuple):
-    """A grid of which each token takes only as many steps as its prediction needs."""
+    """A grid on which each token takes only as many steps as its prediction needs."""
 
     steps: Steps
     """The grid."""
@@ -30,24 +30,24 @@ class EarlyExit(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """What is carried from step to step."""
+    """The carry from step to step."""
 
     x: Float[Array, "batch position width"]
     slope: Float[Array, "batch position width"]
-    """Of the last step, or of the one at which the token settled."""
+    """Slope over the last step, or over the step at which the token settled."""
     end: Float[Array, "batch position width"]
-    """Where the straight line ends; of a settled token, as it was when it settled, so that no other token, by how long
-    it goes on, changes its last digit."""
+    """Where the straight line ends. For a settled token, this is kept from the step at which it settled, so that its
+    last digit does not depend on how long other tokens go on."""
     settled: Bool[Array, "batch position 1"]
     taken: Int[Array, "batch position 1"]
-    """Steps that the token took."""
+    """Number of steps that the token took."""
     left: Float[Array, ""]
-    """Depth that is left, in the state's clock."""
+    """Remaining integration time, of `horizon` for the whole depth."""
 
 
 @dataclass(frozen=True)
 class _Settling:
-    """A one-step scheme whose tokens stop; see `solve_until_settled`."""
+    """A one-step scheme in which each token stops when it has settled; see `solve_until_settled`."""
 
     nodes: Nodes
     order: int
@@ -64,15 +64,15 @@ class _Settling:
 
     def step(self, field: SplitField, carry: _Settled, dt: Length) -> _Settled:
         x, slope, before, settled, taken, left = carry
-        moves = jnp.asarray(dt) > 0  # a step of no length says nothing of where a token is going
-        # As a slope: one formula then moves all tokens, the settled ones by the slope that they keep; 1 avoids 0 / 0.
+        moves = jnp.asarray(dt) > 0  # a step of length 0 says nothing about where a token is going
+        # As a slope, so that one formula moves all tokens, settled ones by the slope that they keep; 1 avoids 0 / 0.
         found = (self.base.advance(field, x, dt) - x) / jnp.where(moves, dt, 1)
         slope = jnp.where(settled | ~moves, slope, found)
         x, left = x + dt * slope, left - dt
         end = jnp.where(settled, before, x + left.astype(x.dtype) * slope)
         moved = (self.normalise(end) - self.normalise(before)).astype(wide(x.dtype))
         moved = jnp.sqrt(jnp.square(moved).mean(-1, keepdims=True))
-        # `taken > 0`: before the first step there is no prediction to compare with, `before` is the embedding.
+        # `taken > 0`: before the first step there is no prediction to compare with; `before` is the embedding.
         now = settled | ((moved < self.threshold) & (taken > 0) & moves)
         return _Settled(x, slope, end, now, taken + (~settled).astype(taken.dtype), left)
 
@@ -92,23 +92,23 @@ def solve_until_settled(
     normalise: Callable[[Array], Array],
     precision: DTypeLike,
 ) -> Solution:
-    """Integrate as `solve`, each token until its prediction has settled.
+    """Integrate as `solve` does, but each token only until its prediction has settled.
 
-    After step l of L a token's prediction is where it would end if it went on in a straight line,
-    `e_l = n(x_l + (1 - t_l) (x_l - x_{l-1}) / (t_l - t_{l-1}))`, n the final norm. It has settled
-    when e_l is within the threshold of e_{l-1}; from then on the token does go on in a straight line, without
-    evaluating the field, while other tokens still attend to it. The whole ends when all have settled. A token's state
-    depends on itself and the tokens before it alone, bit for bit, as without early exit.
+    After step l of L, a token's prediction is where it would end if it went on in a straight line,
+    `e_l = n(x_l + (1 - t_l) (x_l - x_{l-1}) / (t_l - t_{l-1}))`, with n the final norm. It has settled
+    when e_l is within the threshold of e_{l-1}. From then on, the token does go on in a straight line, without
+    evaluating the field, while other tokens still attend to it. The solve ends when all tokens have settled. As without
+    early exit, a token's state depends only on itself and the tokens before it, bit for bit.
 
     **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon`, `precision` as for `solve`; `threshold` as for
     `EarlyExit`; `normalise`, the final norm.
 
-    **Returns:** a `Solution` whose evaluations are the mean over all tokens of those that each took; its `carry.taken`
-    has each token's steps.
+    **Returns:** a `Solution` whose `evaluations` are means over all tokens; its `carry.taken` is each token's number of
+    steps.
 
     **Raises:** `BadInput` for a scheme that carries more than the state, or a negative threshold.
 
-    Source: the criterion is this project's; states that are copied to later layers are Schuster et al. 2022,
+    Source: the criterion is this project's; copying states to later layers is from Schuster et al. 2022,
     arXiv:2207.07061.
     """
     known = None if isinstance(threshold, Tracer) else np.asarray(threshold)  # JAX would trace the comparison

@@ -1,4 +1,4 @@
-"""The vector field `F(t, x) = A_t(x) + M_t(x)`: what a block computes from its weights, knowing nothing of time."""
+"""The vector field `F(t, x) = A_t(x) + M_t(x)`: what a block computes from given weights; time enters through these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ N = TypeVar("N")
 
 
 class Block(eqx.Module, Generic[L, N]):
-    """Everything that one block needs; `L` and `N` are what stands for a linear map and for a norm.
+    """Everything that one block needs; `L` and `N` are the types that represent a linear map and a norm.
 
     The same tree holds shapes (`LinearShape`), weights (`Linear`; stacked over layers or not) or time networks
-    (`TimeLinear`), so that one `jax.tree.map` leads from each to the next.
+    (`TimeLinear`), so that one `jax.tree.map` turns each into the next.
     """
 
     attention: AttentionWeights[L, N]
@@ -44,7 +44,7 @@ class Window(eqx.Module):
     start: Int[Array, ""]
     """Position of the first new token."""
     mask: Bool[Array, "query position"]
-    """True where a new token may look."""
+    """True where a new token may attend."""
 
 
 @runtime_checkable
@@ -53,11 +53,11 @@ class Field(Protocol):
 
     @property
     def key_value_heads(self) -> tuple[int, int]:
-        """How many heads of keys and values a position has in a cache, and how wide each is."""
+        """Number of key-value heads that a position has in a cache, and the width of each."""
         ...
 
     def shapes(self) -> BlockShapes:
-        """Shapes of the weights of one block, and how they start."""
+        """Return the shapes of one block's weights, and how they are initialised."""
         ...
 
     def attention(
@@ -69,26 +69,26 @@ class Field(Protocol):
         cache: Slot | None = None,
         window: Window | None = None,
     ) -> tuple[Float[Array, "batch position width"], Slot | None]:
-        """`A(x)`, and the cache with the new keys and values if one was given."""
+        """Compute `A(x)`; return it and, if a cache was given, the cache with the new keys and values."""
         ...
 
     def feed_forward(
         self, weights: BlockWeights, x: Float[Array, "batch position width"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch position width"]:
-        """`M(x)`."""
+        """Compute `M(x)`."""
         ...
 
 
 @dataclass(frozen=True)
 class TransformerField:
-    """A transformer's block, each half with a norm n of its own; both families differ by their settings and weights.
+    """A transformer block, each half with its own norm n; the two families differ in their settings and weights.
 
     `gpt`: `A(x) = O attend(Q n(x), K n(x), V n(x))`, `M(x) = down gelu(up n(x))`, all maps with biases, n LayerNorm,
-    GELU the tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5); if asked for, GELU itself, and R on the
-    first `rotary_width` numbers of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745).
+    GELU in its tanh approximation (Radford et al. 2019; the paper's eqs. 4 and 5). Optional: exact GELU, and R on the
+    first `rotary_width` channels of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745).
     `llama`: `A(x) = O attend(R Q n(x), R K n(x), V n(x))`, `M(x) = down (silu(gate n(x)) * up n(x))`, no biases, n
-    RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971); if asked for, Q, K and V with biases (Qwen
-    2), or Q n(x) and K n(x) normalised head by head before R (Qwen 3).
+    RMSNorm, R the rotary embedding (Touvron et al. 2023, arXiv:2302.13971). Optional: Q, K and V with biases (Qwen 2),
+    or Q n(x) and K n(x) normalised head by head before R (Qwen 3).
     """
 
     width: int
@@ -99,37 +99,37 @@ class TransformerField:
     hidden: int
     """Width of the feed-forward block."""
     gated: bool
-    """SwiGLU and RMSNorm without biases (`llama`), not GELU and LayerNorm with them (`gpt`)."""
+    """SwiGLU and RMSNorm without biases (`llama`) instead of GELU and LayerNorm with biases (`gpt`)."""
     norm_epsilon: float
     std: float = 0.02
     """Standard deviation of initial matrices."""
     output_std: float = 0.02
-    """The same of those that are added to the state."""
+    """Standard deviation of the initial matrices whose outputs are added to the state."""
     biases: bool = False
-    """`llama` with biases of query, key and value."""
+    """`llama` has biases for query, key and value."""
     head_norms: bool = False
-    """Each head's query and key have an RMSNorm."""
+    """An RMSNorm is applied to each head's query and key."""
     rotary_width: int = 0
-    """How many numbers of each head's query and key the rotary embedding turns."""
+    """Number of channels of each head's query and key that the rotary embedding turns."""
     rope_theta: float = 10000.0
-    """Its base."""
+    """Base of the rotary frequencies."""
     rope_scaling: RotaryScalingConfig | None = None
     nested_norm: bool = False
-    """M normalises what A's norm gives, not x."""
+    """M's norm is applied to the output of A's norm, not to x."""
     norm_shift: bool = False
-    """RMSNorms have a shift too; the mean is not subtracted."""
+    """RMSNorms also have a shift; the mean is still not subtracted."""
     exact_gelu: bool = False
-    """GELU of `gpt` without the tanh approximation."""
+    """`gpt` uses GELU without the tanh approximation."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
 
     @property
     def key_value_heads(self) -> tuple[int, int]:
-        """How many heads of keys and values a position has in a cache, and how wide each is."""
+        """Number of key-value heads that a position has in a cache, and the width of each."""
         return self.kv_heads, self.head_width
 
     def shapes(self) -> BlockShapes:
-        """Shapes of the weights of one block, and how they start."""
+        """Return the shapes of one block's weights, and how they are initialised."""
         gpt, width, hidden, std, output_std = not self.gated, self.width, self.hidden, self.std, self.output_std
         query_width, kv_width = self.heads * self.head_width, self.kv_heads * self.head_width
         norm, linear = NormShape(width, shift=gpt or self.norm_shift), partial(LinearShape, bias=gpt)
@@ -159,8 +159,8 @@ class TransformerField:
         cache: Slot | None = None,
         window: Window | None = None,
     ) -> tuple[Float[Array, "batch position width"], Slot | None]:
-        """`A(x)`, and the cache with the new keys and values if one was given."""
-        # The last two are for low-rank adapters, which drop their inputs; plain linear maps ignore them.
+        """Compute `A(x)`; return it and, if a cache was given, the cache with the new keys and values."""
+        # The last two are for low-rank adapters, which apply dropout to their inputs; plain linear maps ignore them.
         attention_key, residual_key, input_key, output_key = _split(key, 4)
         query, keys, values = self.projections(weights, x, 0 if window is None else window.start, input_key)
         if cache is not None and window is not None:
@@ -174,21 +174,21 @@ class TransformerField:
     def attention_weights(
         self, weights: BlockWeights, x: Float[Array, "batch position width"]
     ) -> Float[Array, "batch heads query position"]:
-        """How much each head of `A(x)` looks, from each position, at each position: rows sum to one."""
+        """Compute how much each head of `A(x)` attends from each position to each position; rows sum to one."""
         query, keys, _ = self.projections(weights, x)
         return attention_weights(query, keys)
 
     def value_outputs(
         self, weights: BlockWeights, x: Float[Array, "batch position width"]
     ) -> Float[Array, "batch position heads width"]:
-        """What each head of `A(x)` would give at each position if it looked at that position alone, without the bias.
+        """Compute each head's output in `A(x)` if it attended to a single position, for every position, without bias.
 
-        With the attention weights w, `A(x)` at a query is the sum over heads and positions of w times this, and the
-        output's bias.
+        With the attention weights w, `A(x)` at a query is the sum over heads and positions of w times this, plus the
+        bias of O.
         """
         _, _, values = self.projections(weights, x)
         values = jnp.repeat(values, self.heads // values.shape[2], axis=2)
-        # O's inputs are the heads side by side: applied to all of them it is the sum of one block of rows per head.
+        # O's inputs are the heads side by side, so its output is a sum over heads, with a block of rows for each.
         output = weights.attention.output.weight.reshape(*values.shape[-2:], -1)
         return jnp.einsum("bkhd,hdw->bkhw", values, output)
 
@@ -199,7 +199,7 @@ class TransformerField:
         start: int | Int[Array, ""] = 0,
         key: Key[Array, ""] | None = None,
     ) -> tuple[Array, Array, Array]:
-        """Query, keys and values of `x`, whose first position is `start`, by head."""
+        """Compute query, keys and values by head for `x`, whose first position is `start`."""
         own = weights.attention
         y = self._normalise(own.norm, x)
         parts = split_heads(own.query_key_value(y, key=key), self.heads, self.head_width)
@@ -210,14 +210,14 @@ class TransformerField:
         if self.rotary_width:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32) + jnp.asarray(start, jnp.int32)
             frequencies = rotary_frequencies(self.rotary_width, self.rope_theta, self.rope_scaling)
-            # Before they are cached: a key's position never changes, so that no key is turned twice.
+            # Keys are turned before they are cached: a key's position never changes, so none is turned twice.
             query, keys = (rotate(part, positions, frequencies) for part in (query, keys))
         return query, keys, values
 
     def feed_forward(
         self, weights: BlockWeights, x: Float[Array, "batch position width"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch position width"]:
-        """`M(x)`."""
+        """Compute `M(x)`."""
         own, (residual_key, up_key, gate_key, down_key) = weights.feed_forward, _split(key, 4)
         y = self._normalise(weights.attention.norm, x) if self.nested_norm else x
         y = self._normalise(own.norm, y)
@@ -230,7 +230,7 @@ class TransformerField:
         return dropout(y, self.residual_dropout, residual_key)
 
     def _normalise(self, norm: Norm, x: Float[Array, "batch position width"]) -> Float[Array, "batch position width"]:
-        # Not told from the shift, which RMSNorms have too with `norm_shift`.
+        # The shift does not tell: RMSNorms have one too with `norm_shift`.
         return normalise(norm, x, self.norm_epsilon, centred=not self.gated)
 
 
@@ -239,9 +239,9 @@ def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] |
 
 
 def transformer_field(section: GPTConfig | LlamaConfig, model: ModelConfig) -> TransformerField:
-    """The field of a model config; outputs start smaller when many unit steps add them up (GPT-2)."""
+    """Build the field of a model config; output matrices start smaller when many unit steps add them up (GPT-2)."""
     names = "biases", "head_norms", "rope_scaling", "nested_norm", "norm_shift", "exact_gelu"
-    # Each family's section has some of these; the others stay as the field's defaults, which turn them off.
+    # Each family's section has some of these; the others keep the field's defaults, which turn them off.
     own = {name: getattr(section, name) for name in names if hasattr(section, name)}
     return TransformerField(
         model.width,
