@@ -1,11 +1,11 @@
-"""The one convention of steps and times.
+"""The convention for steps and times, in one place.
 
-Depth `t` runs over [0, 1] in `L` steps between the edges `0 = e_0 < e_1 < ... < e_L = 1`; unless something else is
-asked for they are equal, `e_l = l / L`. A scheme needs the weights at its nodes, given as fractions of a step: node `c`
-of step `l` is the time `e_(l-1) + c (e_l - e_(l-1))`. Euler's only node is the *end* of the step, c = 1. Training,
-running, populating, analysing and drawing all take their times from a `Grid`.
+Depth `t` runs over [0, 1] in `L` steps between the edges `0 = e_0 < e_1 < ... < e_L = 1`; by default the steps are
+equal, `e_l = l / L`. A scheme needs the weights at its nodes, given as fractions of a step: node `c` of step `l` is at
+the time `e_(l-1) + c (e_l - e_(l-1))`. Euler's only node is the *end* of the step, c = 1. Training, running,
+populating, analysing and drawing all take their times from a `Grid`.
 
-Times that are known are float64 constants: in float32, `sin(1000 t)` is already off by 1e-4.
+Known times are float64 constants, since in float32 `sin(1000 t)` is already off by 1e-4.
 """
 
 import operator
@@ -27,22 +27,21 @@ from diffeqformer.nn.linear import wide
 from diffeqformer.plain import shown
 
 Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[float, ...]]
-"""What stands for a grid wherever depth is asked for: a number of equal steps, the edges between unequal ones, or a
-`Grid`."""
+"""What specifies a grid: a number of equal steps, the edges between unequal steps, or a `Grid`."""
 
 ROUNDING = 1e-6
-"""Of a step: times that are nearer to an edge count as on it."""
+"""Tolerance, as a fraction of a step: times nearer to an edge than this count as on it."""
 
 
 class Nodes(NamedTuple):
-    """Where in a step a scheme needs weights, as fractions of the step, each once."""
+    """Where in a step a scheme needs weights, as fractions of the step, without repetition."""
 
     attention: tuple[float, ...]
     feed_forward: tuple[float, ...]
 
     @staticmethod
     def same(*nodes: float) -> "Nodes":
-        """Both halves of the field at the same nodes."""
+        """Use the same nodes for both halves of the field."""
         return Nodes(nodes, nodes)
 
 
@@ -52,26 +51,26 @@ Times = Array | np.ndarray
 
 
 def widest(times: Times) -> tuple[ModuleType, Times]:
-    """NumPy and the times in float64, or, of traced ones, `jax.numpy` and the times in float32 or better."""
+    """Return NumPy and the times in float64 or, for traced times, `jax.numpy` and the times in float32 or better."""
     if isinstance(times, Tracer):
         return jnp, times.astype(wide(times.dtype))
     return np, np.asarray(times, np.float64)
 
 
 def rounding(times: Times, lengths: Any) -> Any:
-    """How near to an edge times count as on it, so that `l/L` finds its layer whatever its rounding.
+    """Return how near to an edge times count as on it, so that `l/L` finds its layer however it is rounded.
 
-    `ROUNDING` of a step of that length, and not less than four units in the last place of 1.
+    This is `ROUNDING` times the length of the step, but at least four units in the last place of 1.
     """
     xp = np if isinstance(times, np.ndarray) else jnp
     return xp.maximum(ROUNDING * lengths, 4 * float(jnp.finfo(times.dtype).eps))
 
 
 def dyadic_edges(steps: int) -> tuple[float, ...]:
-    """The times between N steps whose lengths are powers of two, the long ones first.
+    """Return the times between N steps whose lengths are powers of two, long steps first.
 
-    With k the largest power of two up to N, the 2k - N steps of length 1/k that are left of k when N - k of them, the
-    last ones, have been halved. Every step is one of the k or of the 2k equal ones: same place, same length.
+    Let k be the largest power of two up to N. Of k equal steps, the last N - k are halved, and 2k - N of length 1/k are
+    left. Every step is thus one of the k or of the 2k equal steps: same place, same length.
 
     **Arguments:** `steps`, N, positive.
 
@@ -84,9 +83,9 @@ def dyadic_edges(steps: int) -> tuple[float, ...]:
 
 
 def _array(asked: object) -> Times:
-    """What is asked for as an array: of one axis if it is edges.
+    """Convert a requested grid to an array, which has one axis if it is edges.
 
-    **Raises:** `BadInput` for what is neither a number nor edges.
+    **Raises:** `BadInput` if it is neither a number nor edges.
     """
     try:
         found = asked if isinstance(asked, Tracer) else np.asarray(asked)
@@ -105,8 +104,8 @@ def _no_grid(asked: object) -> BadInput:
 
 
 def whole_number(steps: object) -> int | None:
-    """Steps as a number of Python's own, if it is by a number that they are asked for, such as NumPy's or an array's of
-    no axes; `None` if by edges or a grid, and for what is no whole number."""
+    """Return requested steps as a Python int if they are a whole number, NumPy's or an array without axes included;
+    otherwise, such as for edges or a grid, return `None`."""
     try:
         return None if isinstance(steps, bool) else operator.index(steps)  # pyright: ignore[reportArgumentType]
     except TypeError:
@@ -114,9 +113,9 @@ def whole_number(steps: object) -> int | None:
 
 
 def _number(steps: object) -> int:
-    """A number of steps, such as NumPy's, as Python's own.
+    """Return a number of steps, such as NumPy's, as a Python int.
 
-    **Raises:** `BadInput` if it is none.
+    **Raises:** `BadInput` if it is not a valid number of steps.
     """
     number = whole_number(steps)
     if number is None or number < 1:
@@ -133,12 +132,12 @@ def _no_rise(edges: Any) -> BadInput:
 
 @dataclass(frozen=True)
 class Grid:
-    """L steps of depth, or of a part of it; some of no length, where one program serves several grids."""
+    """L steps over depth or a part of it; some have length 0 where one program serves several grids."""
 
     steps: int
     """L"""
     given: tuple[float, ...] | np.ndarray | Array | None = None
-    """The L+1 edges, if steps are unequal; traced ones within a compiled program."""
+    """The L+1 edges, if steps are unequal; traced within a compiled program."""
 
     def __post_init__(self) -> None:
         steps, given = _number(self.steps), self.given
@@ -148,27 +147,27 @@ class Grid:
         if given is None or isinstance(given, Tracer):
             return
         times = tuple(np.asarray(given, np.float64).tolist())
-        # Of an array of floats the precision is known.
+        # The precision is known only for an array of floats; anything else counts as float64.
         floats = isinstance(given, np.ndarray | Array) and jnp.issubdtype(given.dtype, jnp.floating)
         near = rounding(np.asarray(given, None if floats else np.float64), 1 / steps)
         near = np.minimum(near, 0.01 / steps)  # the rounding of 16-bit floats may exceed whole steps
-        if abs(times[-1] - 1) <= near:  # a sum of lengths
+        if abs(times[-1] - 1) <= near:  # a sum of lengths, off by rounding
             times = (*times[:-1], 1.0)
         if not all(before <= after for before, after in pairwise((0.0, *times, 1.0))):
             raise _no_rise(times)
-        # Edges of equal steps are left out: the grid then equals, and hashes as, that of their number.
+        # Edges of equal steps are dropped, so that the grid equals, and hashes like, the one made from their number.
         equal = np.allclose(times, np.arange(steps + 1) / steps, 0, near)
         object.__setattr__(self, "given", None if equal else times)  # hashable: a constant of a compiled program
 
     @staticmethod
     def of(asked: Steps, first_step: float | None = None, spacing: Spacing = "equal") -> "Grid":
-        """The grid that a number of steps, an array of edges or a grid stands for.
+        """Build the grid that a number of steps, an array of edges or a grid specifies.
 
-        **Arguments:** `asked`, as `Steps`. If only a number is asked for: `first_step`, the length of the first of
-        several steps as a fraction of depth, of which the others then share the rest equally; `spacing`, whether steps
-        are of equal lengths or of two, powers of two.
+        **Arguments:** `asked`, as `Steps`. Used only if `asked` is a number: `first_step`, the length of the first of
+        several steps as a fraction of depth, with the rest divided equally among the others; `spacing`, whether steps
+        have equal lengths, or two lengths that are powers of two.
 
-        **Raises:** `BadInput` if it is not a positive whole number, or edges that do not rise from 0 to 1.
+        **Raises:** `BadInput` if `asked` is not a positive whole number, or is edges that do not rise from 0 to 1.
         """
         if isinstance(asked, Grid):
             return asked
@@ -177,9 +176,9 @@ class Grid:
             if len(edges) < 2:
                 raise _no_rise(edges)
             grid = Grid(len(edges) - 1, edges)
-            # Equal edges (`None`) are right already, traced ones are not known yet.
+            # Equal edges (`None`) are valid already; traced ones are not known yet.
             times = grid.given if isinstance(grid.given, tuple) else (0.0, 1.0)
-            # Stricter than `Grid`, which may be a part of depth and have steps of no length.
+            # Stricter than `Grid`, which may cover a part of depth and have steps of length 0.
             if (times[0], times[-1]) != (0.0, 1.0) or min(np.diff(times)) <= 0:
                 raise _no_rise(edges)
             return grid
@@ -189,7 +188,7 @@ class Grid:
                 "`eqx.filter_jit` takes as a constant."
             )
         steps = _number(asked)
-        # Dyadic steps of a power of two are equal ones.
+        # If their number is a power of two, dyadic steps are equal.
         if spacing == "dyadic" and steps & (steps - 1):
             return Grid(steps, dyadic_edges(steps))
         if first_step is None or steps == 1:
@@ -215,54 +214,54 @@ class Grid:
 
     @property
     def lengths(self) -> Any:
-        """The L lengths of steps, as fractions of depth."""
+        """The lengths of the L steps, as fractions of depth."""
         return np.full(self.steps, 1 / self.steps) if self.given is None else self.edges[1:] - self.edges[:-1]
 
     def times(self, nodes: tuple[float, ...] = (1.0,)) -> Times:
-        """Times of all nodes of all steps, in the order in which they are met.
+        """Return the times of all nodes of all steps, step by step.
 
         **Arguments:** `nodes`, fractions of a step.
 
         **Returns:** array of L * len(nodes) times in [0, 1], float64 unless edges are traced.
         """
         if self.given is None:
-            # Divided once and last: node 1 of a step and node 0 of the next are the same float64 number.
+            # A single division, done last, makes node 1 of a step and node 0 of the next the same float64 number.
             return ((np.arange(self.steps)[:, None] + np.asarray(nodes)[None, :]) / self.steps).reshape(-1)
         xp, edges = widest(self.edges)
         nodes_of = np.asarray(nodes, edges.dtype)[None, :]
-        # Node 1 is the edge itself: e + (e' - e) may differ from e' in the last bit, and be another time.
+        # Node 1 is the edge itself: e + (e' - e) may differ from e' in the last bit, and would be another time.
         ends = xp.where(nodes_of == 1, edges[1:, None], edges[:-1, None] + self.lengths[:, None] * nodes_of)
         return ends.reshape(-1)
 
     def jittered(self, jitter: float, key: Key[Array, ""], *, first_stays: bool = False) -> "Grid":
-        """Edges moved: `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of the steps beside it.
+        """Move edges to `e_l + jitter u_l g_l`, `u_l` uniform in [-1/2, 1/2), g_l the shorter of the adjacent steps.
 
-        0 and 1 stay, and the end of the first step if asked to. With `jitter` 0 nothing moves; with 1, steps have
-        lengths from none to twice the usual.
+        0 and 1 stay, and with `first_stays` so does the end of the first step. With `jitter` 0 nothing moves; with 1,
+        steps have lengths from 0 to twice the usual.
         """
-        # float32 with JAX_ENABLE_X64 too: the same steps are drawn.
+        # float32 even with JAX_ENABLE_X64, so that the same steps are drawn.
         edges, length = jnp.asarray(self.edges, jnp.float32), jnp.asarray(self.lengths, jnp.float32)
         drawn = jax.random.uniform(key, (self.steps - 1,), jnp.float32)
         moved = jitter * (drawn - 0.5) * jnp.minimum(length[:-1], length[1:])
         return Grid(self.steps, edges.at[1:-1].add(moved.at[:1].set(0.0) if first_stays else moved))
 
     def layer_at(self, time: Times) -> Times:
-        """The step in force at `time`, from 0: step l from after its start to its end."""
+        """Return the step in force at `time`, counted from 0; a step includes its end but not its start."""
         xp, time = widest(time)
         if self.given is None:
-            # Moved back: rounded up, an edge stays in the step that ends there; the clip puts 0 into the first.
+            # Times are moved back: an edge that was rounded up stays in the step that ends there. The clip is for 0.
             rounded = time - rounding(time, 1 / self.steps)
             return xp.clip(xp.ceil(rounded * self.steps).astype(int) - 1, 0, self.steps - 1)
-        # Moved on for the same reason: an edge, rounded either way, is still in the step that ends there.
+        # Starts are moved on for the same reason: an edge, rounded either way, is still in the step that ends there.
         starts = xp.asarray(self.edges[:-1] + rounding(time, self.lengths), time.dtype)
         return xp.clip(xp.searchsorted(starts, time, side="right").astype(int) - 1, 0, self.steps - 1)
 
     def row_at(self, time: Times, nodes: tuple[float, ...]) -> Times:
-        """The row in force at `time` of a table with `len(nodes)` rows per layer: that of the nearest node, or of
-        the first of two."""
+        """Return the row in force at `time` in a table with `len(nodes)` rows per layer: that of the nearest node, or
+        of the first of two that are equally near."""
         xp, time = widest(time)
         layer = self.layer_at(time)
         start, length = (xp.asarray(part, time.dtype)[layer] for part in (self.edges[:-1], self.lengths))
         distance = abs(((time - start) / length)[:, None] - xp.asarray(nodes, time.dtype)[None, :])
-        # Rounded, so that the last bit does not decide between two nodes that are equally near.
+        # Rounded, so that the last bit does not decide between two nodes at the same distance.
         return layer * len(nodes) + xp.round(distance, 6).argmin(-1)

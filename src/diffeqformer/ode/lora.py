@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the linear maps of layers, knots or blocks (Hu et al. 2021, arXiv:2106.09685)."""
+"""Low-rank adapters for the linear maps of layers, knots or blocks (Hu et al. 2021, arXiv:2106.09685)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,15 +16,16 @@ from diffeqformer.sharding import name_of_path
 
 
 def linear_maps(block: PyTree) -> dict[str, PyTree]:
-    """The linear maps of a block or its half (weights, adapted or not, or shapes) by name: `attention.output`."""
+    """Return the linear maps of a block or half of one (weights, adapted or not, or shapes) by name:
+    `attention.output`."""
     units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
     return {name_of_path(path): unit for path, unit in units if _is_map(unit)}
 
 
 def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
-    """Those of the names that a pattern fits, whole or by their last part: `down`, `attention.*`, `*`.
+    """Select the names that a pattern matches, in full or by their last part: `down`, `attention.*`, `*`.
 
-    **Raises:** `BadInput` for a pattern that fits none, with the names that there are.
+    **Raises:** `BadInput` for a pattern that matches none, listing the available names.
     """
     names = tuple(names)
     fits = lambda name, pattern: any(fnmatchcase(part, pattern) for part in (name, name.rpartition(".")[2]))
@@ -38,7 +39,7 @@ def targets(names: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def fitting_targets(lora: LoRAConfig, shapes: BlockShapes) -> tuple[str, ...]:
-    """The linear maps that get adapters, once these are found to fit a block's shapes.
+    """Return the names of the linear maps that get adapters, after checking that these fit a block's shapes.
 
     **Raises:** `BadInput` for an unknown target, no target, or a rank larger than the smaller side of a matrix.
     """
@@ -51,24 +52,24 @@ def fitting_targets(lora: LoRAConfig, shapes: BlockShapes) -> tuple[str, ...]:
 
 
 def require_rank(setting: str, rank: int, shapes: Mapping[str, LinearShape]) -> None:
-    """**Raises:** `BadInput` for a rank larger than the smaller side of a matrix."""
+    """Check a rank. **Raises:** `BadInput` for a rank larger than the smaller side of a matrix."""
     for name, shape in shapes.items():
         if rank > (smaller := min(shape.inputs, shape.outputs)):
             raise BadInput(f"{setting} is {rank}, but {name} is {shape.inputs} x {shape.outputs}: at most {smaller}.")
 
 
 def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> BlockWeights:
-    """The layers with new adapters: A uniform within 1 / sqrt(inputs), B zero, so that no output changes."""
+    """Attach new adapters to layers: A uniform within 1 / sqrt(inputs), B zero, so that no output changes."""
     maps = linear_maps(layers)
     chosen = targets(maps, lora.targets)
-    # A key for every map, chosen or not: which others are targets does not change how an adapter starts.
+    # Every map has a key, chosen or not, so that an adapter starts the same whichever other maps are targets.
     rank, keys = lora.rank, dict(zip(maps, jax.random.split(key, len(maps)), strict=True))
 
     def adapted(path: KeyPath, unit: PyTree) -> PyTree:
         if (name := name_of_path(path)) not in chosen or not isinstance(unit, Linear):
             return unit
         *rows, inputs, outputs = unit.weight.shape
-        # PEFT's start: Kaiming's uniform bound with a = sqrt(5) is 1 / sqrt(inputs).
+        # As in PEFT: Kaiming's uniform bound with a = sqrt(5) is 1 / sqrt(inputs).
         a = jax.random.uniform(keys[name], (*rows, inputs, rank), jnp.float32, minval=-1, maxval=1) / inputs**0.5
         b = zeros((*rows, rank, outputs))
         return AdaptedLinear(unit, Adapter(a, b, lora.alpha / rank, lora.dropout))
@@ -77,19 +78,19 @@ def attach(layers: BlockWeights, lora: LoRAConfig, key: Key[Array, ""]) -> Block
 
 
 def with_adapters(rows: BlockWeights, lora: LoRAConfig | None, key: Key[Array, ""]) -> BlockWeights:
-    """New rows with the adapters that their section asks for; `key` is that of the rows."""
+    """Attach the adapters that a config section asks for to new rows; `key` is the rows' own key."""
     return rows if lora is None else attach(rows, lora, jax.random.fold_in(key, 0))
 
 
 def merge(layers: BlockWeights) -> BlockWeights:
-    """The layers with their adapters added into the matrices: `W + alpha / rank A B`."""
+    """Merge the adapters of layers into their matrices: `W + alpha / rank A B`."""
     # The `weight` of an adapted map is the merged matrix.
     plain = lambda unit: Linear(unit.weight, unit.bias) if isinstance(unit, AdaptedLinear) else unit
     return jax.tree.map(plain, layers, is_leaf=_is_map)
 
 
 def without_adapters(layers: BlockWeights) -> BlockWeights:
-    """The layers as they were before adapters were attached."""
+    """Remove the adapters from layers, which leaves these as they were before adapters were attached."""
     plain = lambda unit: unit.base if isinstance(unit, AdaptedLinear) else unit
     return jax.tree.map(plain, layers, is_leaf=_is_map)
 

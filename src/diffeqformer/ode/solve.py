@@ -1,8 +1,8 @@
-"""Integrating the state over depth on a fixed grid: the one loop, whose body is one step of a scheme.
+"""Integration of the state over depth on a fixed grid: a single loop, whose body is one step of a scheme.
 
-Whatever else happens in depth observes this loop: a forward pass that keeps its states, an analysis that measures
-attention or carries tangents along is an `Observer`; decoding hands a key-value cache through; early exit is a scheme
-with an end of its own; and how the loop is differentiated is an adjoint's business (`adjoints.py`).
+Everything else that runs over depth plugs into this loop. A forward pass that keeps its states, or an analysis that
+measures attention or carries tangents along, is an `Observer`; decoding passes a key-value cache through; early exit is
+a scheme with its own end; and an adjoint decides how the loop is differentiated (`adjoints.py`).
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from diffeqformer.ode.weights.source import repeated, serves_all
 
 
 class Solution(NamedTuple):
-    """The state at the end of depth and what was asked to be kept on the way."""
+    """The state at the end of depth, and what was kept on the way on request."""
 
     state: Float[Array, "batch position width"]
     evaluations: Evaluations
-    """Evaluations of the vector field that it took."""
+    """Number of evaluations of the vector field that the solve took."""
     kept: PyTree = None
     """What an observer kept of each step, stacked."""
     observed: PyTree = None
@@ -41,26 +41,26 @@ class Solution(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of half of the field."""
+    """One evaluation of one half of the field."""
 
     weights: BlockWeights
     state: Float[Array, "batch position width"]
-    """Where it was evaluated."""
+    """The state at which the half was evaluated."""
 
 
 class Step(NamedTuple):
     """What an observer sees of a step."""
 
     weights: BlockWeights
-    """The step's, on a leading axis of nodes."""
+    """Weights of the step, on a leading axis of nodes."""
     attention: list[Evaluation]
-    """All evaluations of A, in the order in which the scheme made them."""
+    """All evaluations of A, in the order in which the scheme makes them."""
     feed_forward: list[Evaluation]
     """All evaluations of M."""
     state: Float[Array, "batch position width"]
-    """After the step."""
+    """The state after the step."""
     dt: Length
-    """Length of the step in the state's clock."""
+    """Length of the step in integration time, which is `horizon` for the whole depth."""
 
 
 @runtime_checkable
@@ -68,20 +68,20 @@ class Observer(Protocol):
     """Observes every step of a forward pass; it is traced into the loop's body once."""
 
     def start(self, x: Array) -> PyTree:
-        """What it carries into the first step; `x` is the state at depth 0."""
+        """Return the carry into the first step; `x` is the state at depth 0."""
         ...
 
     def see(self, carried: PyTree, step: Step) -> tuple[PyTree, PyTree]:
-        """What it carries on, and what it keeps of this step."""
+        """Return the new carry, and what to keep of this step."""
         ...
 
 
 class States:
-    """The observer that keeps the state after every step, in the precision that it came in."""
+    """The observer that keeps the state after every step, in the precision of the state at depth 0."""
 
     def start(self, x: Array) -> PyTree:
-        """Nothing is carried but the precision."""
-        # A scan carries arrays, so a zero stands for its type.
+        """Carry nothing but the precision."""
+        # A scan can carry only arrays, so a zero stands for its dtype.
         return jnp.zeros((), x.dtype)
 
     def see(self, carried: PyTree, step: Step) -> tuple[PyTree, PyTree]:
@@ -105,15 +105,15 @@ def solve(
     cache: KeyValueCache | None = None,
     window: Window | None = None,
 ) -> Solution:
-    """Integrate `dx/dt = F(t, x)` over all steps of `grid`, a fraction f of depth lasting `horizon f`.
+    """Integrate `dx/dt = F(t, x)` over all steps of `grid`, where a fraction f of depth takes the time `horizon f`.
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
-    same weights serve all; `x`, the state at depth 0; `precision`, to which weights are cast (as they are if not
-    given), those that serve all steps in each, so that their gradient is summed over steps in their own; `adjoint`,
-    what the backward pass keeps (all activations if not given); `observer` of every step; `until`, from what the scheme
-    carries to whether to end before the last step (such a solve has no gradient and no observer); `key` for dropout,
-    `None` outside training: one mask for each node of each step; `cache` and `window` for incremental decoding, cache
-    leaves of shape (step, evaluation, ...).
+    same weights serve all; `x`, the state at depth 0; `precision`, to which weights are cast (if given; weights that
+    serve all steps are cast within each step, so that their gradient is summed over steps in their own precision);
+    `adjoint`, what the backward pass keeps (all activations if not given); `observer` of every step; `until`, a
+    function of the scheme's carry that says whether to end before the last step (such a solve has no gradient and no
+    observer); `key` for dropout, `None` outside training: one mask for each node of each step; `cache` and `window` for
+    incremental decoding, with cache leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
     """
@@ -124,14 +124,14 @@ def solve(
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
     constant = serves_all(table)
-    # Cast before the loop, the gradients of shared weights would be summed over steps in bfloat16.
+    # If cast before the loop, shared weights would have their gradients summed over steps in bfloat16.
     in_each_step = constant and cache is None and until is None
     cast = lambda tree: tree if precision is None else jax.tree.map(lambda leaf: leaf.astype(precision), tree)
     table = table if in_each_step else cast(table)
     table, with_nodes = _without_single_nodes(table if constant else repeated(table, steps))
     if cache is not None:
         table, with_nodes = _in_bits(table, with_nodes)
-    # A row that serves all steps is closed over; to be scanned it would have to be repeated for each.
+    # A row that serves all steps is closed over; a scan over it would need a copy for each step.
     first = jax.tree.map(lambda leaf: leaf[0], table) if constant else table
     row_of = (lambda row: cast(with_nodes(row))) if in_each_step else with_nodes
     given = keys, lengths
@@ -166,9 +166,9 @@ def solve(
 
 
 def _without_single_nodes(table: BlockWeights) -> tuple[BlockWeights, Callable[[BlockWeights], BlockWeights]]:
-    """A table for `scan` to take rows from: axes of a single node are left out, and a function puts them into a row.
+    """Drop node axes of length 1 from a table that `scan` takes rows from; return it and a function that restores them.
 
-    With such an axis XLA gives the whole table another layout and, each update, copies it.
+    With such an axis, XLA gives the whole table another layout and copies it at each update.
     """
     single = jax.tree.map(lambda leaf: leaf.shape[1] == 1, table)
     without = jax.tree.map(lambda leaf, single: leaf.squeeze(1) if single else leaf, table, single)
@@ -178,14 +178,14 @@ def _without_single_nodes(table: BlockWeights) -> tuple[BlockWeights, Callable[[
 def _in_bits(
     table: BlockWeights, with_nodes: Callable[[BlockWeights], BlockWeights]
 ) -> tuple[BlockWeights, Callable[[BlockWeights], BlockWeights]]:
-    """The same of a table in bits, so that no token converts all of it; bits have no derivative, nor has decoding."""
+    """Store the table as bits, so that no token converts all of it. Bits have no derivative; decoding needs none."""
     return jax.tree.map(as_bits, table), lambda row: with_nodes(
         jax.tree.map(lambda leaf, bits: bits.view(leaf.dtype), table, row)
     )
 
 
 class Record:
-    """Where a step evaluates the field, and the slots of the key-value cache in the order of attention evaluations.
+    """A record of where a step evaluates the field; it also assigns cache slots in the order of attention evaluations.
 
     A step is traced once, so this is a record of the program, not run-time state.
     """
@@ -196,8 +196,8 @@ class Record:
         self.feed_forward: list[Evaluation] = []
 
     def before_attention(self, weights: BlockWeights, x: Array) -> Slot | None:
-        """Note the evaluation; its slot, if there is a cache."""
-        # A step's evaluations are unrolled in tracing: their number so far is a constant, the cache's second axis.
+        """Record the evaluation; return its slot, if there is a cache."""
+        # Tracing unrolls a step's evaluations: their number so far is a constant, the index on the cache's second axis.
         slot = None if self.cache is None else Slot(self.cache, (self._step, len(self.attention)))
         self.attention.append(Evaluation(weights, x))
         return slot
@@ -213,7 +213,7 @@ def take_step(
     record: Record | None = None,
     window: Window | None = None,
 ) -> tuple[PyTree, Step]:
-    """What a scheme carries after one step of length `dt`, and the step as an observer sees it."""
+    """Take one step of length `dt`; return the scheme's new carry, and the step as an observer sees it."""
     record = record or Record()
     carry = scheme.step(split(field, scheme, row, keys, record, window), carry, dt)
     return carry, Step(row, record.attention, record.feed_forward, scheme.state(carry), dt)
@@ -227,9 +227,9 @@ def split(
     record: Record | None = None,
     window: Window | None = None,
 ) -> SplitField:
-    """The halves of a field at a scheme's nodes; `weights` have a leading axis of nodes, or of length 1 for all.
+    """Return the halves of a field at a scheme's nodes; `weights` have a leading axis of nodes, or of length 1 for all.
 
-    The field is evaluated in the precision of the weights and its value has the precision of the state.
+    The field is evaluated in the precision of the weights, and its value has the precision of the state.
     """
 
     def attention(block: BlockWeights, node: int, x: Array) -> Array:
@@ -248,7 +248,7 @@ def split(
         key = None if keys is None else keys[node, 1]
         return field.feed_forward(block, at, key=key).astype(x.dtype)
 
-    # Of the row at a node A reads the half that attends alone, M both halves (`nested_norm`).
+    # A reads only the attention half of a node's row; M reads both halves (`nested_norm`).
     of = lambda first, second: Block(_row(weights.attention, first), _row(weights.feed_forward, second))
     return SplitField(
         [partial(attention, of(node, 0), node) for node in range(len(scheme.nodes.attention))],
@@ -257,7 +257,7 @@ def split(
 
 
 def _row(half: PyTree, node: int) -> PyTree:
-    # One row serves all nodes; so does A's one row where M has more (macaron with `nested_norm`).
+    # A single row serves all nodes, as A's does where M has more (macaron with `nested_norm`).
     return jax.tree.map(lambda leaf: leaf[min(node, leaf.shape[0] - 1)], half)
 
 

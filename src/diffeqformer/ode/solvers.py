@@ -1,4 +1,4 @@
-"""Our schemes as solvers of Diffrax."""
+"""Our schemes as Diffrax solvers."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,13 +14,13 @@ from diffeqformer.ode.schemes import Length, OneStep, Scheme, SplitField
 
 
 class SchemeSolver(diffrax.AbstractSolver):
-    """Any of our schemes as a solver of Diffrax, for fields that are sums of two halves and states that are PyTrees.
+    """Any of our schemes as a Diffrax solver, for fields that are sums of two halves and states that are PyTrees.
 
         terms = diffrax.MultiTerm(diffrax.ODETerm(attention), diffrax.ODETerm(feed_forward))
         diffrax.diffeqsolve(terms, SchemeSolver(SCHEMES["strang"]), t0=0.0, t1=1.0, dt0=0.1, y0=y0)
 
-    The halves need not be those of a transformer: the first is what a splitting scheme steps as `attention`, the second
-    what it steps as `feed_forward`.
+    The halves need not be those of a transformer: a splitting scheme steps the first as `attention` and the second as
+    `feed_forward`.
     """
 
     scheme: Scheme = eqx.field(static=True)
@@ -29,17 +29,17 @@ class SchemeSolver(diffrax.AbstractSolver):
     interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
 
     def order(self, terms: PyTree) -> int:
-        """The scheme's order of convergence."""
+        """Return the scheme's order of convergence."""
         return self.scheme.order
 
     def init(self, terms: PyTree, t0: Length, t1: Length, y0: PyTree, args: PyTree) -> PyTree:
-        """What the scheme carries into its first step."""
+        """Return the scheme's carry into its first step."""
         return self.scheme.start(ravel_pytree(y0)[0])
 
     def step(
         self, terms: PyTree, t0: Length, t1: Length, y0: PyTree, args: PyTree, solver_state: PyTree, made_jump: PyTree
     ) -> tuple:
-        """One step of the scheme from `t0` to `t1`."""
+        """Take one step of the scheme from `t0` to `t1`."""
         flat, unravel = ravel_pytree(y0)
 
         def halves(term: diffrax.AbstractTerm, nodes: tuple[float, ...]) -> list[Callable]:
@@ -55,6 +55,6 @@ class SchemeSolver(diffrax.AbstractSolver):
         return y1, None, {"y0": y0, "y1": y1}, carry, diffrax.RESULTS.successful
 
     def func(self, terms: PyTree, t0: Length, y0: PyTree, args: PyTree) -> PyTree:
-        """The whole field."""
+        """Evaluate the whole field."""
         attention, feed_forward = (term.vf(t0, y0, args) for term in terms.terms)
         return jax.tree.map(jnp.add, attention, feed_forward)

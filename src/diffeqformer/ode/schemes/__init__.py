@@ -1,4 +1,4 @@
-"""Schemes by name: how one step of depth goes."""
+"""Schemes by name: methods for one step in depth."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=Scheme)
 def _diffrax_schemes() -> dict[str, Scheme]:
     solvers = {n: s for n, s in vars(diffrax).items() if isinstance(s, type) and issubclass(s, diffrax.AbstractERK)}
     named: dict[str, Scheme] = {f"diffrax:{n}": from_diffrax(n) for n, s in solvers.items() if hasattr(s, "tableau")}
-    # These two, and its Euler, have no tableau in Diffrax.
+    # Diffrax has no tableau for these two, nor for its Euler.
     named |= {"diffrax:LeapfrogMidpoint": LeapfrogMidpoint(), "diffrax:ReversibleHeun": ReversibleHeun()}
     return dict(sorted((named | {"diffrax:Euler": EULER_START}).items()))
 
@@ -53,18 +53,18 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def named_scheme(section: SchemeConfig) -> Scheme:
-    """The scheme of a name.
+    """Return the scheme that a config section names.
 
-    **Raises:** `BadInput` for a name that does not exist, with the list of those that do.
+    **Raises:** `BadInput` for an unknown name, listing the known ones.
     """
     return _named(section.kind, SCHEMES, "model.scheme")
 
 
 def reversible_scheme(section: ReversibleConfig) -> Reversible:
-    """The reversible scheme over a base of some name.
+    """Return the reversible scheme over the base that a config section names.
 
-    **Raises:** `BadInput` for a base that does not exist, that carries more than the state, or that has no step back
-    (`residual`, whose steps have no length).
+    **Raises:** `BadInput` for a base that does not exist, carries more than the state, or has no step back (`residual`,
+    whose steps have no length).
     """
     bases = {n: s for n, s in SCHEMES.items() if isinstance(s, OneStep) and not isinstance(s, Residual)}
     return Reversible(_named(section.base, bases, "model.scheme.base"), section.coupling)

@@ -1,4 +1,4 @@
-"""Two of Diffrax's solvers that carry more than the state."""
+"""Schemes after two of Diffrax's solvers that carry more than the state."""
 
 from dataclasses import dataclass
 
@@ -11,24 +11,24 @@ from diffeqformer.ode.schemes.scheme import Evaluations, Length, SplitField, Sta
 
 @dataclass(frozen=True)
 class LeapfrogMidpoint:
-    """`x_{n+1} = x_{n-1} + 2 dt F(t_n, x_n)`, the first step Euler's: Diffrax's solver of that name."""
+    """`x_{n+1} = x_{n-1} + 2 dt F(t_n, x_n)`, with Euler's first step: Diffrax's solver of that name."""
 
     nodes: Nodes = Nodes.same(0.0)
     order: int = 2
     evaluations: Evaluations = Evaluations(1, 1)
 
     def start(self, x: State) -> tuple[State, State, Array]:
-        """The state, the one before it, and the length of the step between."""
-        # The step before the first has length 0, which makes the first one Euler's.
+        """Return the state, the state before it, and the length of the step between them."""
+        # The step before the first has length 0, which makes the first step Euler's.
         return x, x, jnp.zeros((), x.dtype)
 
     def step(self, field: SplitField, carry: tuple[State, State, Length], dt: Length) -> tuple[State, State, Length]:
-        """One step on."""
+        """Take one step."""
         x, before, since = carry
         return before + (since + dt) * field.at(0, x), x, jnp.asarray(dt, x.dtype)
 
     def state(self, carry: tuple[State, State, Length]) -> State:
-        """The newer state."""
+        """Return the newer state."""
         return carry[0]  # the length may be NumPy's: `scan` hands back what no step changes as it was
 
 
@@ -36,26 +36,26 @@ class LeapfrogMidpoint:
 class ReversibleHeun:
     """Kidger et al. 2021: two states, `y' = 2x - y + dt F(t_n, y)`, `x' = x + dt/2 (F(t_n, y) + F(t_{n+1}, y'))`.
 
-    Diffrax's solver of that name, except that the slope at the start of a step is computed again instead of kept.
+    Diffrax's solver of that name, except that the slope at the start of a step is recomputed instead of kept.
     """
 
     nodes: Nodes = Nodes.same(0.0, 1.0)
     order: int = 2
     evaluations: Evaluations = Evaluations(2, 2)
     solver: str = "ReversibleHeun"
-    """Diffrax's, by which steps can be adaptive."""
+    """Diffrax's solver of the same method, for adaptive steps."""
 
     def start(self, x: State) -> tuple[State, State]:
-        """The state, twice."""
+        """Return the state, twice."""
         return x, x
 
     def step(self, field: SplitField, carry: tuple[State, State], dt: Length) -> tuple[State, State]:
-        """One step on."""
+        """Take one step."""
         x, y = carry
         slope = field.at(0, y)
         y = 2 * x - y + dt * slope
         return x + dt / 2 * (slope + field.at(1, y)), y
 
     def state(self, carry: tuple[State, State]) -> State:
-        """The first of the two."""
+        """Return the first of the two states."""
         return carry[0]

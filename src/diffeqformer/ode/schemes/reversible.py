@@ -16,67 +16,70 @@ from diffeqformer.ode.schemes.scheme import Evaluations, Length, OneStep, SplitF
 class Reversible:
     """Any one-step scheme made reversible by a second state (McCallum & Foster 2024, arXiv:2410.11648).
 
-    With `Psi_h(x)` the base scheme's increment over a step h, `Psi_{-h}` that of a step back from the end:
+    With `Psi_h(x)` the base scheme's increment over a step h, and `Psi_{-h}` its increment over a step back from the
+    end:
 
         y' = lambda^h y + (1 - lambda^h) z + Psi_h(z)
         z' = z - Psi_{-h}(y')
 
-    which can be solved for (y, z): states need not be kept for the backward pass. Its order is the base's.
+    These can be solved for (y, z), so states need not be kept for the backward pass. The order is that of the base.
 
-    Theirs has lambda for lambda^h. Per step, the difference y - z, which both steps feed with O(h^2), is forgotten
-    within 1 / (1 - lambda) steps, however short they are: the error then passes from one constant times h^k to another
-    as steps are added, so no order is seen on the way, and rounding grows by lambda^(-steps) on the way back.
+    The paper has lambda in place of lambda^h. With a factor per step, the difference y - z, to which both lines add
+    O(h^2), is forgotten within 1 / (1 - lambda) steps, however short they are. As steps are added, the error then
+    passes from one constant times h^k to another, so that no order is seen on the way, and rounding grows by
+    lambda^(-steps) on the way back.
     """
 
     base: OneStep
     coupling: float
-    """lambda, in (0, 1]: what is left of the difference of the two states after a unit of the clock."""
+    """lambda, in (0, 1]: the fraction of the two states' difference that is left after one unit of integration time."""
 
     @property
     def nodes(self) -> Nodes:
         """The base's nodes and their mirror images, for the step back."""
-        # `1.0 - c` to the bit as in `_backward`, whose nodes are looked up here by value.
+        # `1.0 - c` must equal that of `_backward` to the bit: its nodes are looked up here by value.
         both = lambda nodes: tuple(sorted({*nodes, *(1.0 - c for c in nodes)}))
         return Nodes(both(self.base.nodes.attention), both(self.base.nodes.feed_forward))
 
     @property
     def order(self) -> int:
-        """The base's."""
+        """The base's order."""
         return self.base.order
 
     @property
     def evaluations(self) -> Evaluations:
-        """Two base steps."""
+        """Evaluations of two base steps."""
         return self.base.evaluations.times(2)
 
     def start(self, x: State) -> tuple[State, State]:
-        """The state, twice, in float32 or better: in bfloat16 the way back loses the states."""
+        """Return the state, twice, in float32 or better: in bfloat16 the way back loses the states."""
         x = x.astype(wide(x.dtype))
         return x, x
 
     def step(self, field: SplitField, carry: tuple[State, State], dt: Length) -> tuple[State, State]:
-        """One step on."""
+        """Take one step."""
         (y, z), kept = carry, self.coupling**dt
         y = kept * y + (1 - kept) * z + self._forward(field, z, dt)
         return y, z - self._backward(field, y, dt)
 
     def state(self, carry: tuple[State, State]) -> State:
-        """The first of the two."""
+        """Return the first of the two states."""
         return carry[0]
 
     def pull_back(
         self, field_of: Callable[[PyTree], SplitField], weights: PyTree, carry: PyTree, cotangent: PyTree, dt: Length
     ) -> tuple[tuple[State, State], tuple[State, State], PyTree]:
-        """Undo a step, and pull a cotangent of what came out of it back to what went in.
+        """Undo a step, and pull a cotangent of its output back to its input.
 
-        Each of the two increments is evaluated once, for the states and for the cotangents together.
+        Each of the two increments is evaluated once, for both the states and the cotangents.
 
-        **Arguments:** `field_of`, the field that weights give; `weights`, the step's; `carry` and `cotangent` after
-        the step; `dt`.
+        **Arguments:** `field_of`, a function from weights to the field; `weights` of the step; `carry` and `cotangent`
+        after the step; `dt`.
 
         **Returns:** `carry` and `cotangent` before the step, and the cotangent of the weights.
         """
-        # The second line of `step` is undone first: it needs y', the first one then z (docs/mathematics.md, Schemes).
+        # The equation for z' is undone first, which needs y', then that for y', which needs z (docs/mathematics.md,
+        # Schemes).
         (y, z), (y_bar, z_bar), kept = carry, cotangent, self.coupling**dt
         increment, pull = jax.vjp(lambda w, y: self._backward(field_of(w), y, dt), weights, y)
         z = z + increment

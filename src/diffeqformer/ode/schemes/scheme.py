@@ -1,8 +1,8 @@
-"""What a scheme is: how one step of depth goes.
+"""The interface of schemes, methods for one step in depth.
 
 A scheme says at which nodes of a step it needs weights (see `grid`) and how the next state follows from the field's
-halves at those nodes, the state, and the step's length. It is a small frozen dataclass: anything with these members is
-one, and `OneStep` asks for the least.
+halves at those nodes, the state, and the step's length. Schemes are small frozen dataclasses: anything with the members
+of `Scheme` is one, and `OneStep` requires the fewest.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from diffeqformer.ode.grid import Nodes
 
 State = Float[Array, "*shape"]
 Length = int | float | Array
-"""Of a step, in the state's clock."""
+"""Length of a step in integration time, which is `horizon` for the whole depth."""
 Half = Callable[[State], State]
 """One half of a vector field at a frozen time."""
 
@@ -39,44 +39,44 @@ class Evaluations(NamedTuple):
     feed_forward: Any
 
     def times(self, number: Any) -> "Evaluations":
-        """The same, `number` times."""
+        """Return these evaluations `number` times over."""
         return Evaluations(self.attention * number, self.feed_forward * number)
 
 
 @runtime_checkable
 class Scheme(Protocol):
-    """A method on a fixed grid. What it carries from step to step is the state, unless it says otherwise."""
+    """An integration method on a fixed grid. Its carry from step to step is the state, unless it says otherwise."""
 
     @property
     def nodes(self) -> Nodes:
-        """Where in a step it needs weights."""
+        """Where in a step the scheme needs weights."""
         ...
 
     @property
     def order(self) -> int:
-        """Of convergence, for smooth fields."""
+        """Order of convergence for smooth fields."""
         ...
 
     @property
     def evaluations(self) -> Evaluations:
-        """Of the field's halves, per step."""
+        """Evaluations of each half of the field per step."""
         ...
 
     def start(self, x: State) -> PyTree:
-        """What is carried into the first step."""
+        """Return the carry into the first step, from the state `x`."""
         ...
 
     def step(self, field: SplitField, carry: PyTree, dt: Length) -> PyTree:
-        """What is carried out of a step of length `dt`."""
+        """Take a step of length `dt`; return the new carry."""
         ...
 
     def state(self, carry: PyTree) -> State:
-        """The state in what is carried."""
+        """Return the state in the carry."""
         ...
 
 
 class OneStep(ABC):
-    """A scheme that carries nothing but the state: one function, `advance`, and what it needs."""
+    """A scheme that carries nothing but the state: a function `advance`, and what it needs."""
 
     nodes: Nodes
     order: int
@@ -84,16 +84,16 @@ class OneStep(ABC):
 
     @abstractmethod
     def advance(self, field: SplitField, x: State, dt: Length) -> State:
-        """The state after a step of length `dt`."""
+        """Return the state after a step of length `dt`."""
 
     def start(self, x: State) -> State:
-        """The state itself."""
+        """Return the state itself."""
         return x
 
     def step(self, field: SplitField, carry: State, dt: Length) -> State:
-        """As `advance`."""
+        """Call `advance`."""
         return self.advance(field, carry, dt)
 
     def state(self, carry: State) -> State:
-        """The state itself."""
+        """Return the state itself."""
         return carry

@@ -1,4 +1,4 @@
-"""Splittings: one half of the field after the other, each from where the one before it ended."""
+"""Splitting schemes: the halves of the field act one after the other, each from where the one before ended."""
 
 from dataclasses import dataclass
 
@@ -24,9 +24,9 @@ class LieTrotter(OneStep):
 
 @dataclass(frozen=True)
 class Residual(LieTrotter):
-    """Layers: steps of 1, however long they are (He et al. 2016). No flow, so of order 0.
+    """Residual layers: each step has length 1, whatever its `dt` (He et al. 2016). Not a flow, hence of order 0.
 
-    For models that are read at fewer steps by leaving layers out; on `horizon: steps` it is `lie-trotter-middle`.
+    For models that run at fewer steps by leaving layers out; with `horizon: steps` it is `lie-trotter-middle`.
     """
 
     nodes: Nodes = Nodes.same(0.5)
@@ -38,7 +38,7 @@ class Residual(LieTrotter):
 
 
 def length_taken(scheme: Scheme, dt: Length | np.ndarray) -> Length | np.ndarray:
-    """The length, or lengths, by which a scheme multiplies what a block gives in a step of `dt`: 1 for `Residual`."""
+    """Return the length, or lengths, by which a scheme scales a block's output in a step of `dt`: 1 for `Residual`."""
     return dt * 0 + 1 if isinstance(scheme, Residual) else dt
 
 
@@ -60,7 +60,7 @@ class Macaron(OneStep):
 
 @dataclass(frozen=True)
 class Strang(OneStep):
-    """The same splitting with flows of second order, weights frozen at the middle of the step (Strang 1968). Order 2.
+    """Macaron's splitting with second-order flows, weights frozen at the middle of the step (Strang 1968). Order 2.
 
     With Euler's flows the whole would be of first order, which is why this is not MacaronNet.
     """
