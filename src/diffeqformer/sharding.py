@@ -1,14 +1,14 @@
-"""How a model is laid out over several devices: the mesh, and one table of rules.
+"""The layout of a model over several devices: the mesh, and one table of rules.
 
-JAX compiles one program for all devices and inserts what they have to exchange. It is told here which axis of an array
-is sharded over which axis of the mesh:
+JAX compiles one program for all devices and inserts their communication. This module tells it which axis of an array is
+sharded over which axis of the mesh:
 
-- `data`: each part has other sequences of the batch, and all weights;
+- `data`: each part has different sequences of the batch, and all weights;
 - `fsdp`: the same, but weights, their gradients and the optimiser's moments are sharded too; weights are all-gathered
   when they are used;
-- `tensor`: heads, hidden units and vocabulary are sharded, and with them what is computed.
+- `tensor`: heads, hidden units and vocabulary are sharded, and with them the computation.
 
-Without a mesh in force (one device) every function here returns what it is given.
+Without an active mesh (one device), every function here returns what it is given.
 """
 
 import math
@@ -30,13 +30,13 @@ from diffeqformer.errors import BadInput
 
 AXES = ("data", "fsdp", "tensor")
 Axis = str | tuple[str, ...] | None
-"""What an axis of an array is sharded over; `None`: it is whole everywhere."""
+"""Mesh axes over which an axis of an array is sharded; `None` if it is whole on every device."""
 AnyMesh = Mesh | AbstractMesh
 BATCH = ("data", "fsdp")
-"""Axes that sequences are divided over."""
+"""Mesh axes over which sequences are divided."""
 
 LAYOUTS: tuple[tuple[str, tuple[P, ...]], ...] = (
-    # The end of a weight's path, and how its last axes are sharded: the first layout whose axes can be divided.
+    # The end of a weight's path, and layouts of its last axes: the first one whose axes can be divided applies.
     # Adafactor's second moments: a vector for each matrix, whole on every device.
     (r"v_(row|col)\..*", (P(),)),
     # vocabulary, width
@@ -58,13 +58,13 @@ LAYOUTS: tuple[tuple[str, tuple[P, ...]], ...] = (
     # Norms, other biases, and the small networks h(t): whole on every device.
     (r".*", (P(),)),
 )
-"""How weights are sharded. Optimiser moments and generated weights have the paths of their parameters."""
+"""Layouts of weights by path. Optimiser moments and generated weights have the paths of their parameters."""
 
 
 def mesh_of(config: Config) -> Mesh | None:
-    """The mesh that a config asks for, over the devices of all processes; `None` for one device.
+    """Build the mesh that a config asks for, over the devices of all processes; `None` for one device.
 
-    **Raises:** `BadInput` if there are not so many devices, or the batch or the model cannot be divided so.
+    **Raises:** `BadInput` if the number of devices does not fit, or the batch or the model cannot be divided this way.
     """
     sizes, devices = sizes_of(config), len(jax.devices())
     asked, words = math.prod(sizes), _words(sizes)
@@ -81,9 +81,9 @@ def mesh_of(config: Config) -> Mesh | None:
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:
-    """Sizes of the axes, -1 replaced by what the devices leave."""
+    """Return the sizes of the mesh axes, with -1 replaced by the number of devices left for it."""
     given = tuple(getattr(config.mesh, axis) for axis in AXES)
-    # If one size is -1, minus the product is that of the others.
+    # If one size is -1, minus the product of all sizes is the product of the others.
     known, devices = -math.prod(given), len(jax.devices())
     if -1 not in given:
         return given
@@ -96,9 +96,9 @@ def sizes_of(config: Config) -> tuple[int, ...]:
 
 
 def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
-    """Check that batch and model can be sharded in equal parts.
+    """Check that batch and model can be sharded into equal parts.
 
-    **Raises:** `BadInput` naming the first size that cannot.
+    **Raises:** `BadInput` naming the first size that cannot be divided.
     """
     m, t, (data, fsdp, tensor) = config.model, config.trainer, sizes
     sequences = f"trainer.batch_size / trainer.accumulation is {t.batch_size // t.accumulation}"
@@ -115,13 +115,13 @@ def require_divisible(config: Config, sizes: tuple[int, ...]) -> None:
 
 
 def _words(sizes: tuple[int, ...]) -> str:
-    """`data 2, tensor 4`; axes of one device are left out."""
+    """Describe mesh sizes in words, `data 2, tensor 4`; axes of one device are left out."""
     return ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=False) if size != 1) or "one device"
 
 
 @contextmanager
 def laid_out(mesh: Mesh | None) -> Iterator[None]:
-    """Inside the `with` block, models are laid out over `mesh`; as without the block if it is `None`."""
+    """Lay out models over `mesh` inside the `with` block; `None` changes nothing."""
     if mesh is None:
         yield
     else:
@@ -130,12 +130,12 @@ def laid_out(mesh: Mesh | None) -> Iterator[None]:
 
 
 def is_divided() -> bool:
-    """Whether a mesh is in force."""
+    """Whether a mesh is active."""
     return not jax.sharding.get_abstract_mesh().empty
 
 
 def constrain(x: Array, *axes: Axis) -> Array:
-    """`x`, its first axes sharded over these axes of the mesh in force; others, and what cannot be divided, are whole.
+    """Shard the first axes of `x` over these axes of the active mesh; others, and what cannot be divided, stay whole.
 
     **Arguments:** `x`; `axes`, names, tuples of names, or `None`.
     """
@@ -147,7 +147,7 @@ def constrain(x: Array, *axes: Axis) -> Array:
 
 
 def constrain_weights(tree: PyTree) -> PyTree:
-    """A tree of weights, or of what has their paths, sharded as the table says; for use inside compiled functions."""
+    """Shard a tree of weights, or of arrays with their paths, by `LAYOUTS`; for use inside compiled functions."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
@@ -156,9 +156,9 @@ def constrain_weights(tree: PyTree) -> PyTree:
 
 
 def placed(tree: PyTree) -> PyTree:
-    """A tree of weights, wherever they are, on its devices: as the table says, or on this process's first device.
+    """Place a tree of weights, wherever they are, by `LAYOUTS`, or on this process's first device without a mesh.
 
-    Fresh and restored states so share one compiled update.
+    Fresh and restored states thus share one compiled update.
     """
     if (mesh := _mesh()) is None:
         return jax.device_put(tree, jax.local_devices()[0])
@@ -174,7 +174,7 @@ def placed(tree: PyTree) -> PyTree:
 
 
 def with_shardings(tree: PyTree) -> PyTree:
-    """Shapes of weights, each with where its parts belong: what a checkpoint is read into."""
+    """Add to shapes of weights where their parts belong, so that a checkpoint can be read into them."""
     if (mesh := _mesh()) is None:
         return tree
     put = lambda path, x: jax.ShapeDtypeStruct(
@@ -184,20 +184,20 @@ def with_shardings(tree: PyTree) -> PyTree:
 
 
 def bytes_on_each(tree: PyTree, mesh: AnyMesh) -> int:
-    """What one device of a mesh holds of a tree of weights, or of what has their paths; shapes are enough."""
+    """Return the bytes of a tree of weights, or of arrays with their paths, on one device of a mesh; shapes suffice."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     parts = (math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh)) for path, x in leaves)
     return sum(x.size * x.dtype.itemsize // number for (_, x), number in zip(leaves, parts, strict=True))
 
 
 def batch_parts() -> int:
-    """Into how many parts the sequences of a batch are divided."""
+    """Return the number of parts into which the sequences of a batch are divided."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else _parts(BATCH, mesh)
 
 
 def shared_batch(rows: np.ndarray) -> Array:
-    """A batch that every process has whole, its rows over the devices."""
+    """Divide the rows of a batch, which every process has in full, over the devices."""
     if (mesh := _mesh()) is None:
         return jax.numpy.asarray(rows)
     layout = P(BATCH) if len(rows) % batch_parts() == 0 else P()
@@ -205,10 +205,10 @@ def shared_batch(rows: np.ndarray) -> Array:
 
 
 def divided_batch(read: Callable[[int, int], np.ndarray], shape: tuple[int, int, int]) -> Array:
-    """A batch over the devices, of which each process reads its own rows alone.
+    """Divide a batch over the devices, with each process reading only its own rows.
 
-    **Arguments:** `read`, rows `start` to `stop - 1` of the batch; `shape`, (part, row, token): parts are trained on
-    one after the other, each on all devices.
+    **Arguments:** `read`, which returns rows `start` to `stop - 1` of the batch; `shape`, (part, row, token): parts are
+    trained on one after the other, each on all devices.
     """
     (parts, rows, _), mesh = shape, _mesh()
     assert mesh is not None
@@ -225,28 +225,28 @@ def divided_batch(read: Callable[[int, int], np.ndarray], shape: tuple[int, int,
 
 
 def _mesh() -> Mesh | None:
-    """The mesh in force; `None` inside compiled functions, which know its shape alone."""
+    """Return the active mesh; `None` inside compiled functions, which know only its shape."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 
 def name_of_path(path: KeyPath) -> str:
-    """The path to an array of a PyTree, as in `weights.networks.attention.output`."""
+    """Return the path to an array of a PyTree as a name, such as `weights.networks.attention.output`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """The arrays of a PyTree by the path to each."""
+    """Return the arrays of a PyTree by the path to each."""
     return {name_of_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
-    """The layout of the weight at a path."""
+    """Return the layout of the weight at a path."""
     name = name_of_path(path)
     layouts = next(layouts for end, layouts in LAYOUTS if re.search(rf"(^|\.)({end})$", name))
     whole = (None,) * len(shape)
     for layout in layouts:
-        # Layouts are of the last axes; those before them, of layers, knots or nodes, are whole.
+        # Layouts are for the last axes; those before them, of layers, knots or nodes, are whole.
         axes = (*whole, *layout)[-len(shape) :] if shape else ()
         if all(size % _parts(axis, mesh) == 0 for axis, size in zip(axes, shape, strict=True)):
             return _shortest(axes, mesh)
@@ -254,8 +254,8 @@ def layout(path: KeyPath, shape: tuple[int, ...], mesh: AnyMesh) -> P:
 
 
 def _shortest(axes: Iterable[Axis], mesh: AnyMesh) -> P:
-    """A layout as compiled functions name it, so that their results are taken for what they are: without axes of one
-    device, and none at the end."""
+    """Write a layout as compiled functions do, so that their results count as having it: without axes of one device,
+    and without `None` at the end."""
     axes = [axis if _parts(axis, mesh) > 1 else None for axis in axes]
     while axes and axes[-1] is None:
         axes.pop()
@@ -263,6 +263,6 @@ def _shortest(axes: Iterable[Axis], mesh: AnyMesh) -> P:
 
 
 def _parts(axis: Axis, mesh: AnyMesh) -> int:
-    """Into how many parts an axis of an array is sharded."""
+    """Return the number of parts into which an axis of an array is sharded."""
     names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     return math.prod(mesh.shape[name] for name in names)

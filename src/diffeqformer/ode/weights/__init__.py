@@ -1,4 +1,4 @@
-"""Where the weights come from: the sources that give a block's weights as functions of depth."""
+"""Weight sources, which give a block's weights as functions of depth."""
 
 from diffeqformer.ode.weights.dyadic import DyadicWeights
 from diffeqformer.ode.weights.knots import KnotWeights
@@ -10,7 +10,7 @@ from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
 AdaptableWeights = DyadicWeights | KnotWeights | LayerWeights
-"""Sources that low-rank adapters can be beside."""
+"""Sources that can have low-rank adapters."""
 
 __all__ = [
     "AdaptableWeights", "DyadicWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights",

@@ -1,9 +1,9 @@
-"""Alignment of neighbouring layers: the same layers, written so that what lies between two of them means something.
+"""Alignment of neighbouring layers: the same layers, rewritten so that interpolating between two of them is meaningful.
 
 A layer computes the same if its hidden units are permuted, its heads are permuted, and the axes within a head are
 rotated: those of value and output, and, where no rotary embedding or norm tells them apart, those of query and key. Of
-all these each layer is given the one nearest to the layer before. Sources: Singh & Jaggi 2020, arXiv:1910.05653;
-Ainsworth et al. 2022, arXiv:2209.04836 (of two networks; here of one network's layers).
+all these equivalent forms, each layer takes the one nearest to the layer before. Sources: Singh & Jaggi 2020,
+arXiv:1910.05653; Ainsworth et al. 2022, arXiv:2209.04836 (for two networks; here for the layers of one).
 """
 
 from dataclasses import replace
@@ -23,9 +23,9 @@ from diffeqformer.ode.weights.source import number_of_rows
 
 
 def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
-    """The rows of a table, each aligned to the one before; every layer computes what it did, to rounding.
+    """Align each row of a table to the one before; every layer still computes the same, up to rounding.
 
-    **Arguments:** `rows`, on one leading axis; `field`, which they are the weights of.
+    **Arguments:** `rows`, on one leading axis; `field`, whose weights they are.
     """
     done = [jax.tree.map(lambda leaf: leaf[0], rows)]
     for layer in range(1, number_of_rows(rows)):
@@ -35,14 +35,14 @@ def align(rows: BlockWeights, field: TransformerField) -> BlockWeights:
 
 
 def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeights:
-    """Hidden units in the order in which their weights, in and out, have the largest cosines with those of `last`."""
+    """Reorder hidden units so that their weights, in and out, have the largest cosines with those of `last`."""
 
     def features(half: FeedForwardWeights) -> np.ndarray:
         parts = [_joined(one) for one in (half.up, half.gate) if one is not None]
         rows = np.concatenate([*parts, np.asarray(half.down.weight).T]).T
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
 
-    # It minimises a cost; order[i] is the own unit that takes the place of the last layer's unit i.
+    # The function minimises a cost; order[i] is this layer's unit that takes the place of the last layer's unit i.
     _, order = linear_sum_assignment(-features(last) @ features(own).T)
     taken = lambda one: None if one is None else _split(_joined(one)[:, order], one)
     down = Linear(own.down.weight[order], own.down.bias)
@@ -50,9 +50,9 @@ def _units(own: FeedForwardWeights, last: FeedForwardWeights) -> FeedForwardWeig
 
 
 def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerField) -> AttentionWeights:
-    """Heads in the order in which their circuits QK and OV have the largest cosines, then rotated within.
+    """Reorder heads so that their circuits QK and OV have the largest cosines with those of `last`, then rotate within.
 
-    Heads that share keys and values stay together, and in their order.
+    Heads that share keys and values stay together, in their order.
     """
     heads, groups, width = field.heads, field.kv_heads, field.head_width
 
@@ -64,7 +64,7 @@ def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerFiel
         return [query, key.swapaxes(0, 1), value.swapaxes(0, 1), output]
 
     def circuits(one: list[np.ndarray], other: list[np.ndarray]) -> np.ndarray:
-        """Inner products of QK and of OV of all pairs of groups: `<q k^T, q' k'^T> = sum (q^T q') * (k^T k')`."""
+        """Inner products of QK and of OV for all pairs of groups: `<q k^T, q' k'^T> = sum (q^T q') * (k^T k')`."""
         query = np.einsum("ihad,jhae->ijde", one[0], other[0], optimize=True)
         key, value = (np.einsum("iad,jae->ijde", one[n], other[n], optimize=True) for n in (1, 2))
         output = np.einsum("ihda,jhea->ijde", one[3], other[3], optimize=True)
@@ -74,7 +74,7 @@ def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerFiel
         return np.sqrt(np.maximum(np.diagonal(circuits(one, one), axis1=1, axis2=2), np.finfo(float).tiny))
 
     there, here = parts(last), parts(own)
-    # Of circuits, since rotations within a head change Q, K, V and O, but neither QK nor OV.
+    # Cosines of circuits, since rotations within a head change Q, K, V and O, but neither QK nor OV.
     cosines = circuits(there, here) / (lengths(there)[:, :, None] * lengths(here)[:, None])
     _, order = linear_sum_assignment(-cosines.sum(0))
     query, key, value, output = (one[order] for one in here)
@@ -94,7 +94,7 @@ def _heads(own: AttentionWeights, last: AttentionWeights, field: TransformerFiel
 
 
 def _nearest_rotation(matrix: Float[np.ndarray, "*batch n n"]) -> Float[np.ndarray, "*batch n n"]:
-    """The orthogonal R of the largest `tr R^T M` (Schönemann 1966)."""
+    """Return the orthogonal R that maximises `tr R^T M` (Schönemann 1966)."""
     u, _, v = np.linalg.svd(matrix)
     return u @ v
 

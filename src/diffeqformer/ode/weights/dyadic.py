@@ -1,14 +1,14 @@
-"""A block of its own for each dyadic step: for depth as a whole, its two halves, its four quarters, ...
+"""A separate block for each dyadic step: for depth as a whole, its two halves, its four quarters, ...
 
     W(step) = B_(j, floor(m 2^j)),     j = log2 1/h, at most H,
 
-h being the length of the step as a fraction of depth and m its middle. A reading at 1, 2, 4, ... equal steps is then a
-table of its own, and one at a number between, of dyadic steps (`ode.grid.dyadic_edges`), has the blocks of two. Steps
-shorter than 2^-H take the block of the step of that length around them, any other length the nearest j. There are
-2^(H+1) - 1 blocks, those of the longest steps first.
+with h the length of the step as a fraction of depth and m its middle. A run at 1, 2, 4, ... equal steps thus has its
+own table. A run at a number of dyadic steps in between (`ode.grid.dyadic_edges`) takes its blocks from two tables.
+Steps shorter than 2^-H take the block of the step of that length around them; any other length takes the nearest j.
+There are 2^(H+1) - 1 blocks, those of the longest steps first.
 
-Such weights are best not begun with: a model that shares weights between all lengths of steps learns faster, and gives
-each step a block of its own by `freed` when it has learned what they have in common (docs/elastic-depth.md).
+It is best not to start training with these weights: a model that shares weights between all lengths of steps learns
+faster. When it has learned what they have in common, `freed` gives each step its own block (docs/elastic-depth.md).
 """
 
 import dataclasses
@@ -32,55 +32,55 @@ class DyadicWeights(eqx.Module):
     """A block for each dyadic step of length 1, 1/2, 1/4, ..., 2^-H."""
 
     blocks: BlockWeights
-    """Rows of all blocks on one leading axis, by falling length and then by place."""
+    """Rows of all blocks on one leading axis, by decreasing length and then by position."""
 
     @property
     def halvings(self) -> int:
-        """H"""
+        """H, the number of halvings."""
         return number_of_rows(self.blocks).bit_length() - 1
 
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "DyadicWeights":
-        """The same with other rows: with adapters, without them, or with them merged."""
+        """Return a copy with changed rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, blocks=change(self.blocks))
 
     def at(self, times: Times) -> BlockWeights:
-        """Weights at `times` in the limit of short steps: of the shortest blocks, the later one between two."""
+        """Weights at `times` in the limit of short steps: those of the shortest blocks, the later one at an edge."""
         xp, t = widest(times)
-        # Moved on, so that `floor` finds the later block at an edge, however that is rounded.
+        # Times are moved on, so that `floor` finds the later block at an edge, however the edge is rounded.
         middle = t + rounding(t, 2.0**-self.halvings)
         return self._blocks(middle, xp.zeros_like(middle))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """The blocks of the grid's steps, each for all nodes of its step."""
+        """Weights of the grid's steps, one block each, which serves all nodes of its step."""
         _, edges = widest(grid.edges)
         return unstack(self._blocks((edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]), grid.steps, 1)
 
     def _blocks(self, middle: Times, length: Times) -> BlockWeights:
-        """The blocks of steps, by their middles and lengths, with adapters added in."""
+        """Blocks of the steps with these middles and lengths, with adapters merged."""
         rows = dyadic_rows(middle, length, self.halvings)
         return merge(jax.tree.map(lambda leaf: leaf[rows], self.blocks))
 
 
 def dyadic_rows(middle: Times, length: Times, halvings: int) -> Times:
-    """Which of the blocks serves each step.
+    """Return the index of the block that serves each step.
 
     **Arguments:** `middle` and `length` of steps, as fractions of depth, shape (step,); `halvings`, H.
 
     **Returns:** 2^j - 1 + floor(m 2^j), integers of shape (step,).
     """
     xp, length = widest(length)
-    # At least half of the shortest, so that a step of no length has a logarithm.
+    # At least half of the shortest length, so that a step of length 0 has a finite logarithm.
     level = xp.clip(xp.round(-xp.log2(xp.maximum(length, 2.0 ** -(halvings + 1)))), 0, halvings).astype(int)
     parts = 2**level
     return parts - 1 + xp.clip(xp.floor(middle * parts.astype(middle.dtype)).astype(int), 0, parts - 1)
 
 
 def freed(source: WeightSource, halvings: int, nodes: Nodes) -> DyadicWeights:
-    """Blocks of their own that begin as what another source has for 1, 2, 4, ..., 2^H equal steps.
+    """Give each dyadic step its own block, initially the weights of another source at 1, 2, 4, ..., 2^H equal steps.
 
-    Readings at dyadic steps are the same before and after.
+    At dyadic steps, the model is the same before and after.
 
-    **Arguments:** `source`, whose weights are known at any number of steps; `halvings`, H; `nodes` of the scheme.
+    **Arguments:** `source`, which has weights at any number of steps; `halvings`, H; `nodes` of the scheme.
 
     **Raises:** `BadInput` if the weights differ within a step.
     """
@@ -96,6 +96,6 @@ def freed(source: WeightSource, halvings: int, nodes: Nodes) -> DyadicWeights:
 def init_dyadic(
     section: DyadicConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> DyadicWeights:
-    """New weights of kind `dyadic`, each block as a layer of a table begins; with adapters if the section has them."""
+    """Initialise weights of kind `dyadic`, each block like a layer of a table, with adapters if `section` has them."""
     blocks = (2 << section.halved(grid.steps)) - 1
     return DyadicWeights(with_adapters(initial_rows(shapes, END_OF_STEP, blocks, key), section.lora, key))

@@ -1,22 +1,21 @@
-"""Weights as a fixed cardinal basis over depth: as cheap as a table of layers, continuous by construction.
+"""Weights in a fixed cardinal basis over depth: as cheap as a table of layers, continuous by construction.
 
     W(t) = sum_k B_k(t) W_k,     B_k(t_j) = 1 if j = k else 0,     k = 0..K-1
 
-with knots t_k that are equally spaced; before the first and after the last one the weights are constant. Every array of
-a block is a function of this kind, biases and norms included; piecewise linear, a spline, or piecewise constant: boxes
-interpolate between no two knots, so that steps that are shorter than a box take the weights of one knot. With K knots
-the parameters are those of a table of K layers; low-rank adapters stand beside the W_k, and are added into them before
-weights are interpolated. Source: Queiruga et al. 2021, "Stateful ODE-Nets using Basis Function Expansions",
-arXiv:2106.10820.
+with equally spaced knots t_k; before the first and after the last knot the weights are constant. Every array of a block
+is such a function, biases and norms included: piecewise linear, a spline, or piecewise constant. Boxes do not
+interpolate, so steps shorter than a box take the weights of one knot. K knots have the parameters of a table of K
+layers; low-rank adapters of the W_k are merged into them before weights are interpolated. Source: Queiruga et al. 2021,
+"Stateful ODE-Nets using Basis Function Expansions", arXiv:2106.10820.
 
 A step from a to b takes W at the scheme's nodes, or, with `average`, its mean over the step,
 
     (b - a)^-1 int_a^b W(t) dt,
 
-the first term of Magnus's expansion (Blanes et al. 2009, arXiv:0810.5488). Each knot then counts by its share in every
-number of steps, where W at a node depends on where between two knots the node happens to lie; and the weights of a long
-step are the mean of those of the short ones that it stands for. With `rank` each W_k has low-rank corrections by the
-length of the step (lengths.py).
+the first term of the Magnus expansion (Blanes et al. 2009, arXiv:0810.5488). At any number of steps, each knot then
+counts by its share of depth, whereas W at a node depends on where between two knots the node happens to lie. The
+weights of a long step are the mean of those of the short steps that it replaces. With `rank`, each W_k has low-rank
+corrections that depend on the length of the step (lengths.py).
 """
 
 import dataclasses
@@ -40,22 +39,22 @@ from diffeqformer.ode.weights.source import initial_rows, mixed, number_of_rows,
 from diffeqformer.sharding import constrain_weights
 
 PLACES = {"middle": 0.5, "end": 1.0}
-"""Where in K equal parts of depth the knots lie, as a fraction of a part."""
+"""Position of the knots within K equal parts of depth, as a fraction of a part."""
 FEW = 4
-"""Lengths of steps, known ones, for each of which rows are corrected once; of more, for each step in a loop."""
+"""Most distinct known step lengths for which rows are corrected once per length, not once per step in a loop."""
 
 
 def cardinal_basis(
     times: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "time knot"]:
-    """`B_k(t)` of all knots at all times; the rows sum to one.
+    """Evaluate `B_k(t)` for all knots at all times; the rows sum to one.
 
     `hat`: piecewise linear. `cubic`: the natural cubic spline through the knots, twice continuously differentiable
     between the first and the last one (de Boor 1978, A Practical Guide to Splines, chapter 4). `box`: 1 where knot k is
     the nearest one, and 1/2 halfway between it and the next.
 
     **Arguments:** `times`, in [0, 1], shape (time,); known ones are handled in float64 and cast last; `knots`, K;
-    `place`, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
+    `place` of the knots, in the middles or at the ends of K equal parts of depth; `dtype` of the result.
     """
     xp, t = widest(times)
     return jnp.asarray(_values(xp, t, knots, basis, place), dtype)
@@ -64,10 +63,10 @@ def cardinal_basis(
 def mean_basis(
     edges: Times, knots: int, basis: str = "hat", place: str = "middle", dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "step knot"]:
-    """The mean of `B_k` over each step, and its value where a step has no length; the rows sum to one.
+    """Average `B_k` over each step, or evaluate it where a step has length 0; the rows sum to one.
 
-    Between edges, knots and the middles between knots all `B_k` are cubic polynomials at most, which Gauss and
-    Legendre's rule of two points integrates exactly.
+    Between edges, knots and the middles between knots, all `B_k` are at most cubic polynomials, which two-point
+    Gauss-Legendre quadrature integrates exactly.
 
     **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
@@ -79,7 +78,7 @@ def mean_basis(
     pieces = half[:, None] * (first + second)
     within = (t[:-1, None] <= middle[None]) & (middle[None] < t[1:, None])
     length = (t[1:] - t[:-1])[:, None]
-    # Traced, no matrix product, which would be in TensorFloat-32 on cards.
+    # No matrix product if traced: on GPUs it would be in TensorFloat-32.
     sums = within.astype(t.dtype) @ pieces if xp is np else xp.where(within[..., None], pieces, 0).sum(1)
     mean = sums / xp.where(length > 0, length, 1)
     return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
@@ -94,30 +93,30 @@ def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Tim
     left = xp.clip(xp.floor(place_in_knots).astype(int), 0, max(knots - 2, 0))
     right = xp.minimum(left + 1, knots - 1)
     b = (place_in_knots - left.astype(t.dtype))[:, None]
-    if basis == "box":  # the middle between knots, where it jumps, is met up to the rounding of times
+    if basis == "box":  # times count as on the middle between knots, where it jumps, up to their rounding
         beyond = xp.where(abs(b - 0.5) <= knots * rounding(t, 1 / knots), 0, b - 0.5)
         b = (xp.sign(beyond) + 1) / 2
     unit = xp.asarray(np.eye(knots), t.dtype)
     rows = (1 - b) * unit[left] + b * unit[right]
     if len(second := bends(basis, knots)):
         bend, a = xp.asarray(second, t.dtype), 1 - b
-        # A cubic by its values and second derivatives at both ends, the distance of knots being 1 (de Boor).
+        # A cubic from its values and second derivatives at both ends, with knots at distance 1 (de Boor).
         rows = rows + ((a**3 - a) * bend[left] + (b**3 - b) * bend[right]) / 6
     return rows
 
 
 def bends(basis: str, knots: int) -> np.ndarray:
-    """Second derivatives of the natural spline at its knots, in units of their distance: a linear map of the values,
-    (knot, knot); empty for a basis without."""
+    """Return the matrix (knot, knot) from knot values to second derivatives of the natural spline at its knots, in
+    units of their distance; empty for a basis without second derivatives."""
     if basis != "cubic" or knots <= 2:
         return np.zeros((0, knots))
-    from scipy.interpolate import CubicSpline  # 0.14 s, which weights without splines do without
+    from scipy.interpolate import CubicSpline  # takes 0.14 s, which weights without splines save
 
     return CubicSpline(range(knots), np.eye(knots), bc_type="natural")(range(knots), 2)
 
 
 class KnotWeights(eqx.Module):
-    """Block weights that are interpolated between knots."""
+    """Block weights interpolated between knots."""
 
     rows: BlockWeights
     """Weights at the knots, in order, on one leading axis."""
@@ -125,19 +124,19 @@ class KnotWeights(eqx.Module):
     place: str = eqx.field(static=True, default="middle")
     average: bool = eqx.field(static=True, default=False)
     corrections: PyTree = None
-    """A `Correction` of each linear map, by the length of the step; `None` for weights that depend on time alone."""
+    """A `Correction` by step length for each linear map; `None` for weights that depend on time alone."""
 
     @property
     def knots(self) -> int:
-        """K"""
+        """K, the number of knots."""
         return number_of_rows(self.rows)
 
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "KnotWeights":
-        """The same with other rows: with adapters, without them, or with them merged."""
+        """Return a copy with changed rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, rows=change(self.rows))
 
     def at(self, times: Times) -> BlockWeights:
-        """Weights at `times` in the limit of short steps; one product of a (time, K) matrix with each array."""
+        """Weights at `times` in the limit of short steps, by one product of a (time, K) matrix with each array."""
         return self._mixed(corrected(merge(self.rows), self.corrections, 0), cardinal_basis(times, *self._how))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
@@ -149,14 +148,14 @@ class KnotWeights(eqx.Module):
             shares = means if means is not None else cardinal_basis(grid.times(nodes), *self._how)
             if grid.equal or corrections is None:
                 stacked = self._mixed(corrected(rows, corrections, 1 / grid.steps), shares)
-                # Of means there is one per step, for all its nodes.
+                # There is one mean per step, for all its nodes.
                 return unstack(stacked, grid.steps, len(shares) // grid.steps)
             by_step = shares.reshape(grid.steps, -1, self.knots)
             lengths = grid.lengths
             if isinstance(lengths, np.ndarray) and len(np.unique(lengths.round(12))) <= FEW:
                 return self._by_length(rows, corrections, lengths, by_step)
             step = lambda each: self._mixed(corrected(rows, corrections, each[0]), each[1])
-            # One step at a time: corrected for all steps at once, the knots would be as many tables as there are steps.
+            # One step at a time: correcting for all steps at once would make as many copies of the knots as steps.
             return jax.lax.map(step, (jnp.asarray(lengths), by_step))
 
         return Block(
@@ -165,8 +164,8 @@ class KnotWeights(eqx.Module):
         )
 
     def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, by_step: Array) -> PyTree:
-        """The table of steps of known lengths: rows are corrected once for each length that occurs."""
-        # Rounded: differences of edges that are the same length may differ in the last bits.
+        """Build the table of steps of known lengths; rows are corrected once for each distinct length."""
+        # Rounded, since equal lengths, as differences of edges, may differ in the last bits.
         _, first, which = np.unique(lengths.round(12), return_index=True, return_inverse=True)
         steps = [np.flatnonzero(which == number) for number in range(len(first))]
 
@@ -187,9 +186,9 @@ class KnotWeights(eqx.Module):
 
 
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
-    """New weights of kind `knots`: each knot starts as a layer of a table does, or all as the same one.
+    """Initialise weights of kind `knots`: each knot like a layer of a table, or all knots like the same layer.
 
-    The mean of independent layers, which is what a long step takes, is shorter than each; that of equal ones is not.
+    A long step takes the mean of layers: that of independent ones has a smaller norm than each, that of equal ones not.
     """
     knots = section.knots or grid.steps
     rows = initial_rows(shapes, END_OF_STEP, knots if section.start == "independent" else 1, key)

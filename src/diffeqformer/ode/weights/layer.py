@@ -18,17 +18,17 @@ from diffeqformer.ode.weights.source import WeightSource, by_half, initial_rows,
 
 
 class LayerWeights(eqx.Module):
-    """A table of layers: vanilla transformers, and every populated model."""
+    """A table of layers: the weights of vanilla transformers, and of every populated model."""
 
     layers: BlockWeights
     """Rows of all layers, in order, on one leading axis."""
     nodes: Nodes | None = eqx.field(static=True, default=None)
-    """The nodes that each layer has a row for; if `None`, a layer is one row, in force throughout its step."""
+    """The nodes for which each layer has a row; if `None`, a layer is one row, in force throughout its step."""
     grid: Grid | None = eqx.field(static=True, default=None)
-    """The steps that the layers stand for; as many equal ones as there are layers if `None`."""
+    """The steps that the layers stand for; if `None`, as many equal steps as there are layers."""
 
     def changed(self, change: Callable[[BlockWeights], BlockWeights]) -> "LayerWeights":
-        """The same with other rows: with adapters, without them, or with them merged."""
+        """Return a copy with changed rows: with adapters, without them, or with them merged."""
         return dataclasses.replace(self, layers=change(self.layers))
 
     @property
@@ -46,10 +46,10 @@ class LayerWeights(eqx.Module):
         return by_half(half, self.layers, self.nodes or END_OF_STEP)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """The table itself.
+        """Return the table itself.
 
-        **Raises:** `BadInput` if `grid` has not as many steps as there are layers, or the rows stand at other nodes:
-        such a model has no weights in between.
+        **Raises:** `BadInput` if `grid` has other steps than the table, or its rows are for other nodes: such a model
+        has no weights in between.
         """
         steps = grid.steps
         if steps != self.depth:
@@ -75,19 +75,19 @@ class LayerWeights(eqx.Module):
 def init_layer(
     section: LayerConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> LayerWeights:
-    """New weights of kind `layer`, with adapters if the section has them."""
+    """Initialise weights of kind `layer`, with adapters if the section has them."""
     own = nodes if section.rows == "node" else None
     rows = with_adapters(initial_rows(shapes, own or END_OF_STEP, grid.steps, key), section.lora, key)
     return LayerWeights(rows, own, None if grid.equal else grid)
 
 
-# The grid is static, so that its times are known: float64, which traced ones are not.
+# The grid is static, so that its times are known, and hence float64, unlike traced times.
 @partial(jax.jit, static_argnums=(1, 2))
 def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
-    """The weights of a grid as a table of layers: one row per step if the source gives no more, else one per node."""
+    """Evaluate a source on a grid as a table of layers: one row per step if it gives no more, else one per node."""
     table = source.table(grid, nodes)
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
-    # One row per step is kept without a node and serves any scheme; rows at nodes serve schemes with these alone.
+    # One row per step is kept without a node and serves any scheme; rows at nodes serve only schemes with these nodes.
     own = END_OF_STEP if rows == [1, 1] else nodes
     layers = by_half(lambda half, nodes: stacked(half, grid.steps, len(nodes)), table, own)
     return LayerWeights(layers, None if rows == [1, 1] else nodes, None if grid.equal else grid)

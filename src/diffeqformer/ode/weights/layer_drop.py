@@ -1,21 +1,21 @@
-"""A table of layers that is read at fewer steps by leaving layers out.
+"""A table of layers that runs at fewer steps by leaving layers out.
 
-With N steps the layer of each is the one at its middle, `floor(t K)` from 0 at the time t: of K layers every (K/N)th,
-which Fan et al. found best. A middle that lies between two layers, as all do if K/N is even, takes the deeper one.
-Trained at drawn depths with `depth.jitter`, layers are left out at random, one in each of N parts of depth. With the
-scheme `residual` a layer does the same whatever the others do.
+With N steps, each step takes the layer at its middle t, `floor(t K)` counted from 0: every (K/N)th of K layers, which
+Fan et al. found best. A middle that lies between two layers, as all do if K/N is even, takes the deeper one. Training
+at random depths with `depth.jitter` leaves layers out at random and keeps one in each of N parts of depth. With the
+scheme `residual`, a layer does the same whatever the others do.
 
-With `nested` N steps have the first N layers of an order, so that a reading at N + 1 has one layer more and all others
-in common. Unless another order is given it is `nested_order`: one step has the last layer, two have the one of the
-middle besides, and so on, always halving. In the order of depth itself they are early exits (Lee et al. 2015,
-arXiv:1409.5185; Teerapittayanon et al. 2017, BranchyNet, arXiv:1709.01686): one pass reads all numbers of steps.
+With `nested`, N steps take the first N layers of an order, so that N + 1 steps take one layer more and share all
+others. The default is `nested_order`: one step takes the last layer, two steps also the middle one, and so on, always
+halving. In the order of depth itself, the layers are early exits (Lee et al. 2015, arXiv:1409.5185; Teerapittayanon et
+al. 2017, BranchyNet, arXiv:1709.01686): one pass gives the results of all numbers of steps.
 
-A layer that is the last one of N steps is on the way of more. With m `landings` each number of steps N ends with m
-layers of its own, after N - m of those that all share, as the branches of BranchyNet have layers of their own; up to m
-steps it has no others. With m = K it would be a family of models, which is what m is a step towards.
+The last layer of N steps is an intermediate layer of more steps. With m `landings`, each number of steps N ends with m
+layers of its own, after N - m shared ones, like the branches of BranchyNet; up to m steps, all layers are its own. With
+m = K this would be a family of models; smaller m are steps towards it.
 
-A nested layer serves many depths. With `rank` each of its linear maps has corrections by the length of a step, 1/N
-(lengths.py). What a number of steps takes is an ordinary table, so that populating merges the corrections.
+A nested layer serves many depths. With `rank`, each of its linear maps has corrections by the length of a step, 1/N
+(lengths.py). A given number of steps takes an ordinary table, so populating merges the corrections.
 
 Source: Fan, Grave & Joulin 2019, "Reducing Transformer Depth on Demand with Structured Dropout", arXiv:1909.11556.
 """
@@ -37,50 +37,50 @@ from diffeqformer.ode.weights.source import initial_rows, number_of_rows, unstac
 
 
 class LayerDropWeights(eqx.Module):
-    """K layers, of which a grid of at most K steps takes its own."""
+    """K layers, from which a grid of at most K steps takes its own."""
 
     layers: BlockWeights
     """Rows of all layers, in order, on one leading axis."""
     order: tuple[int, ...] = eqx.field(static=True, default=())
-    """In which nested layers come in as steps are added; none for those that are left out by their place alone."""
+    """Order in which nested layers are added as steps are added; empty if layers are left out by position alone."""
     landings: int = eqx.field(static=True, default=0)
-    """m, last layers that each number of steps has of its own: on the axis of layers, after the K - m that are shared,
-    that of 1 step, then those of 2, and so on."""
+    """m, the number of last layers that each number of steps has of its own. On the axis of layers they come after the
+    K - m shared ones: that of 1 step, then those of 2 steps, and so on."""
     corrections: PyTree = None
-    """A `Correction` in the place of each linear map; `None` for layers that are the same at all depths."""
+    """A `Correction` in place of each linear map; `None` for layers that are the same at all depths."""
 
     @property
     def depth(self) -> int:
-        """K"""
+        """K, the number of layers."""
         m = self.landings  # as `LayerDropConfig.rows`
         return (number_of_rows(self.layers) + m * (m + 1) // 2) // (m + 1)
 
     @property
     def early_exits(self) -> bool:
-        """Whether N steps have the first N layers, and each layer is the same at any number of steps."""
+        """Whether N steps take the first N layers, and each layer is the same at any number of steps."""
         return self.order == tuple(range(self.depth - self.landings)) and self.corrections is None
 
     @property
     def shared(self) -> "LayerDropWeights":
-        """Those without landings."""
+        """The shared layers, without landings."""
         layers = jax.tree.map(lambda leaf: leaf[: self.depth - self.landings], self.layers)
         return dataclasses.replace(self, layers=layers, landings=0)
 
     def landing(self, steps: int) -> "LayerDropWeights":
-        """The layers that a number of steps has of its own, as all that there are."""
+        """Return a source with nothing but the layers that a number of steps has of its own."""
         rows = self.kept(steps)[-self.landings :]
         return LayerDropWeights(jax.tree.map(lambda leaf: leaf[rows], self.layers), tuple(range(len(rows))))
 
     def kept(self, steps: int) -> np.ndarray:
-        """The rows of nested layers that a number of steps has, by depth."""
+        """Return the rows of nested layers that a number of steps takes, in order of depth."""
         m = self.landings
-        own = np.minimum(np.arange(steps + 1), m)  # of each number of steps up to this
+        own = np.minimum(np.arange(steps + 1), m)  # own layers of each number of steps up to this
         first = self.depth - m + own[:-1].sum()
         shared = np.sort(np.asarray(self.order[: max(steps - m, 0)], int))
         return np.append(shared, first + np.arange(own[-1]))
 
     def at(self, times: Times) -> BlockWeights:
-        """The layers in force at `times`; between two of them, within rounding, the deeper one."""
+        """Layers in force at `times`; between two of them, within rounding, the deeper one."""
         xp, times = widest(times)
         rounded = times + rounding(times, 1 / self.depth)
         rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
@@ -89,9 +89,9 @@ class LayerDropWeights(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[rows], layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """The layers of a grid.
+        """Return the layers of a grid.
 
-        **Raises:** `BadInput` if it has more steps than there are layers, or, of nested ones, unequal steps.
+        **Raises:** `BadInput` if the grid has more steps than there are layers, or unequal steps for nested layers.
         """
         if grid.steps > self.depth:
             raise BadInput(
@@ -108,9 +108,9 @@ class LayerDropWeights(eqx.Module):
 
 
 def nested_order(layers: int) -> tuple[int, ...]:
-    """All layers, from 0, in the order in which they come in as steps are added.
+    """Return all layers, counted from 0, in the order in which they are added as steps are added.
 
-    Counted from the last one they are in van der Corput's order: 0, 1/2, 1/4, 3/4, 1/8, ... of depth (Kuipers &
+    Counted from the last layer, this is van der Corput's order: 0, 1/2, 1/4, 3/4, 1/8, ... of depth (Kuipers &
     Niederreiter 1974, Uniform Distribution of Sequences, section 2.3).
     """
     bits = (layers - 1).bit_length()
@@ -121,7 +121,7 @@ def nested_order(layers: int) -> tuple[int, ...]:
 def init_layer_drop(
     section: LayerDropConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> LayerDropWeights:
-    """New weights of kind `layerdrop`: those of a table, with corrections that change nothing yet.
+    """Initialise weights of kind `layerdrop`: those of a table, with corrections that change nothing yet.
 
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """

@@ -1,12 +1,12 @@
-"""Weights that know how long the step is: hat functions over its length, and low-rank corrections of linear maps.
+"""Weights that depend on the length of the step: low-rank corrections of linear maps, by hat functions of the length.
 
-One matrix that serves steps of many lengths can differ a little between them: in a step of length h, a fraction of
+A matrix that serves steps of many lengths can differ a little between them: in a step of length h, a fraction of
 depth, it is
 
     W + sum_j C_j(log2 1/h) A_j B_j,
 
-C_j being hat functions with knots at h = 2^-j. Steps below the shortest knot are as that one, so that weights converge
-as steps are added.
+where the C_j are hat functions with knots at h = 2^-j. Steps below the shortest knot are treated as if at that knot, so
+that weights converge as steps are added.
 
 Source: low-rank corrections of shared layers, Bae et al. 2024, "Relaxed Recursive Transformers", arXiv:2410.20672.
 """
@@ -28,26 +28,26 @@ from diffeqformer.ode.weights.source import is_shape, is_unit, unit_keys
 
 
 def length_basis(lengths: Times, knots: int, dtype: DTypeLike) -> Float[Array, "time knot"]:
-    """`C_j(log2 1/h)` of all knots at all lengths h."""
+    """Evaluate `C_j(log2 1/h)` for all knots at all lengths h."""
     # A length of 0, the limit of short steps, is infinitely many halvings, clipped to the last knot.
     halvings = jnp.clip(-jnp.log2(jnp.asarray(lengths, dtype)), 0, knots - 1)
     return jnp.maximum(0, 1 - jnp.abs(halvings[:, None] - jnp.arange(knots, dtype=dtype)[None]))
 
 
 class Correction(eqx.Module):
-    """Of one linear map, for every length and row."""
+    """Low-rank correction of one linear map, for every length and row."""
 
     a: Float[Array, "length row inputs rank"]
     b: Float[Array, "length row rank outputs"]
-    """Zero at the start."""
+    """Initialised to zero."""
 
 
 def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(None)) -> PyTree:
-    """Rows of a block, or of a half of one, as a step of a length has them.
+    """Correct the rows of a block, or of half of one, for steps of a given length.
 
-    **Arguments:** `rows`, on one leading axis; `corrections`, a `Correction` in the place of each linear map, or
+    **Arguments:** `rows`, on one leading axis; `corrections`, a `Correction` in place of each linear map, or
     `None` for rows that are the same at all lengths; `length`, a fraction of depth, 0 for the limit of short steps;
-    `kept`, which of the corrected rows these are.
+    `kept`, which rows of the corrections these are.
     """
     if corrections is None:
         return rows
@@ -64,7 +64,7 @@ def corrected(rows: PyTree, corrections: PyTree, length: Any, kept: Any = slice(
 
 
 def init_corrections(rank: int, rows: int, halvings: int, shapes: BlockShapes, key: Key[Array, ""]) -> PyTree:
-    """Corrections that change nothing yet, for lengths 1, 1/2, 1/4, ..., `halvings` times halved.
+    """Initialise corrections that change nothing yet, for lengths 1, 1/2, 1/4, ..., `halvings` times halved.
 
     **Raises:** `BadInput` for a rank larger than the smaller side of a matrix.
     """

@@ -1,4 +1,4 @@
-"""From a table of layers to a function of depth that passes through it: linear algebra alone, no training.
+"""Lifting a table of layers to a function of depth that passes through it, by linear algebra alone, without training.
 
 Both functions are linear in their parameters, `W(t_l) = sum_k B_k(t_l) X_k`, with the basis B of the knots, or with
 the outputs h of a time network at random initialisation. So the parameters are a matrix times the rows of the table.
@@ -27,17 +27,18 @@ _sums = jax.jit(mixed)
 
 
 class Fit(NamedTuple):
-    """A function of depth that was fitted to a table."""
+    """A function of depth fitted to a table."""
 
     weights: KnotWeights | TimeWeights
     condition: float
-    """Condition number of the linear system, the largest of all matrices and norms: what rounding is enlarged by."""
+    """Condition number of the linear system, which amplifies rounding: the largest over all matrices and norms."""
 
 
 RIDGE = 1e-4
-"""Added to second moments, of their mean variance: what inputs never do is left to unweighted least squares."""
+"""Ridge added to second moments, as a fraction of their mean variance: directions that inputs never take are left to
+unweighted least squares."""
 CG_STEPS, CG_TOLERANCE = 200, 1e-5
-"""Of conjugate gradients: most steps, and the residual, of the right side, at which they end."""
+"""Maximum number of conjugate gradient steps, and the residual, relative to the right-hand side, at which they stop."""
 
 
 def fit_knots(
@@ -46,14 +47,14 @@ def fit_knots(
     section: KnotsConfig,
     moments: Sequence[Float[Array, "time _ _"]] | None = None,
 ) -> Fit:
-    """The weights between K knots that pass through the rows of a table, or come nearest to them.
+    """Fit weights with K knots that pass through the rows of a table, or come nearest to them.
 
-    With as many knots as rows, at their times, the knots are the rows themselves. Fewer are the least squares; more lie
-    on the interpolation between the rows. Source: Queiruga et al. 2021, arXiv:2106.10820.
+    With as many knots as rows, at their times, the knots are the rows themselves. Fewer knots are a least-squares fit;
+    more lie on the interpolation between the rows. Source: Queiruga et al. 2021, arXiv:2106.10820.
 
-    **Arguments:** `rows`, on one leading axis; `times`, at which they stand: the places of L knots of L;
-    `section`, with K set; `moments`, as `second_moments` gives them, by which the squares of fewer knots are weighted:
-    of each matrix `sum_l |X_l (W_l - sum_k B_k(t_l) K_k)|^2` is the least, with the inputs `X_l` of layer l.
+    **Arguments:** `rows`, on one leading axis; `times` at which they stand, the places of L knots for L rows;
+    `section`, with K set; `moments`, as `second_moments` gives them, which weight the least squares of fewer knots: for
+    each matrix, `sum_l |X_l (W_l - sum_k B_k(t_l) K_k)|^2` is minimised, with the inputs `X_l` of layer l.
     """
     basis = partial(cardinal_basis, basis=section.basis, place=section.place)
     layers, knots = len(times), section.knots or len(times)
@@ -61,7 +62,7 @@ def fit_knots(
     if knots < layers:
         matrix = np.linalg.pinv(system)
     else:
-        # The layers as knots, read at the places of the new ones.
+        # The layers serve as knots, evaluated at the places of the new ones.
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
     fitted = rows if knots == layers else _sums(jnp.asarray(matrix, jnp.float32), rows)
@@ -73,14 +74,14 @@ def fit_knots(
 def fit_time(
     rows: BlockWeights, grid: Grid, node: float, section: TimeConfig, shapes: BlockShapes, key: Key[Array, ""]
 ) -> Fit:
-    """The time networks whose weights at the nodes of a grid are the rows of a table.
+    """Fit time networks whose weights at the nodes of a grid are the rows of a table.
 
-    The networks that turn time into h are new, and stay as they are drawn; with H = h(t_1), ..., h(t_L), of full rank
-    if `d_emb >= L` and the band is wide enough: `C = mean_l W_l`, `P = pinv(H) (W - C)`, and B, G, S the same
-    without a constant. Of all P that fit this is the shortest.
+    The networks that turn time into h are new, and keep their random initialisation. With H = h(t_1), ..., h(t_L), of
+    full rank if `d_emb >= L` and the frequency band is wide enough: `C = mean_l W_l`, `P = pinv(H) (W - C)`, and B, G,
+    S likewise without a constant. Of all P that fit, this one has the smallest norm.
 
-    **Arguments:** `rows`, on one leading axis; `grid` and `node`, whose times they stand at; `section`, of kind `time`;
-    `shapes` of a block; `key` of the networks.
+    **Arguments:** `rows`, on one leading axis; `grid` and `node`, at whose times they stand; `section`, of kind `time`;
+    `shapes` of a block; `key` for the networks.
     """
     networks, hidden = _drawn(shapes, section, grid, node, key)
     hidden = [np.asarray(h, np.float64) for h in hidden]
@@ -92,13 +93,13 @@ def fit_time(
 def _weighted(
     system: Float[Array, "time knot"], rows: BlockWeights, start: BlockWeights, moments: list[Array]
 ) -> BlockWeights:
-    """The knots of weighted least squares, from those of unweighted ones; norms stay as those have them.
+    """Solve for the knots of weighted least squares, starting from the unweighted ones; norms stay unweighted.
 
-    The normal equations `sum_l B_lj S_l sum_k B_lk K_k = sum_l B_lj S_l W_l` of all columns at once, by conjugate
-    gradients; preconditioned by `(B^T B) x mean S`, which is the system itself where all S_l are alike.
+    Conjugate gradients solve the normal equations `sum_l B_lj S_l sum_k B_lk K_k = sum_l B_lj S_l W_l` for all columns
+    at once, preconditioned by `(B^T B) x mean S`, which is the system itself where all S_l are equal.
     """
     product = partial(jnp.einsum, precision="highest")
-    # In the order of the tree's linear maps, in which `tree.map` meets them.
+    # Moments are in the order of the tree's linear maps, in which `tree.map` visits them.
     left = iter(moments)
 
     def solved(row: Linear | Norm, begin: Linear | Norm) -> Linear | Norm:
@@ -119,22 +120,22 @@ def _weighted(
 
 
 def joined(linear: Linear) -> Float[Array, "*time inputs outputs"]:
-    """The matrix, with the bias as its last row, which an input that is always 1 meets."""
+    """Append the bias, if any, to the matrix as its last row, which multiplies an input that is always 1."""
     if linear.bias is None:
         return linear.weight
     return jnp.concatenate([linear.weight, linear.bias[..., None, :]], -2)
 
 
 def parted(table: Float[Array, "*time inputs outputs"], like: Linear) -> Linear:
-    """The inverse of `joined`: a map that has a bias if `like` has one."""
+    """Invert `joined`: return a map that has a bias if `like` has one."""
     return Linear(table, None) if like.bias is None else Linear(table[..., :-1, :], table[..., -1, :])
 
 
 def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time inputs inputs"]:
-    """Second moments that have an inverse."""
+    """Add a ridge to second moments, so that they have an inverse."""
     size = moments.shape[-1]
     variance = jnp.trace(moments, axis1=1, axis2=2)[:, None, None] / size
-    variance = jnp.where(variance > 0, variance, 1)  # of inputs that are always zero
+    variance = jnp.where(variance > 0, variance, 1)  # for inputs that are always zero
     return moments + RIDGE * variance * jnp.eye(size, dtype=moments.dtype)[None]
 
 
@@ -142,7 +143,7 @@ def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time in
 def _drawn(
     shapes: BlockShapes, section: TimeConfig, grid: Grid, node: float, key: Key[Array, ""]
 ) -> tuple[list[TimeNetwork], list[Array]]:
-    """The new network of each map and norm of a block, and H of each, shape (time, d_emb)."""
+    """Initialise the network of each map and norm of a block; return these, and H of each, shape (time, d_emb)."""
     new = init_time(section, shapes, grid, END_OF_STEP, key).networks
     units = jax.tree.leaves(new, is_leaf=is_time_unit)
     features = time_features(grid.times((node,)), section)
@@ -151,7 +152,7 @@ def _drawn(
 
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
-    """P, C, B, G and S of each map and norm; `inverses`, of each its H, shape (d_emb, time)."""
+    """Solve for P, C, B, G and S of each map and norm; `inverses` are those of each one's H, shape (d_emb, time)."""
     units, structure = jax.tree.flatten(rows, is_leaf=is_unit)
 
     def unit(row: Linear | Norm, network: TimeNetwork, inverse: Array) -> TimeLinear | TimeNorm:

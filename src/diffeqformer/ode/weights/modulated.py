@@ -1,16 +1,16 @@
-"""Norms and gains that know how long the step is: one set of matrices then serves long steps and short ones.
+"""Norms and gains that depend on the length of the step, so that one set of matrices serves long and short steps.
 
 In a step of length h, a fraction of depth, at the time t,
 
     scale(t, h) = scale(t) (1 + s(t, h)),    shift(t, h) = shift(t) + b(t, h),    W_out(t, h) = W_out(t) (1 + g(t, h)),
 
-with s and b for the norm of each half of the block (b where it has a shift), and g for each channel of what it adds to
-the state. All are sums of hat functions, `sum_mj B_m(t) C_j(log2 1/h) S_mj`: B_m over depth as in `knots`, C_j with
-its knot at h = 2^-j. Steps below the shortest knot are as that one, so that weights converge as steps are added;
-`at(t)` is that limit. All S start at zero.
+with s and b for the norm of each half of the block (b if the norm has a shift), and g for each channel of what that
+half adds to the state. All are sums of hat functions, `sum_mj B_m(t) C_j(log2 1/h) S_mj`, with B_m over depth as in
+`knots`, and C_j with its knot at h = 2^-j. Steps below the shortest knot are treated as if at that knot, so that
+weights converge as steps are added; `at(t)` is that limit. All S start at zero.
 
 Sources: conditioning on time and step length, Frans et al. 2024 (shortcut models, arXiv:2410.12557) and LoopFormer
-(arXiv:2602.11451; `shared` weights with this are its kind of model); norms of its own for every size of a network, Yu
+(arXiv:2602.11451; `shared` weights with this are its kind of model); separate norms for every size of a network, Yu
 et al. 2019 (slimmable networks, arXiv:1812.08928).
 """
 
@@ -32,11 +32,11 @@ from diffeqformer.ode.weights.source import WeightSource, stacked, unstack
 
 
 class Change(eqx.Module):
-    """What one half of the block changes by; arrays of shape (knot, length, width)."""
+    """Change of one half of the block, as arrays of shape (knot, length, width)."""
 
     norm: Norm
     gain: Norm
-    """A scale alone."""
+    """Change of the gain; a scale alone."""
 
 
 class ModulatedWeights(eqx.Module):
@@ -55,7 +55,7 @@ class ModulatedWeights(eqx.Module):
         )
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """Weights at all nodes of the grid, those of each step by its own length."""
+        """Weights at all nodes of the grid, modulated by the length of each step."""
         table = self.base.table(grid, nodes)
 
         def half(rows: PyTree, out: str, change: Change, own: tuple[float, ...]) -> PyTree:
@@ -70,7 +70,7 @@ class ModulatedWeights(eqx.Module):
 
 
 def _changed(rows: PyTree, out: str, change: Change, times: Times, lengths: Times) -> PyTree:
-    """One half of the block at some times in steps of some lengths (0 for the limit); `out` is its last linear map."""
+    """Modulate half of a block at `times`, in steps of `lengths` (0 for the limit); `out` is its last linear map."""
     scale = change.gain.scale
     knots, shortest = scale.shape[:2]
     over_depth = cardinal_basis(times, knots, dtype=scale.dtype)
@@ -91,7 +91,7 @@ def _changed_norm(norm: Norm, change: Norm) -> Norm:
 
 
 def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
-    """A norm as steps of a length have it: its scale times `1 + s(h)`, its shift plus `b(h)`.
+    """Modulate a norm for steps of a given length: its scale times `1 + s(h)`, its shift plus `b(h)`.
 
     **Arguments:** `changes`, arrays of shape (length, width); `length`, a fraction of depth.
     """
@@ -101,15 +101,16 @@ def norm_of_length(norm: Norm, changes: Norm, length: float) -> Norm:
 
 
 def init_norm_changes(norm: NormShape, *knots: int) -> Norm:
-    """Changes of a norm, none yet, on an axis for each number of `knots`, such as those over the length of steps."""
+    """Initialise zero changes of a norm, with an axis for each number of `knots`, such as over the length of steps."""
     shape = *knots, norm.width
     return Norm(zeros(shape), zeros(shape) if norm.shift else None)
 
 
 def init_modulated(section: ModulationConfig, base: WeightSource, shapes: BlockShapes, steps: int) -> ModulatedWeights:
-    """A source whose weights do not depend on the step's length yet.
+    """Initialise a source whose weights do not depend on the step's length yet.
 
-    **Arguments:** `base`; `shapes` of a block; `steps`, of training: as many knots over depth, if the section has none.
+    **Arguments:** `base`; `shapes` of a block; `steps` of training, the number of knots over depth if the section sets
+    none.
     """
     knots = section.knots or steps, section.halvings + 1
     none = lambda norm: init_norm_changes(norm, *knots)

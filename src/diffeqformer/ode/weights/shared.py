@@ -22,12 +22,12 @@ class SharedWeights(eqx.Module):
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
-        """One row, for all nodes of all steps."""
+        """Return one row, which serves all nodes of all steps."""
         return unstack(self.row, 1, 1)
 
 
 def init_shared(
     section: SharedConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]
 ) -> SharedWeights:
-    """New weights of kind `shared`."""
+    """Initialise weights of kind `shared`."""
     return SharedWeights(initial_rows(shapes, END_OF_STEP, 1, key))

@@ -1,7 +1,7 @@
-"""What a weight source is: block weights as a function of depth.
+"""The interface of weight sources: block weights as a function of depth.
 
-A source answers two questions. `at(times)`: the weights at any times, stacked on a leading axis. `table(grid, nodes)`:
-the weights that a scheme needs on a grid of steps. Anything with these two methods is one.
+A source has two methods. `at(times)` gives the weights at any times, stacked on a leading axis. `table(grid, nodes)`
+gives the weights that a scheme needs on a grid of steps. Anything with these two methods is a source.
 """
 
 from collections.abc import Callable
@@ -36,18 +36,18 @@ class WeightSource(Protocol):
 
 
 def number_of_rows(rows: BlockWeights) -> int:
-    """How many rows a block has on its leading axis."""
+    """Return the number of rows that a block has on its leading axis."""
     return rows.attention.norm.scale.shape[0]
 
 
 def mixed(shares: Float[Array, "time row"], rows: PyTree) -> PyTree:
-    """Of each array the sums over its rows, `sum_k shares[t, k] rows[k]`, one for each of `shares`' own."""
+    """Mix the rows of each array, `sum_k shares[t, k] rows[k]` for each t."""
 
     def sums(leaf: Array) -> Array:
         if is_divided():  # merged axes cannot be sharded each in its own way
             return jnp.tensordot(shares, leaf, 1, precision="highest")  # not in TensorFloat-32
-        # As two matrices: the gradient of the other is written with rows on the last axis, and then transposed, which
-        # on CPUs takes eight times as long.
+        # As two matrices: the gradient of `tensordot` is written with rows on the last axis and then transposed, which
+        # takes eight times as long on CPUs.
         flat = jnp.matmul(shares, leaf.reshape(leaf.shape[0], -1), precision="highest")
         return flat.reshape(-1, *leaf.shape[1:])
 
@@ -55,28 +55,28 @@ def mixed(shares: Float[Array, "time row"], rows: PyTree) -> PyTree:
 
 
 def by_half(of: Callable[[PyTree, tuple[float, ...]], PyTree], block: PyTree, nodes: Nodes) -> PyTree:
-    """A block each half of which is made of a block's half and the nodes of that half."""
+    """Build a block by applying `of` to each half of a block and the nodes of that half."""
     return Block(of(block.attention, nodes.attention), of(block.feed_forward, nodes.feed_forward))
 
 
 def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:
-    """One leading axis into two, (step, node)."""
+    """Split the leading axis into two, (step, node)."""
     return jax.tree.map(lambda leaf: leaf.reshape(steps, nodes, *leaf.shape[1:]), rows)
 
 
 def serves_all(table: BlockWeights) -> bool:
-    """Whether one row of a (step, node) table serves all steps: of every leaf, not of some."""
+    """Whether one row of a (step, node) table serves all steps, in every leaf."""
     return all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(table))
 
 
 def repeated(rows: PyTree, steps: int, nodes: int | None = None) -> PyTree:
-    """Leaves on (step, node) axes, of which one of length 1 is repeated; that of nodes as it is if none are given."""
+    """Repeat leaves along (step, node) axes of length 1; if no `nodes` are given, that axis is left as it is."""
     axes = lambda leaf: (steps, leaf.shape[1] if nodes is None else nodes, *leaf.shape[2:])
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, axes(leaf)), rows)
 
 
 def stacked(table: PyTree, steps: int, nodes: int) -> PyTree:
-    """The inverse of `unstack`, of a table whose axes of length 1 are repeated."""
+    """Invert `unstack`, after repeating axes of length 1."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), repeated(table, steps, nodes))
 
 
@@ -86,18 +86,18 @@ def is_shape(node: PyTree) -> bool:
 
 
 def is_unit(node: PyTree) -> bool:
-    """Whether a node is a linear map or a norm, what a block is made of."""
+    """Whether a node is a linear map or a norm, the units of a block."""
     return isinstance(node, Linear | Norm)
 
 
 def unit_keys(shapes: BlockShapes, key: Array) -> PyTree:
-    """A key of its own for every unit of a block."""
+    """Split a key into one for each unit of a block."""
     units, structure = jax.tree.flatten(shapes, is_leaf=is_shape)
     return jax.tree.unflatten(structure, list(jax.random.split(key, len(units))))
 
 
 def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
-    """New rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
+    """Initialise rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
     keys = unit_keys(shapes, key)
     half = lambda shapes, keys, rows: jax.tree.map(partial(_initial_unit, rows), shapes, keys, is_leaf=is_shape)
     return Block(

@@ -22,11 +22,11 @@ class TimeWeights(eqx.Module):
 
     networks: Block[TimeLinear, TimeNorm]
     shared: TimeNetwork | None
-    """The one MLP of all matrices and norms (paper, appendix D.2); `None` if each has its own."""
+    """The MLP that all matrices and norms share (paper, appendix D.2); `None` if each has its own."""
     time: TimeConfig = eqx.field(static=True)
 
     def at(self, times: Times) -> BlockWeights:
-        """Weights at `times`; one matrix product for each matrix of the block, however many times there are."""
+        """Weights at `times`, by one matrix product for each matrix of the block, however many times there are."""
         return _generated(self.networks, self.shared, self._features(times))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
@@ -48,12 +48,12 @@ class TimeWeights(eqx.Module):
 
 
 def is_time_unit(node: PyTree) -> bool:
-    """Whether a node of the networks is those of one matrix or norm."""
+    """Whether a node of the tree is the unit of one matrix or norm."""
     return isinstance(node, TimeLinear | TimeNorm)
 
 
 def is_of_time(node: PyTree) -> bool:
-    """The same, or the network that all of them share."""
+    """Whether a node of the tree is such a unit, or the network that all units share."""
     return is_time_unit(node) or isinstance(node, TimeNetwork)
 
 
@@ -65,18 +65,17 @@ def _codes(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, 
 
 @jax.jit
 def _generated(networks: PyTree, shared: TimeNetwork | None, features: Float[Array, "time features"]) -> PyTree:
-    """The weights that networks generate, compiled even where the rest is not: other times need no new program."""
+    """Generate weights from networks, compiled even where the caller is not: other times need no new program."""
     of = lambda unit, h: unit.of(h)
-    # In float32 on cards, too, whose default is TensorFloat-32: a lifted model is then the one that it was lifted from.
+    # In float32 on GPUs too, whose default is TensorFloat-32: a lifted model then equals the one it was lifted from.
     with jax.default_matmul_precision("highest"):
         return constrain_weights(jax.tree.map(of, networks, _codes(networks, shared, features), is_leaf=is_time_unit))
 
 
 def init_time(section: TimeConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> TimeWeights:
-    """New weights of kind `time` or `time-shared-mlp`, which start, on `grid`, with the standard deviations of
-    `shapes`."""
+    """Initialise weights of kind `time` or `time-shared-mlp`, on `grid` with the standard deviations of `shapes`."""
     one_for_all, d_emb = section.kind == "time-shared-mlp", section.d_emb
-    # At the ends of steps, whatever the scheme's nodes: h has length 1 there, and schemes start alike.
+    # At the ends of steps, whatever the scheme's nodes: h has length 1 there, and all schemes start alike.
     network = partial(TimeNetwork.init, time_features(grid.times(), section), d_emb)
 
     def unit(shape: LinearShape | NormShape, key: Array) -> TimeLinear | TimeNorm:

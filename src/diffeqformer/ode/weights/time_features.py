@@ -22,8 +22,8 @@ def frequencies(config: TimeConfig) -> np.ndarray:
 def time_features(times: Times, config: TimeConfig, dtype: DTypeLike = jnp.float32) -> Float[Array, "time features"]:
     """`e(t) = [t, sin(w_k t), cos(w_k t)]` for every time (paper eq. 6, appendix A); not learned.
 
-    Times that are known before compilation (a fixed grid's) are featured in float64 and cast last; traced times (an
-    adaptive solver's) are featured in float32 or better.
+    Features of times that are known before compilation (a fixed grid's) are computed in float64 and cast last; those of
+    traced times (an adaptive solver's) in float32 or better.
 
     **Arguments:** `times`, in [0, 1], shape (time,); `config`; `dtype` of the result.
 

@@ -18,9 +18,9 @@ class TimeNetwork(eqx.Module):
 
     @staticmethod
     def init(grid_features: Float[Array, "time features"], d_emb: int, key: Key[Array, ""]) -> "TimeNetwork":
-        """Normal matrices, the second scaled so that `h` has length 1 on the grid (root mean square); biases zero.
+        """Initialise normal matrices, the second scaled so that `h` has length 1 on the grid (root mean square).
 
-        The length of `h` is what an optimiser's step on P is multiplied with on its way to W. At length 1 AdamW moves
+        Biases are zero. The length of `h` scales the effect on W of an optimiser's step on P. At length 1, AdamW moves
         the generated matrices about as fast, times the step 1/L, as a vanilla transformer's of step 1 (`docs/log.md`).
         """
         k1, k2 = jax.random.split(key)
@@ -38,12 +38,12 @@ class TimeNetwork(eqx.Module):
 class TimeLinear(eqx.Module):
     """A linear map that depends on depth: `W(t) = P h(t) + C`, `b(t) = B h(t)`.
 
-    P has d_emb as its last axis: so stored, both `P h` and the gradient towards h are products that read P once, in
-    order, which on CPUs is several times faster than the other way round (`docs/performance.md`).
+    P has d_emb as its last axis. In this layout, both `P h` and the gradient with respect to h are products that read P
+    once, in order, which on CPUs is several times faster than the other way round (`docs/performance.md`).
     """
 
     network: TimeNetwork | None
-    """`None` if the model has one for all its weights."""
+    """`None` if the model has one network for all its weights."""
     projection: Float[Array, "inputs outputs d_emb"]
     """P"""
     constant: Float[Array, "inputs outputs"]
@@ -53,9 +53,9 @@ class TimeLinear(eqx.Module):
 
     @staticmethod
     def init(shape: LinearShape, network: TimeNetwork | None, d_emb: int, key: Key[Array, ""]) -> "TimeLinear":
-        """P is normal with standard deviation `shape.std`, and so, `h` being of length 1, are the generated matrices.
+        """Initialise P as normal with standard deviation `shape.std`, C and B as zero.
 
-        C and B start at zero.
+        Since `h` has length 1, the generated matrices are also normal with that standard deviation.
         """
         return TimeLinear(
             network,
@@ -65,10 +65,10 @@ class TimeLinear(eqx.Module):
         )
 
     def of(self, h: Float[Array, "time d_emb"]) -> Linear:
-        """The maps at all times at once: one matrix product, so that P is read once whatever the number of steps."""
+        """Generate the maps at all times in one matrix product, so that P is read once whatever the number of steps."""
         if is_divided():  # merged axes cannot be sharded each in its own way: P would be all-gathered on every device
             weight = jnp.einsum("td,iod->tio", h, self.projection)
-        else:  # as two matrices: for the einsum XLA writes a transposed copy of P first
+        else:  # as two matrices: for the einsum, XLA would first write a transposed copy of P
             weight = (h @ self.projection.reshape(-1, h.shape[-1]).T).reshape(-1, *self.constant.shape)
         weight = weight + self.constant[None]
         return Linear(weight, None if self.bias_projection is None else h @ self.bias_projection.T)
@@ -78,7 +78,7 @@ class TimeNorm(eqx.Module):
     """A norm whose scale `1 + G h(t)` and shift `S h(t)` depend on depth; G and S start at zero."""
 
     network: TimeNetwork | None
-    """`None` if the model has one for all its weights."""
+    """`None` if the model has one network for all its weights."""
     scale_projection: Float[Array, "width d_emb"]
     """G"""
     shift_projection: Float[Array, "width d_emb"] | None
@@ -86,12 +86,12 @@ class TimeNorm(eqx.Module):
 
     @staticmethod
     def init(shape: NormShape, network: TimeNetwork | None, d_emb: int) -> "TimeNorm":
-        """G and S zero: at the start every norm is the plain one."""
-        # Two arrays, not one twice: a training step donates its buffers, each once.
+        """Initialise G and S as zero, so that every norm starts as the plain one."""
+        # Two arrays, not the same one twice: a training step donates each buffer once.
         scale, shift = zeros((shape.width, d_emb)), zeros((shape.width, d_emb))
         return TimeNorm(network, scale, shift if shape.shift else None)
 
     def of(self, h: Float[Array, "time d_emb"]) -> Norm:
-        """Scales and shifts at all times at once."""
+        """Generate the scales and shifts at all times at once."""
         shift = None if self.shift_projection is None else h @ self.shift_projection.T
         return Norm(1.0 + h @ self.scale_projection.T, shift)
