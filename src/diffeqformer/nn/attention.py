@@ -184,7 +184,8 @@ def cudnn_refuses(query: AnyArray, keys: AnyArray, values: AnyArray) -> str:
 
 
 def cuda_capabilities() -> list[float]:
-    """Return the compute capabilities of the local CUDA devices; empty if there are none."""
+    """Return the compute capabilities of the local CUDA devices; empty if there are none, and programs are compiled for
+    other devices."""
     try:
         return [float(device.compute_capability) for device in jax.local_devices(backend="cuda")]
     except RuntimeError:

@@ -25,7 +25,7 @@ from diffeqformer.ode.weights.source import repeated, serves_all
 
 
 class Solution(NamedTuple):
-    """The state at the end of depth, and what was kept on the way on request."""
+    """The state at the end of depth, and what was kept on the way if requested."""
 
     state: Float[Array, "batch position width"]
     evaluations: Evaluations
@@ -178,7 +178,10 @@ def _without_single_nodes(table: BlockWeights) -> tuple[BlockWeights, Callable[[
 def _in_bits(
     table: BlockWeights, with_nodes: Callable[[BlockWeights], BlockWeights]
 ) -> tuple[BlockWeights, Callable[[BlockWeights], BlockWeights]]:
-    """Store the table as bits, so that no token converts all of it. Bits have no derivative; decoding needs none."""
+    """Store such a table as bits (`as_bits`), so that it is not converted as a whole for each token.
+
+    Bits have no derivative, and neither has decoding.
+    """
     return jax.tree.map(as_bits, table), lambda row: with_nodes(
         jax.tree.map(lambda leaf, bits: bits.view(leaf.dtype), table, row)
     )

@@ -41,7 +41,7 @@ from diffeqformer.sharding import constrain_weights
 PLACES = {"middle": 0.5, "end": 1.0}
 """Position of the knots within K equal parts of depth, as a fraction of a part."""
 FEW = 4
-"""Most distinct known step lengths for which rows are corrected once per length, not once per step in a loop."""
+"""Up to this many distinct known step lengths, rows are corrected once per length; beyond, for each step in a loop."""
 
 
 def cardinal_basis(
@@ -188,7 +188,7 @@ class KnotWeights(eqx.Module):
 def init_knots(section: KnotsConfig, shapes: BlockShapes, grid: Grid, nodes: Nodes, key: Key[Array, ""]) -> KnotWeights:
     """Initialise weights of kind `knots`: each knot like a layer of a table, or all knots like the same layer.
 
-    A long step takes the mean of layers: that of independent ones has a smaller norm than each, that of equal ones not.
+    A long step takes a mean of layers, which has a smaller norm than each if they are independent, but not if equal.
     """
     knots = section.knots or grid.steps
     rows = initial_rows(shapes, END_OF_STEP, knots if section.start == "independent" else 1, key)
