@@ -51,7 +51,7 @@ class Pairwise:
     """Leading exponent accumulated up to the end of each step."""
     width: int
     interval: float
-    """Length of the whole depth in the state's clock: divide exponents by it for rates."""
+    """Length of the whole depth in integration time: divide exponents by it for rates."""
     tokens: tuple[str, ...] = ()
     """Pieces of the text; if given, a notebook shows them coloured by score."""
 

@@ -219,7 +219,7 @@ _row = jax.jit(row_of_step)
 
 
 def _before(taken: Walk, step: int) -> tuple[PyTree, Array]:
-    """Return what a step starts from, and its length in the state's clock."""
+    """Return what a step starts from, and its length in integration time."""
     carry, config = taken.carries[step - 1], taken.model.config
     length = config.interval * taken.grid.lengths[step - 1]
     return carry, jnp.asarray(length, taken.model.scheme.state(carry).dtype)

@@ -143,7 +143,7 @@ class Spectra:
     def scaled_by_step(self, lengths: np.ndarray) -> "Spectra":
         """Multiply OV and FF by the length of the step that each time is in: what a step adds.
 
-        **Arguments:** `lengths` of the steps in the state's clock.
+        **Arguments:** `lengths` of the steps in integration time.
         """
         step = Grid.of(self.edges).layer_at(self.times)
         # `layer_at` assigns the edge between two steps to the earlier one.

@@ -106,7 +106,7 @@ def solve_until_settled(
     **Returns:** a `Solution` whose `evaluations` are means over all tokens; its `carry.taken` is each token's number of
     steps.
 
-    **Raises:** `BadInput` for a scheme that carries more than the state, or a negative threshold.
+    **Raises:** `BadInput` for a scheme that carries more than the state, or a threshold that is negative or no number.
 
     Source: the criterion is this project's; copying states to later layers is from Schuster et al. 2022,
     arXiv:2207.07061.

@@ -148,7 +148,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         # kind: time, time-shared-mlp or knots, functions of depth; shared, one row; layer, a row per step or node
         weights: dict = {"kind": "layer", "rows": "step"},  # noqa: B006
         scheme: str = "euler",  # one of SCHEMES, or "reversible"
-        horizon: float = 1.0,  # how long depth lasts in the state's clock
+        horizon: float = 1.0,  # integration time of the whole depth
         steps: int = 6,
         first_step: float | None = None,  # as a fraction of depth; if None, all steps are equal
         spacing: str = "equal",  # dyadic: lengths are powers of two, the last steps being halves

@@ -29,7 +29,7 @@ class LeapfrogMidpoint:
 
     def state(self, carry: tuple[State, State, Length]) -> State:
         """Return the newer state."""
-        return carry[0]  # the length may be NumPy's: `scan` hands back what no step changes as it was
+        return carry[0]
 
 
 @dataclass(frozen=True)
