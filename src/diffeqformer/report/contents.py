@@ -1,4 +1,4 @@
-"""The page that links all pages of a run."""
+"""The page that links to all pages of a run."""
 
 import json
 import os
@@ -19,40 +19,40 @@ _TITLE = re.compile(r"<h1>(.*?)</h1>", re.DOTALL)
 _MAP = re.compile(r'<section class="map" id="map-0">\s*<script type="application/json">(.*?)</script>', re.DOTALL)
 _PICTURE = re.compile(r'<section id="([a-z0-9][a-z0-9_-]*)">\s*<figure>')
 _START = 1 << 22
-"""Bytes of a page in which all of that stands."""
+"""Bytes at the beginning of a page that are searched for these patterns."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the page of an analysis shows that the page of all tells again."""
+    """The parts of an analysis's page that the contents page repeats."""
 
     headline: str
-    """Its first sentence; empty if it has none."""
+    """The page's first sentence; empty if it has none."""
     picture: str
-    """File beside it of its first figure; empty if there is none."""
+    """File of the page's first figure, in the page's folder; empty if there is none."""
     title: str = ""
-    """The question that it answers."""
+    """The page's title: the question that it answers."""
     tokens: tuple[str, ...] = ()
-    """The text that it maps, if there is one."""
+    """Tokens of the page's token map; empty if it has none."""
     outputs: tuple[int, ...] = ()
-    """Tokens whose outputs it explains."""
+    """Positions of the tokens whose outputs the page explains."""
     headlines: tuple[str, ...] = ()
-    """Its first sentence, as it is for each of these."""
+    """The page's first sentence for each of these outputs; empty if it does not depend on the output."""
 
 
 def write_contents(
     folder: Path, title: str, known: Mapping[str, str], refused: Mapping[str, str] | None = None, make: str = ""
 ) -> Path:
-    """Write `index.html` beside the folders of a run's analyses, with what each found; returns its path.
+    """Write `index.html` next to the folders of a run's analyses, with the findings of each; returns its path.
 
-    Of pages that map a text, the text stands above, each of them opening at the token that is chosen in it; those that
-    compare the run, in folders `compare-...`, and its report are linked if they are there.
+    Texts with token maps are shown at the top; selecting a token there makes the pages that map the text open at it.
+    Comparisons of the run, in folders `compare-...`, and its report are linked if they exist.
 
-    **Arguments:** `folder`, which holds them; `title` of the page; `known` analyses and what each does, in order;
-    `refused`, those that cannot be made of this run and why, beside those that the page told before; `make`, a command
-    that makes the others, `diffeqformer analyze all RUN`, beside which the explorer's stands.
+    **Arguments:** `folder`, which holds the analyses; `title` of the page; `known` analyses and what each does, in
+    order; `refused`, the analyses that cannot be made of this run and why, added to those that an existing page lists;
+    `make`, the command that makes the missing ones, `diffeqformer analyze all RUN`, shown with the explorer's.
 
-    **Raises:** `RunFailed` if it cannot be written.
+    **Raises:** `RunFailed` if the page cannot be written.
     """
     pages = [(name, about, f"{name}/index.html") for name, about in known.items()]
     beside = sorted(page.parent.name for page in folder.glob("compare-*/index.html"))
@@ -60,7 +60,7 @@ def write_contents(
     pages += [("report", "the report of training", f"{up}report.html") for up in ("../", "../../")]
     told = {name: unescape(why) for name, why in _REFUSED.findall(_begin(folder / "index.html")) if name in known}
     refused = told | dict(refused or {})
-    # `..` of a folder that is not there yet leads nowhere, so it is taken out first.
+    # `..` cannot be resolved through a folder that does not exist yet, so it is removed first.
     found = [(*page, seen) for page in pages if (seen := look(Path(os.path.abspath(folder / page[2])))) is not None]
     entries = [
         {"name": name, "title": seen.title or name, "about": about, "address": address, "headline": seen.headline,
@@ -87,7 +87,7 @@ def write_contents(
 
 
 def look(page: Path) -> Seen | None:
-    """What a page shows; `None` if there is no page. Nothing of it is trusted."""
+    """Read what a page shows; `None` if there is no page. Nothing in the file is trusted."""
     if not (text := _begin(page)):
         return None
     headline, picture, drawn = (pattern.search(text) for pattern in (_HEADLINE, _PICTURE, _MAP))
@@ -108,7 +108,7 @@ def look(page: Path) -> Seen | None:
 
 
 def _begin(page: Path) -> str:
-    """The beginning of a page; empty if it cannot be read."""
+    """Read the beginning of a page; empty if it cannot be read."""
     try:
         with open_to_read(page) as file:
             return file.read(_START).decode(errors="replace")
@@ -117,7 +117,7 @@ def _begin(page: Path) -> str:
 
 
 def texts_of(pages: Iterable[tuple[str, Seen]]) -> list[Document]:
-    """Every text that pages map, once, with the pages that do, and those of their sentences that go with its tokens."""
+    """List every mapped text once, with the pages that map it and their headlines for its tokens."""
     texts: dict[tuple[str, ...], list[tuple[str, Seen]]] = {}
     for name, seen in pages:
         if seen.tokens and seen.outputs:

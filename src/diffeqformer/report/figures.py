@@ -1,4 +1,4 @@
-"""The figures of a report. Each function returns a Matplotlib `Figure`, to be saved as a picture or put in a page.
+"""Shared parts of the Matplotlib figures in reports: style, colours, axes, legends, and output as PNG and SVG.
 
 Figures are made with Matplotlib's object interface under its default settings, so nothing here depends on, or
 changes, the state of a caller's own plots.
@@ -27,22 +27,22 @@ from diffeqformer.plain import clean
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 RISING = ("#f4f6ee", "#cbe5d3", "#7fc6c6", "#3593bf", "#2858a0", "#191d5c")
 BOTH = ("#6b1f04", "#c5601d", "#efc39a", "#f1f1ee", "#a8cbe4", "#3778b4", "#0b2a63")
-"""Stops of the two scales of all pages: from low to high, each darker than the one before; where values have both
-signs, zero is pale and both ends are dark, brown below and blue above."""
+"""Colour stops of the two scales on all pages. `RISING` darkens from low to high. `BOTH`, for signed values, is pale at
+zero and dark at both ends, brown below and blue above."""
 SIGNED, UNSIGNED = (
     LinearSegmentedColormap.from_list(name, stops) for name, stops in (("signed", BOTH), ("rising", RISING))
 )
 DEPTH = LinearSegmentedColormap.from_list("depth", ("#97b312", "#27a07c", "#7a72c8", "#a33a90"))
-"""Of depth, from green to purple: no shade of `SIGNED`; seen as well on white as on dark paper."""
-# Of what is found of a claim: each is read beside its word, and so has the contrast of a text.
+"""Colour map of depth, from green to purple: shares no shade with `SIGNED`; legible on white and on dark paper."""
+# Verdicts on claims are printed as coloured words, so their colours have the contrast of text.
 VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "within noise": "#555555", "untested": "#999999"}
 ON_PAPER = {
     "#1b7837": ("#1b7837", "#5cc47c"), "#b2182b": ("#b2182b", "#ff8a80"),
     "#555555": ("#555555", "#b4bcc6"), "#999999": ("#6b7280", "#8f99a5"),
 }  # fmt: skip
-"""How a page has each of these on white and on dark paper."""
+"""The colours of `VERDICTS` on white and on dark paper."""
 Look = dict[str, Any]
-"""Colour, marker and whatever else `Line2D` takes."""
+"""Colour, marker and other keyword arguments of `Line2D`."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#1c2128"
 WIDE, NARROW = 9.4, 3.7
@@ -50,7 +50,7 @@ WIDE, NARROW = 9.4, 3.7
 
 
 def is_narrow(width: float) -> bool:
-    """Whether a figure of this width is one for a phone."""
+    """Whether a figure of this width is for a phone."""
     return width < 5
 
 
@@ -67,7 +67,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """This project's look of a figure, while the `with` block runs; a caller's own settings are restored after it."""
+    """Use this project's figure style within the `with` block; the caller's own settings are restored after it."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -78,10 +78,10 @@ def style() -> Iterator[None]:
 def drawing(
     width: float, height: float, rows: int = 1, columns: int = 1, *, panels: int | None = None, **shape: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A new figure of `width` x `height` inches and its axes, an array of shape (row, column), in this project's look.
+    """Open a new figure of `width` x `height` inches and its axes, of shape (row, column), in this project's style.
 
-    **Arguments:** `panels`, how many of the axes are used: the others are hidden; `shape`, more for Matplotlib's
-    `subplots`.
+    **Arguments:** `panels`, how many of the axes are used, the others are hidden; `shape`, further arguments of
+    Matplotlib's `subplots`.
     """
     with style():
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -92,19 +92,19 @@ def drawing(
 
 
 def color(index: int) -> str:
-    """The colour of the model at this place of the results."""
+    """The colour of the model at this index in the results."""
     return COLORS[index % len(COLORS)]
 
 
 def look(index: int, **more: Any) -> Look:
-    """Colour and marker of the model at this place of the results, and more for Matplotlib's `Line2D`."""
+    """Colour, marker and line style of the model at this index in the results, and `more` arguments of `Line2D`."""
     rounds = index // len(COLORS)
     again = {"linestyle": ("--", ":")[(rounds - 1) % 2]} if rounds else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points of a curve that keep its envelope: the lowest and highest of each stretch, and the ends."""
+    """Thin a curve to `most` points that keep its envelope: the lowest and highest of each stretch, and the ends."""
     if len(points) <= most:
         return list(points)
     stretch = math.ceil(2 * len(points) / (most - 2))
@@ -116,12 +116,12 @@ def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> lis
 
 
 def legend(figure: Figure, shown: Sequence[tuple[Look | Line2D, str]], width: float) -> None:
-    """A legend above all panels, in as many columns as `width` inches allow.
+    """Draw a legend above all panels, in as many columns as `width` inches allow.
 
-    **Arguments:** `shown`, pairs of a line that is drawn, or what `Line2D` takes for one that stands in the legend
-    alone, and of its name, which may hold any text.
+    **Arguments:** `shown`, pairs of a line and its name, which may be any text. The line is one that is drawn, or the
+    arguments of `Line2D` for one that appears only in the legend.
     """
-    # Texts are set afterwards: Matplotlib takes a leading underscore or a pair of dollars in a label as an order.
+    # Texts are set afterwards: in a label, Matplotlib interprets a leading underscore or a pair of dollar signs.
     lines = [" ".join(clean(name).split()) for _, name in shown]
     handle, letter = 48, 5.2  # points: a handle with a gap, and a letter
     most = max(48, int((72 * width - handle) / letter))
@@ -139,15 +139,15 @@ def legend(figure: Figure, shown: Sequence[tuple[Look | Line2D, str]], width: fl
 
 
 class PlainTicks(Locator):
-    """Ticks of a logarithmic axis at numbers that are read at once: at least four, however far it spans."""
+    """Ticks of a logarithmic axis at round numbers: at least four, whatever range it spans."""
 
     def __call__(self) -> Sequence[float]:
-        """Where ticks stand on the axis as it is drawn."""
+        """Tick positions for the current view of the axis."""
         assert self.axis is not None
         return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        """Where ticks stand between two positive numbers."""
+        """Tick positions between two positive numbers."""
         low, high = sorted((vmin, vmax))
         ways = [LogLocator(subs=subs, numticks=10) for subs in ((1,), (1, 3), (1, 2, 5))]
         ways += [MaxNLocator(number, steps=[1, 2, 5, 10]) for number in (5, 8, 12)]
@@ -160,7 +160,7 @@ class PlainTicks(Locator):
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], ticks: Sequence[float | int] | None = None, base: int = 10) -> None:
-    """Make the axis of this name logarithmic, its ticks plain numbers, and none there that are not written."""
+    """Make the axis of this name logarithmic, with ticks at plain numbers and no unlabelled ones."""
     getattr(axes, f"set_{name}scale")("log", base=base)
     axis: Axis = getattr(axes, f"{name}axis")
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -171,9 +171,9 @@ def log_axis(axes: Axes, name: Literal["x", "y"], ticks: Sequence[float | int] |
 def steps_axis(
     axis: Axes, steps: set[int], first: set[int], width: float, *, own: str = "", logarithmic: bool | None = None
 ) -> None:
-    """An axis of numbers of steps: logarithmic where they span more than a factor of eight, or as asked.
+    """Set up the x axis for numbers of steps: logarithmic if they span more than a factor of eight, or as asked.
 
-    **Arguments:** `first`, those whose ticks have precedence; `own`, what is written above a line at each of them.
+    **Arguments:** `first`, the steps whose ticks take precedence; `own`, a label above a vertical line at each of them.
     """
     for x in sorted(first if own else ()):
         axis.axvline(x, color=INK, alpha=0.35, linewidth=0.8, zorder=0.5)
@@ -188,19 +188,19 @@ def steps_axis(
 
 
 def from_zero(axis: Axes) -> None:
-    """Let y begin at zero and end above the highest point, by as much of its height however little points differ."""
+    """Let y begin at zero and end 5 % above the highest point, however little the points differ."""
     axis.set_ylim(0, 1.05 * axis.dataLim.y1 if axis.dataLim.y1 > 0 else 1.0)
 
 
 def band(axis: Axes, x: np.ndarray, values: np.ndarray, color: str, **look: Any) -> None:
-    """The median of `values` (x, sample), and a band from the first to the third quartile."""
+    """Draw the median of `values` (x, sample), and a band from the first to the third quartile."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
     axis.plot(x, middle, color=color, **look)
     axis.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
 
 
 def perplexity_scale(axis: Axes, values: Sequence[float], label: str = "") -> None:
-    """A logarithmic axis with plain numbers, and so labelled, where perplexities span more than a factor of four."""
+    """Label the y axis; make it logarithmic, with plain numbers, if perplexities span more than a factor of four."""
     axis.margins(y=0.1)
     if values and max(values) > 4 * min(values):
         log_axis(axis, "y")
@@ -209,7 +209,7 @@ def perplexity_scale(axis: Axes, values: Sequence[float], label: str = "") -> No
 
 
 def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool) -> list[int]:
-    """Those of `steps` that can be written side by side, `least` of the axis apart; `first` have precedence."""
+    """Select the `steps` whose labels fit on an axis, at least `least` of its length apart; `first` take precedence."""
     place = {s: math.log(s) if logarithmic else s for s in steps}
     room = least * (max(place.values(), default=0) - min(place.values(), default=0))
     kept: list[int] = []
@@ -220,7 +220,7 @@ def spaced(steps: set[int], first: set[int], least: float, *, logarithmic: bool)
 
 
 def save(figure: Figure, kind: str) -> bytes:
-    """The figure as the bytes of a `png` or `svg` file, on white paper. Equal figures give equal bytes."""
+    """Save the figure as the bytes of a `png` or `svg` file, on white. Equal figures give equal bytes."""
     metadata = {"Software": None} if kind == "png" else dict.fromkeys(("Date", "Creator"))
     return _saved(figure, format=kind, dpi=160, facecolor="white", metadata=metadata)
 
@@ -234,20 +234,20 @@ def _saved(figure: Figure, **how: Any) -> bytes:
 
 
 def svg(figure: Figure, prefix: str, label: str) -> str:
-    """The figure as an `<svg>` element to be placed inline in an HTML page.
+    """Convert the figure to an `<svg>` element to be placed inline in an HTML page.
 
     Ink takes the page's text colour (`currentColor`) and series the custom properties `--series-0`, `--series-1`, ...,
-    with the printed colour to fall back on; colours of `ON_PAPER` have a shade for each paper. Fonts are the page's.
+    with the printed colour as fallback; colours of `ON_PAPER` have a shade for each paper. Fonts are the page's.
     Equal figures give equal bytes.
 
-    **Arguments:** `prefix`, put before every identifier, as these are shared by all of a page; `label`, what the
-    figure shows, for those who cannot see it.
+    **Arguments:** `prefix` of every identifier, since a page's identifiers share one namespace; `label`, a description
+    of the figure for screen readers.
     """
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     root = ElementTree.fromstring(_saved(figure, format="svg", transparent=True, metadata=metadata))
     for parent in list(root.iter()):
         for child in list(parent):
-            # Matplotlib's style sheet would apply to the whole page; the page's own has the same rule for figures.
+            # Matplotlib's style sheet would apply to the whole page, whose own has the same rule for figures.
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
     used = {m for e in root.iter() for v in e.attrib.values() for m in re.findall(r"^#(.+)$|url\(#(.+?)\)", v)}
@@ -279,7 +279,7 @@ def _local(name: str) -> str:
 
 
 def _rounded(coordinates: str) -> str:
-    """Hundredths of a point are finer than any screen, and make half the file."""
+    """Round coordinates to hundredths of a point: finer than any screen, and half the file size."""
     short = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), coordinates)
     return " ".join(short.split())
 

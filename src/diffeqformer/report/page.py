@@ -1,9 +1,9 @@
-"""The one page: sentences, token maps, animations, figures and tables in one HTML file that opens offline.
+"""Report pages: sentences, token maps, animations, figures and tables in one HTML file that opens offline.
 
 A new page is one call, `write(folder, name, title, findings, tables=..., figures=...)`, or a template of its own that
 begins with `{% extends "page.html" %}`, fills the blocks `header`, `content` and `footer`, and is rendered by
 `from_template`. Every string that enters is cleaned and escaped. Nothing is fetched. Token maps and animations need a
-script; it stands in the page, and the page's policy names it by its digest, so that no other can run.
+script. It is inlined, and the page's content security policy allows it by its digest, so that no other can run.
 """
 
 import base64
@@ -38,15 +38,15 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
-    # Every string that enters the page passes here, and is then escaped; markup is our own figures' and tables' only.
+    # Every string passes through here and is then escaped. The only markup is that of our own figures and tables.
     finalize=lambda value: clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
 )
 
 
 def code(text: str) -> Markup:
-    """Text whose parts between backticks are code, and whose options (`--to`) no end of a line tears apart.
+    """Mark up backticked parts of a text as code, and keep options (`--to`) from being broken across lines.
 
-    A “token” in quotation marks stays as it is: its backticks are the user's own.
+    A “token” in quotation marks is left unchanged: its backticks are the user's own.
     """
     marked = re.sub(
         "(“[^”]*”)|`([^`]+)`", lambda found: found[1] or f"<code>{found[2]}</code>", str(escape(unbroken(clean(text))))
@@ -57,62 +57,62 @@ def code(text: str) -> Markup:
 ENVIRONMENT.filters |= {"code": code, "unbroken": unbroken, "named": lambda text: Markup(named(text))}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _GLOSSARY = Markup("<!-- glossary -->")
-"""Where the words of a page are explained, which are known once the rest of it is; no text can hold it unescaped."""
+"""Placeholder for the glossary, which is known only once the rest of the page is; no text can hold it unescaped."""
 _MOST_FRAMES = 67
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, written as `name.png` and `name.svg`, and drawn in the page."""
+    """A figure, written as `name.png` and `name.svg`, and inlined in the page."""
 
     name: str
     caption: str
     figure: Drawing
     narrow: Drawing | None = None
-    """The same for a phone; without it the figure can be scrolled sideways there."""
+    """The figure as drawn for a phone; if `None`, a phone scrolls the wide one sideways."""
     output: int | None = None
-    """The token whose output it shows: it fades while the reader of a token map has chosen another."""
+    """The token whose output the figure shows; it is faded while another is selected in a token map."""
 
 
 def both_widths(
     name: str, caption: str, draw: Callable[..., Drawing], *arguments: Any, output: int | None = None
 ) -> Figure:
-    """The figure that `draw(*arguments, width=...)` makes, for a desktop and for a phone."""
+    """Draw a figure by `draw(*arguments, width=...)` at desktop and at phone width."""
     return Figure(name, caption, draw(*arguments, width=WIDE), draw(*arguments, width=NARROW), output)
 
 
 @dataclass(frozen=True)
 class TokenMap:
-    """Scores of every token of a text for each of some outputs, by several methods: an interactive heat map."""
+    """An interactive heat map: scores of every input token for each analysed output, by several methods."""
 
     tokens: tuple[str, ...]
-    """The pieces of the text as a reader is to see them; see `visible`."""
+    """The pieces of the text as displayed; see `visible`."""
     outputs: tuple[int, ...]
     """Positions whose output was analysed."""
     methods: dict[str, np.ndarray]
-    """Name to scores of shape (len(outputs), len(tokens)); NaN where an input comes after the output."""
+    """Scores by method, of shape (len(outputs), len(tokens)); NaN where an input comes after the output."""
     descriptions: Mapping[str, str]
-    """Name to one line: what is seen, and how it was computed."""
+    """One line per method: what the map shows, and how it was computed."""
     headlines: tuple[str, ...] = ()
-    """One sentence for each output: of the page's findings the last output's follows the reader's choice."""
+    """One sentence per output; the last output's, among the page's findings, is replaced by the selected output's."""
     captions: tuple[str, ...] = ()
-    """The same of the caption of a table whose columns are methods: its rows follow too."""
+    """One caption per output, for a table whose columns are methods; its rows follow the selection too."""
     signed: Sequence[str] = ()
-    """Methods whose zero is the middle of the colours; the others' run from the least score to the most. Logarithms
-    are of the others: their zero is a factor of one, not a middle."""
+    """Methods whose colour scale is centred at zero; the others' runs from the lowest score to the highest.
+    Logarithms belong to the others: their zero is a factor of one, not a centre."""
 
     def to_html(self) -> str:
-        """The text in the colours of the last output's scores by the first method, for a notebook."""
+        """Render the text, coloured by the last output's scores by the first method, for a notebook."""
         (name, scores), own = next(iter(self.methods.items())), self.outputs[-1]
         row, seen = scores[-1], np.isfinite(scores[-1])
-        # An output's score of itself may be many times the others': it does not set the scale (as in colours.js).
+        # An output's score for itself may be many times the others, so it does not set the scale (as in colours.js).
         others = row[seen & (np.arange(len(row)) != own)]
         others = others if others.size else row[seen]
         low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
         signed = name in self.signed
         low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
-        # Of scores that are all alike, the middle of both signs, and the least of one.
+        # Scores that are all equal get the middle of a signed scale, and the low end of an unsigned one.
         alike = np.where(row > high, 1.0, 0.5 if signed else 0.0)
         shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row) if high > low else alike)
         pieces = []
@@ -127,18 +127,18 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points on the move in one panel of an animation."""
+    """Moving points in one panel of an animation."""
 
     title: str
     states: np.ndarray
-    """(time, point, 3)"""
+    """Positions, (time, point, 3)."""
     series: tuple[int, ...]
-    """The colour of every point, by its number in `figures.COLORS`; -1 for ink."""
+    """The colour of every point, as an index into `figures.COLORS`; -1 for ink."""
 
 
 @dataclass(frozen=True)
 class Animation:
-    """Clouds of points that move together: played, turned and wound by the reader. All have the same times."""
+    """Clouds of points that the reader can play, rotate and scrub together. All share the same times."""
 
     caption: str
     clouds: tuple[Cloud, ...]
@@ -148,18 +148,18 @@ class Animation:
 
 
 def visible(piece: str) -> str:
-    """A piece of text with marks for its spaces (·), newlines (⏎) and tabs (⇥); a mark for nothing (∅)."""
+    """Mark the spaces (·), newlines (⏎) and tabs (⇥) of a piece of text; an empty one becomes ∅."""
     return "".join(_MARKS.get(character, character) for character in piece) or "∅"
 
 
 def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown: Any) -> Path:
     """Write a page to a folder: `name.npz`, every figure as `.png` and `.svg`, and `index.html`.
 
-    Everything is drawn before anything is written, all files are written aside and then renamed, and `index.html` last:
-    a page that is there is of the numbers beside it. Equal contents give equal bytes.
+    Everything is drawn before anything is written. All files are written aside and then renamed, `index.html` last, so
+    an existing page always matches the numbers in its folder. Equal contents give equal bytes.
 
-    **Arguments:** `folder`, made if needed; the others as for `render`; of `arrays`, all numbers by name, as
-    `numpy.load(folder / "name.npz")` will give them back.
+    **Arguments:** `folder`, made if needed; the others as for `render`; `arrays` holds all numbers by name, as
+    `numpy.load(folder / "name.npz")` gives them back.
 
     **Returns:** the path of `index.html`.
 
@@ -187,11 +187,11 @@ def render(
     arrays: Mapping[str, np.ndarray] | None = None,
     home: str = "",
 ) -> str:
-    """The text of a page, in this order: findings, token maps, animations, figures, tables, notes, names of the
+    """Render a page as HTML, in this order: findings, token maps, animations, figures, tables, notes, names of the
     arrays.
 
-    **Arguments:** `name`, of the study and of its files; `findings`, sentences, the first of which is the headline;
-    `home`, the address of the page that links this one, if there is one.
+    **Arguments:** `name` of the study and of its files; `findings`, sentences, the first of which is the headline;
+    `home`, the address of the page that links to this one, if any.
 
     **Raises:** `ValueError` for a page that contradicts itself.
     """
@@ -207,10 +207,10 @@ def render(
 
 
 def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) -> str:
-    """A template of this package as text: `page.html`, or one that extends it. Where it has `{{ glossary }}`, the
-    words that it uses are explained.
+    """Render a template of this package: `page.html`, or one that extends it. `{{ glossary }}` becomes an explanation
+    of the terms that the page uses.
 
-    **Arguments:** `scripts`, files of this package that become the page's one script.
+    **Arguments:** `scripts`, files of this package that are joined into the page's one script.
     """
     folder = resources("diffeqformer.report") / "templates"
     stops = f'"use strict";\nconst [RISING, BOTH] = {json.dumps((RISING, BOTH))};\n'
@@ -251,7 +251,7 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def drawn(one: Figure) -> Document:
-    """A figure as a template takes it."""
+    """Convert a figure to the values that a template needs."""
     return {
         "name": one.name,
         "caption": one.caption,
@@ -262,7 +262,7 @@ def drawn(one: Figure) -> Document:
 
 
 def _animation(one: Animation) -> Document:
-    """What the script needs: positions as thousandths of the half side of the cube around a cloud, frame by frame."""
+    """Convert an animation for the script: positions per frame, in thousandths of half the side of a cloud's cube."""
     kept = np.unique(np.linspace(0, len(one.times) - 1, _MOST_FRAMES).astype(int))
     clouds = []
     for cloud in one.clouds:
@@ -273,7 +273,7 @@ def _animation(one: Animation) -> Document:
 
 
 def frame_of(states: np.ndarray) -> tuple[np.ndarray, float]:
-    """Middle and half side of the cube around all points (time, point, 3)."""
+    """Return the centre and half the side of the cube around all points (time, point, 3)."""
     low, high = states.min((0, 1)), states.max((0, 1))
     return (low + high) / 2, max(float((high - low).max()) / 2, np.finfo(float).tiny)
 
@@ -293,8 +293,8 @@ def _map(one: TokenMap) -> Document:
 
 
 def _row(scores: Sequence[float]) -> list[float | None]:
-    """Each score so that it is written as Python writes it in a table (`analysis.tables.decimals`); nothing for what is
-    not a number, and for what follows the last one."""
+    """Round scores so that the script writes them as Python does in tables (`analysis.tables.decimals`); `None` where a
+    score is not finite, and such trailing scores are dropped."""
     digits = lambda score: float(f"{score:.6f}" if abs(score) >= 0.01 else f"{score:.7g}")
     known = [digits(score) if math.isfinite(score) else None for score in scores]
     while known and known[-1] is None:

@@ -16,12 +16,12 @@ Points = Sequence[tuple[float, float]]
 
 
 def smooth_window(points: Sequence[object]) -> int:
-    """Points in the moving average over a curve: an odd number, about a thirtieth of the curve."""
+    """Number of points in a curve's moving average: odd, about a thirtieth of the curve."""
     return 2 * (len(points) // 60) + 1
 
 
 def smooth(points: Points) -> list[tuple[float, float]]:
-    """Centred moving average over `smooth_window` points, where all of them are there: not at the very ends."""
+    """Centred moving average over `smooth_window` points; the ends, where the window is incomplete, are left out."""
     if not points:
         return []
     x, y = np.transpose(points)
@@ -31,12 +31,12 @@ def smooth(points: Points) -> list[tuple[float, float]]:
 
 
 def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute: bool = False) -> Figure:
-    """Training and validation loss against updates, whole and, in a second panel, over the last third.
+    """Plot training and validation loss against updates: all of them and, in a second panel, the last third.
 
     Training losses are drawn raw (faint) and as a moving average; validation losses as points.
 
-    **Arguments:** `width` in inches, panels are stacked below 5; `against_compute`, the steps of depth summed over
-    all updates so far in place of their number.
+    **Arguments:** `width` in inches, panels are stacked below 5; `against_compute`, plot against the steps of depth
+    summed over all updates so far instead of against the number of updates.
     """
     curves: list[tuple[list, list]] = []
     for m in models:
@@ -65,7 +65,7 @@ def loss_curves(models: Sequence[Model], *, width: float = WIDE, against_compute
 
 
 def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], start: float) -> None:
-    """A model's colour each: from `start` on."""
+    """Draw each model's curves in its colour, from `start` on."""
     for index, (train, validation) in enumerate(curves):
         # Averages are taken over the whole curve, so both panels show the same line.
         looks = [
@@ -79,20 +79,20 @@ def _draw_losses(axis: Axes, curves: Sequence[tuple[Points, Points]], start: flo
 
 
 def uniform_loss(models: Sequence[Model], vocabulary: int | None) -> float | None:
-    """`ln(vocabulary)`, the loss of guessing, if some run comes near enough for it to say something; else None."""
+    """`ln(vocabulary)`, the loss of uniform guessing, if some depth's loss comes near it or exceeds it; else `None`."""
     losses = [p["loss"] for m in models if at_several(m) for p in depth_points(m) if finite(p["loss"])]
     guess = math.log(vocabulary) if vocabulary else math.inf
     return guess if losses and max(losses) > 0.85 * guess else None
 
 
 def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width: float = WIDE) -> Figure:
-    """Validation loss against the number of steps a model is run at, without fine-tuning.
+    """Plot validation loss against the number of steps a model is run at, without fine-tuning.
 
-    Models that were run at their own depth alone are horizontal reference lines at their loss there. Depths that a
-    model was trained at have a ring; the axis says so where it is one. The axis of the loss turns logarithmic if the
-    largest is more than four times the smallest.
+    Models that were run only at their own depth are horizontal reference lines at their loss there. Depths that a
+    model was trained at are ringed, and labelled on the axis if there is only one. The loss axis is logarithmic if the
+    largest loss is more than four times the smallest.
 
-    **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` says so; `width` in inches.
+    **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` returns it; `width` in inches.
     """
     shown, steps, losses, trained = [], set(), [], set()
     with drawing(width, 3.7 if not is_narrow(width) else 3.1 + 0.2 * len(models)) as (figure, axes):

@@ -1,4 +1,4 @@
-"""Sentences of a run's report, and what else is read off the entries of `results.json`."""
+"""Sentences of a run's report, and other values read from the entries of `results.json`."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ Model = Document
 
 
 def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
-    """What was found, in a few sentences: which model has the lowest validation loss, and by how much.
+    """Summarise a run or comparison in a few sentences: which model has the lowest validation loss, and by how much.
 
-    Losses that are written alike count as a tie; models whose loss is not finite are named, not ranked.
+    Losses that print alike count as a tie; models whose loss is not finite are named, not ranked.
 
-    **Arguments:** `vocabulary`, to say what guessing has.
+    **Arguments:** `vocabulary`, to state the loss of guessing.
     """
     guess = f" Guessing every token uniformly has {nats(math.log(vocabulary))}." if vocabulary else ""
     ranked = sorted((m for m in models if finite(m["validation"]["loss"])), key=lambda m: m["validation"]["loss"])
@@ -45,8 +45,8 @@ def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
 
 
 def claim(models: Sequence[Model], part: float = 1.0) -> str:
-    """What a checkpoint that was trained at several depths reads at its shallowest and deepest, beside one of one
-    depth; nothing if there is no such model. **Arguments:** `part` of the validation text that depths were read on."""
+    """State the losses of a model trained at several depths at its shallowest and deepest, compared with a model of one
+    depth; empty if no model was. **Arguments:** `part`, the share of the validation text that depths were read on."""
     at = lambda model: {p["steps"]: p["loss"] for p in depth_points(model) if finite(p["loss"])}
     elastic = next((m for m in models if at_several(m) and len(trained_depths(m)) > 1), None)
     if elastic is None:
@@ -71,7 +71,7 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
 
 
 def comparison(models: Sequence[Model]) -> str:
-    """On what terms the models were compared: tokens seen, parameters stored, number of runs."""
+    """State the terms of the comparison: tokens seen, parameters stored, number of runs."""
     one = len(models) == 1
     if _as_many(models):
         amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
@@ -95,18 +95,18 @@ def comparison(models: Sequence[Model]) -> str:
 
 
 def _as_many(models: Sequence[Model]) -> bool:
-    """Whether all made as many updates on as many tokens."""
+    """Whether all models made the same number of updates on the same number of tokens."""
     return len({(m["tokens"], m["updates"]) for m in models}) == 1
 
 
 def _alike(models: Sequence[Model]) -> bool:
-    """Whether losses compare at all: as many updates and tokens, or else the same compute."""
+    """Whether losses are comparable: equal updates and tokens, or else equal compute."""
     compute = [m.get("compute", 0) for m in models]
     return _as_many(models) or 0 < max(compute) <= 1.01 * min(compute)
 
 
 def _rates(models: Sequence[Model]) -> str:
-    """That models differ in more than their weights, if they were trained at rates of their own."""
+    """Caution that models differ in more than their weights, if their learning rates differ; else empty."""
     rates = [f"{model['config'].get('optimizer', {}).get('learning_rate', 0.0):g}" for model in models]
     if len({*rates}) == 1:
         return ""
@@ -118,7 +118,7 @@ def _rates(models: Sequence[Model]) -> str:
 
 
 def _unlike(models: Sequence[Model]) -> str:
-    """That models of equally many updates did not have the same compute, if so: those drawn at other depths."""
+    """State that models of equally many updates had different compute (depths drawn differently), if so; else empty."""
     by: dict[float, list[str]] = {}
     for m in models:
         by.setdefault(m.get("compute") or 0, []).append(m["name"])
@@ -131,8 +131,8 @@ def _unlike(models: Sequence[Model]) -> str:
 def compute_at(model: Model, update: float) -> float:
     """Compute of a model's first updates: steps of depth, summed over them.
 
-    Where depth is drawn: all shallow ones first, then in the mean of the rest, from which a sequence of low discrepancy
-    never strays far.
+    If depths are drawn, the shallow updates come first. The others are counted at their mean, from which the
+    low-discrepancy sequence of draws never strays far.
     """
     updates, total = model["updates"], model.get("compute") or model["updates"] * model["steps"]
     depth = model["config"].get("depth", {})
@@ -144,37 +144,37 @@ def compute_at(model: Model, update: float) -> float:
 
 
 def trained_depths(model: Model) -> list[int]:
-    """Numbers of steps that updates were made at, increasing."""
+    """Numbers of steps that the model was trained at, in increasing order."""
     always = model["config"].get("depth", {}).get("always", ())
     return sorted(_drawn_at(model) | {*always}) or [model["steps"]]
 
 
 def _drawn_at(model: Model) -> set[int]:
-    """Numbers of steps that were drawn, or, where that is not known, that could be."""
+    """Numbers of steps that were drawn in training or, if that is unknown, that could have been."""
     drawn = {d["steps"] for d in model.get("drawn", []) if d["updates"]}
     sample = model["config"].get("depth", {}).get("sample", ())
     return drawn or {*DepthConfig(sample=sample if isinstance(sample, str) else tuple(sample)).depths}
 
 
 def depth_points(model: Model) -> list[Document]:
-    """A model's losses at all depths it was run at, the one of its config included, by increasing steps."""
+    """A model's losses at all depths it was run at, including that of its config, by increasing steps."""
     points = {p["steps"]: p for p in model["depth"]}
     points.setdefault(model["steps"], {"steps": model["steps"], **model["validation"]})
     return [points[depth] for depth in sorted(points)]
 
 
 def at_several(model: Model) -> bool:
-    """Whether a model was run at other depths than that of its config, too."""
+    """Whether a model was also run at depths other than that of its config."""
     return len(depth_points(model)) > 1
 
 
 def own_loss(model: Model) -> float:
-    """The loss at the number of steps that the model's config names, on the text that depths were read on if it was."""
+    """The loss at the number of steps of the model's config; on the text that depths were read on, if read there."""
     return next(point["loss"] for point in depth_points(model) if point["steps"] == model["steps"])
 
 
 def depth_finding(model: Model) -> str:
-    """What a model's depth curve shows, from its numbers."""
+    """State what a model's depth curve shows."""
     changes = _depth_changes(model)
     if not changes:
         return ""

@@ -1,4 +1,4 @@
-"""One table for the terminal, a page, a notebook and Markdown."""
+"""Tables, rendered for the terminal, a page, a notebook and Markdown."""
 
 import re
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     anchor: str = ""
-    """Of the address of a row in a page, before its number from 0; empty if rows have none."""
+    """Prefix of a row's anchor in a page, followed by its number from 0; empty if rows have no anchors."""
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column whether it holds numbers alone, and is aligned to the right, wherever it is shown."""
+        """Whether each column holds only numbers; such columns are right-aligned in every format."""
         columns = range(len(self.columns))
         return tuple(i > 0 and all(_NUMBER.match(row[i]) for row in self.rows) for i in columns)
 
     def to_rich(self, width: int) -> Group:
-        """For a terminal of `width` columns, to be printed by Rich's console; without control characters.
+        """Render for a terminal of `width` columns, to be printed by Rich's console; without control characters.
 
-        Cells are never broken, headers only at spaces: a table that is too wide continues below, its first column
-        repeated.
+        Cells are never broken, and headers only at spaces. A table that is too wide continues below, with its first
+        column repeated.
         """
         rows, columns = [list(map(clean, row)) for row in self.rows], list(map(clean, self.columns))
         cells = [max((cell_len(row[i]) for row in rows), default=0) for i in range(len(columns))]
@@ -62,7 +62,7 @@ class Table:
         return Group(*shown)
 
     def to_html(self, *, caption: bool = True) -> str:
-        """A `<table>` of escaped text that needs nothing around it; columns of numbers have the class `number`."""
+        """Render as a self-contained `<table>` of escaped text; columns of numbers have the class `number`."""
         said = f"<caption>{_text(self.caption)}</caption>" if caption else ""
         kinds = [' class="number"' if numeric else "" for numeric in self.numeric]
         head = "".join(f'<th scope="col"{k}>{_text(name)}</th>' for name, k in zip(self.columns, kinds, strict=True))
@@ -76,16 +76,16 @@ class Table:
         return f'<table class="plain">{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
     def to_markdown(self) -> str:
-        """The caption, if there is one, and the table as GitHub's Markdown."""
+        """Render the caption, if there is one, and the table as GitHub's Markdown."""
         marks = ["---:" if numeric else "---" for numeric in self.numeric]
-        plain = lambda text: clean(text).replace("\n", " ")  # in one line, and no markup but a name's underscores
+        plain = lambda text: clean(text).replace("\n", " ")  # one line; `cell` escapes all markup but underscores
         cell = lambda text: "".join(f"\\{c}" if c in "\\`*[]<>|#$~&" else c for c in plain(text))
         lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (self.columns, marks, *self.rows)]
         return (f"{cell(self.caption)}:\n\n" if self.caption else "") + "\n".join(lines)
 
 
 def named(text: str) -> str:
-    """Escaped text of a row's name, such as a setting's or a path, which may end a line after its `.`, `_` and `/`."""
+    """Escape a row's name, such as a setting or a path, and allow line breaks after its `.`, `_` and `/`."""
     return re.sub(r"(?<=\w[._/])(?=[A-Za-z])", "<wbr>", _text(text))
 
 

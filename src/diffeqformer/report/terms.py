@@ -1,15 +1,15 @@
-"""What the words of pages mean: of each page those that stand in it."""
+"""The glossary: definitions of the terms that a page uses."""
 
 import re
 from dataclasses import dataclass
 
 _UNSEEN = re.compile(r"<style>.*?</style>|<script(?: type=\"application/octet-stream\"[^>]*)?>.*?</script>", re.DOTALL)
-"""Looks, programs and arrays; what a page's JSON documents say is read by whoever chooses a token."""
+"""Styles, scripts and arrays. A page's JSON documents are kept: their text is shown when a token is selected."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A word, the pattern by which a page is known to use it, and what it means."""
+    """A term, the pattern that detects it in a page, and its definition."""
 
     name: str
     pattern: str
@@ -88,7 +88,7 @@ TERMS = (
 
 
 def terms_of(page: str) -> list[Term]:
-    """The terms whose words a page uses, in order.
+    """Return the terms that a page uses, in order.
 
     **Arguments:** `page`, its HTML.
     """

@@ -1,4 +1,4 @@
-"""Numbers and text of a report: how they are written, and the sentences that are computed from them."""
+"""Formatting of the numbers and text in reports."""
 
 import math
 import numbers
@@ -26,30 +26,30 @@ def finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
 
 
 def number(value: object, decimals: int = 0) -> str:
-    """`12,345.678`, `−1.5`; a dash for a missing value, `not finite` for an infinity or a NaN."""
+    """Format a number: `12,345.678`, `−1.5`; a dash for a missing value, `not finite` for an infinity or a NaN."""
     if value is None:
         return MISSING
-    # `z`: what rounds to zero has no minus.
+    # `z`: a value that rounds to zero has no minus sign.
     return f"{value:z,.{decimals}f}".replace("-", "−") if finite(value) else "not finite"
 
 
 def speed(value: object) -> str:
-    """Tokens per second, of which 0 are those of a run too short for them to be measured."""
+    """Format tokens per second; a dash for 0, which means that the run was too short to measure them."""
     return number(value or None)
 
 
 def signed(value: object, decimals: int = 0) -> str:
-    """`+0.34`, `−0.18`: as `number`, with its sign."""
+    """Format as `number`, always with a sign: `+0.34`, `−0.18`."""
     return f"{value:+z,.{decimals}f}".replace("-", "−") if finite(value) else number(value)
 
 
 def percent(share: object, decimals: int = 0) -> str:
-    """A share as `95 %`."""
+    """Format a share as `95 %`."""
     return f"{number(100 * share, decimals)} %" if finite(share) else number(share)
 
 
 def depths(times: Sequence[float]) -> list[str]:
-    """Depths from 0 to 1 as they are written: as fractions where they are those of equal steps (`1/6`)."""
+    """Format depths from 0 to 1: as fractions (`1/6`) if they are equally spaced, else with three decimals."""
     steps = len(times) - 1
     if 1 < steps <= 1000 and all(abs(time - i / steps) <= 1e-6 for i, time in enumerate(times)):
         return ["0", *(f"{i}/{steps}" for i in range(1, steps)), "1"]
@@ -57,7 +57,7 @@ def depths(times: Sequence[float]) -> list[str]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in order, three or more in a row by their ends: `2 to 9, 11 and 16`."""
+    """List integers in order, three or more consecutive ones as a range: `2 to 9, 11 and 16`."""
     rows: list[list[int]] = []
     for one in sorted(set(numbers)):
         if rows and one == rows[-1][-1] + 1:
@@ -68,34 +68,34 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def digits(value: float) -> str:
-    """A size at three digits, zeros at its end included: `0.100`, `17.0`."""
+    """Format a number to three significant digits, trailing zeros included: `0.100`, `17.0`."""
     return f"{value:#.3g}".removesuffix(".") if 1e-4 <= abs(value) < 1e3 else f"{value:.3g}"
 
 
 def probability(value: float) -> str:
-    """`0.75`, `0.0049`: two digits after the point or, of a small one, two that count."""
+    """Format a probability: `0.75`, `0.0049`: two decimals or, if it is small, two significant digits."""
     return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
 
 
 def unbroken(text: str) -> str:
-    """Text for a page, where no end of a line tears a number from its percent sign."""
+    """Keep numbers and their percent signs on one line of a page."""
     return re.sub(r"(?<=\d) %", "\u00a0%", text)
 
 
 def nats(value: object) -> str:
-    """A loss or a difference of losses, in nats."""
+    """Format a loss or a difference of losses, in nats."""
     return number(value, 3)
 
 
 def perplexity(value: object) -> str:
-    """Four significant digits or so; powers of ten when it is huge."""
+    """Format a perplexity to about four significant digits; as a power of ten when it is huge."""
     if not finite(value):
         return number(value)
     return f"{value:.2e}" if value >= 1e6 else number(value, 2 if value < 100 else 1 if value < 1000 else 0)
 
 
 def with_spread(values: Sequence[object], write: Callable[[object], str] = perplexity) -> str:
-    """What seeds found, those that are finite: `21.40 ± 0.12`, mean and standard deviation; a dash for none."""
+    """Format the mean and standard deviation over seeds, finite values only: `21.40 ± 0.12`; a dash for none."""
     known = [float(value) for value in values if finite(value)]
     if not known:
         return MISSING
@@ -105,17 +105,18 @@ def with_spread(values: Sequence[object], write: Callable[[object], str] = perpl
 
 
 def compact(value: object) -> str:
-    """`9,999`, `12.3 k`, `1.62 M`, `1.24 B`: a count at about three digits."""
+    """Format a count to about three digits: `9,999`, `12.3 k`, `1.62 M`, `1.24 B`."""
     if not finite(value) or abs(value) < 10_000:
         return number(value)
-    # What would round to 1,000 of a unit is 1 of the next.
+    # A count that would round to 1,000 of a unit is written as 1 of the next.
     scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 0.9995 * s)
     scaled = value / scale
     return f"{number(scaled, 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0)}\u00a0{unit}"
 
 
 def evaluations(halves: Document | None) -> str:
-    """`6`, or `6 + 12` if the field's attention and feed-forward halves differ; means have a decimal."""
+    """Format evaluations of the field: `6`, or `6 + 12` if its attention and feed-forward halves differ; means have a
+    decimal."""
     if halves is None:
         return MISSING
     cells = [number(n, 0 if not finite(n) or float(n).is_integer() else 1) for n in halves.values()]
@@ -123,7 +124,7 @@ def evaluations(halves: Document | None) -> str:
 
 
 def duration(seconds: object) -> str:
-    """`48.2 s`, `3 min 12 s`, `2 h 05 min`."""
+    """Format a duration: `48.2 s`, `3 min 12 s`, `2 h 05 min`."""
     if not finite(seconds):
         return number(seconds)
     if seconds < 59.95:
@@ -135,23 +136,23 @@ def duration(seconds: object) -> str:
 
 
 def size(bytes_: object) -> str:
-    """`12.3 MB`, in decimal units."""
+    """Format a number of bytes in decimal units: `12.3 MB`."""
     return filesize.decimal(int(bytes_), separator="\u00a0") if finite(bytes_) else number(bytes_)
 
 
 def join(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join parts into a list: `a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def ends_apart(folders: Sequence[Path]) -> list[str]:
-    """What folders are called beside each other: by their names or, where others are called so too, with as many of the
-    folders that they are in as tell them apart."""
+    """Return distinct display names of folders: their names or, if two of those coincide, their paths' last parts, as
+    many for every folder as tell all apart."""
     parts = [folder.resolve().parts for folder in folders]
     ends = ([one[-length:] for one in parts] for length in range(1, max(map(len, parts)) + 1))
     return ["/".join(one) for one in next(some for some in ends if len({*some}) == len({*parts}))]
 
 
 def counted_steps(steps: int) -> str:
-    """`1 step`, `6 steps`."""
+    """Format a number of steps: `1 step`, `6 steps`."""
     return f"{number(steps)} step{'' if steps == 1 else 's'}"
