@@ -1,14 +1,14 @@
-"""Analyses, benchmarks and experiments: one module each, `arguments -> Result`, and here the only list of them.
+"""Analyses, benchmarks and experiments: one module each, `arguments -> Result`, and the only list of them.
 
-A new study is a module of this package (of `bench` or `reproduce` if it is one), a line below, and its page of the
-documentation. Its module has
+A new study needs a module in this package (in `bench` for a benchmark, in `reproduce` for an experiment), a line below,
+and a page in the documentation. Its module has
 
 - `Arguments`, a frozen dataclass: its docstring is the help, with an example; its fields are the options;
 - `study(arguments, progress) -> Result`, which does everything but printing and writing.
 
 Modules are imported when they are used. At their top they import nothing heavy (no JAX, no Matplotlib), so that help,
-completion and a wrong option cost nothing: what is heavy is imported by `study`, and figures of more than some lines
-stand in a neighbour `NAME_figures`.
+completion and a wrong option are fast. `study` imports what is heavy, and figures of more than a few lines are in a
+neighbouring module `NAME_figures`.
 """
 
 ANALYSES = {
@@ -22,7 +22,7 @@ ANALYSES = {
     "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
     "all": "every analysis of a run, those of a text on the same one, and the page that links them",
 }
-"""Of `diffeqformer analyze`: name of the module, and what it does."""
+"""Analyses of `diffeqformer analyze`: name of the module, and what it does."""
 BENCHMARKS = {
     "train": "an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed",
     "finetune": "an update of a populated model in full and by LoRA, beside the vanilla transformer's",
@@ -39,11 +39,11 @@ BENCHMARKS = {
     "plan": "what training would take on accelerators that are not here, on paper",
     "page": "one page of the documents that these leave with --to",
 }
-"""Of `diffeqformer bench`, in the order of its page; the module of each is `bench/bench_NAME`."""
+"""Benchmarks of `diffeqformer bench`, in the order of its page; the module of each is `bench/bench_NAME`."""
 EXPERIMENTS = {
     "adapt": "the paper's figure 5: pretrain on one text, fine-tune on another, at several depths",
     "depth": "where depth pays: one checkpoint at every depth, beside models of one depth and other elastic models",
     "paper": "the paper's tables and figures, item by item, each claim with its effect over seeds and a verdict",
     "lift": "a pretrained model, lifted and fine-tuned for a few more tokens, beside models of each depth",
 }
-"""Of `diffeqformer reproduce`; the module of each is `reproduce/reproduce_NAME`."""
+"""Experiments of `diffeqformer reproduce`; the module of each is `reproduce/reproduce_NAME`."""

@@ -1,4 +1,4 @@
-"""`diffeqformer analyze all`: every analysis of a run, those of a text on the same one, and a page that links them."""
+"""`diffeqformer analyze all`: every analysis of a run, all on the same text, and a page that links them."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 OTHERS: Mapping[str, str] = {name: about for name, about in ANALYSES.items() if name != "all"}
 """Every other analysis, and what it does."""
 LONG = ("compression", "depth", "steps")
-"""Those that read long texts, not only the one of a context's length."""
+"""Analyses that read long texts, not only one of at most the context's length."""
 TOKENS = 48
-"""Of the validation split that are read if there is no text."""
+"""Tokens that are read from the validation split if no text is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class Arguments(inputs.OfText):
     """Text that every analysis of a text reads, at most as long as the model's context; some lines from the middle of
     the text of --data if not given."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
-    """Some of the analyses; all if not given."""
+    """Analyses to make; all if not given."""
 
 
 @dataclass(frozen=True)
 class Overview(Result):
-    """What several analyses found, in a sentence each."""
+    """The findings of several analyses, one sentence each."""
 
     found: Mapping[str, str] = field(default_factory=dict)
-    """Name of the analysis to its headline, or to why it cannot be made."""
+    """Each analysis's headline, by name, or why it cannot be made."""
 
     def show(self) -> None:
         """Print the headlines."""
@@ -62,10 +62,10 @@ class Overview(Result):
 
 
 def study(arguments: Arguments, progress: Progress) -> Overview:
-    """Make the analyses one after another. Each page, and the one that links them, is written as soon as it is made.
+    """Make the analyses one after another. Each page is written at once, and the page that links them is updated.
 
-    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run. One that cannot is told
-    with its reason, on the page too.
+    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run. An analysis that cannot
+    be made is reported with its reason, on the page too.
     """
     if unknown := [name for name in arguments.only if name not in OTHERS]:
         raise BadInput(f"--only has {unknown[0]!r}, but the analyses are {', '.join(OTHERS)}.")
@@ -87,7 +87,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         except (BadInput, RunFailed) as error:
             refused[name] = str(error)
             progress.say(f"{name} cannot be made of this run: {error}")
-        except Exception as error:  # a fault of ours, told when the others are made
+        except Exception as error:  # a bug of ours: raised once the others are made
             refused[name], broken = f"it failed with {type(error).__name__}.", broken or error
             progress.say(f"{name} cannot be made of this run: {refused[name]}")
         else:
@@ -115,12 +115,12 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
 
 
 def write(result: Overview, arguments: Arguments) -> dict[str, str]:
-    """The page that links all others; it has been written with the last of them."""
+    """Return the path of the page that links all others; `study` has already written it."""
     return {"page": str(result.folder / "index.html")}
 
 
 def write_index(folder: Path, run: str, refused: Mapping[str, str] | None = None) -> Path:
-    """Write the page that links all pages of a run's analyses, or of simulations where there is no run."""
+    """Write the page that links all pages of a run's analyses, or of simulations if there is no run."""
     from diffeqformer.report.contents import write_contents
 
     make = f"diffeqformer analyze all {shlex.quote(run)}" if run else ""
@@ -128,7 +128,7 @@ def write_index(folder: Path, run: str, refused: Mapping[str, str] | None = None
 
 
 def _arguments_of(name: str, given: Arguments, text: str, folder: Path) -> Any:
-    """The arguments of one analysis, as they were given for all."""
+    """Build one analysis's arguments from those given for all."""
     steps = str(given.steps or "") if name == "depth" else given.steps  # depth takes several numbers
     shared = {"run": given.run, "steps": steps, "checkpoint": given.checkpoint, "text": text, "to": str(folder)}
     if name in LONG:
@@ -143,8 +143,8 @@ def _options(name: str) -> set[str]:
 
 
 def _lines(run: "Run", data: Sequence[str], progress: Progress) -> str:
-    """About `TOKENS` tokens from the middle of the files, or of the run's validation split without any, from the
-    beginning of a line on: of one document, fewer if it is shorter.
+    """Return the text of about `TOKENS` tokens from the middle of the files or, without files, of the run's validation
+    split. It starts at a line's beginning if possible and lies in one document; it is shorter if the document is.
 
     **Raises:** `BadInput` if the run has no such text.
     """
@@ -154,8 +154,8 @@ def _lines(run: "Run", data: Sequence[str], progress: Progress) -> str:
     ids = inputs.of_one_document(run, tokens[max(len(tokens) // 2 - length, 0) :][: 2 * length])
     decode = lambda some: run.tokenizer.decode(some.tolist())
     begin = next((i + 1 for i in range(len(ids) - length) if decode(ids[i : i + 1]).endswith("\n")), 0)
-    # Tokens cut within a character leave bytes that decode to U+FFFD.
+    # A cut between tokens can split a character, whose bytes then decode to U+FFFD.
     text = decode(ids[begin : begin + length]).strip("\ufffd")
-    while len(encode(run.tokenizer, text)) > length:  # as pieces of other tokens
+    while len(encode(run.tokenizer, text)) > length:  # re-encoding can give other, and more, tokens
         text = text[:-1]
     return text

@@ -33,23 +33,23 @@ class Arguments(inputs.OfText):
     """Position whose prediction is explained, from 0; if not given, the last 32 of the text, to choose from in the
     page."""
     faithfulness: Annotated[int, tyro.conf.arg(metavar="N")] = setting(0, least=0, most=SIZES)
-    """Contexts of the text of --data, drawn over all of it, on which the explanations are tested; 0 for no test."""
+    """Contexts, drawn from all of the text of --data, on which the explanations are tested; 0 for no test."""
     context_tokens: int = setting(64, least=2, most=SIZES)
     """Tokens of each of these contexts; the model's context if that is shorter."""
     draws: int = setting(4, least=1, most=MOST_STEPS)
-    """Replacements that are drawn for each of their tokens."""
+    """Replacements drawn for each token of these contexts."""
     tangents: inputs.Number = setting(None, least=1, most=SIZES)
-    """Of the pairwise Lyapunov exponents; 4, or the model's width if that is less, if not given."""
+    """Tangents of pairwise Lyapunov exponents; if not given, 4 or the model's width if smaller."""
     probes: inputs.Number = setting(None, least=1, most=SIZES)
-    """Of the end-to-end Lyapunov exponents; 16, or the model's width if that is less, if not given."""
+    """Probes of end-to-end Lyapunov exponents; if not given, 16 or the model's width if smaller."""
     points: int = setting(32, least=1, most=MOST_STEPS)
-    """Of the quadrature of integrated gradients."""
+    """Quadrature points of integrated gradients."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Of everything that is drawn."""
+    """Seed of all random draws."""
 
 
 TOO_MUCH = 0.1
-"""Nats by which integrated gradients may miss what they add up to without a word."""
+"""Error in the sum of integrated gradients, in nats, above which the user is warned."""
 DESCRIPTIONS = {
     "Lyapunov, pairwise, random direction": "Growth of a random direction at one input, by the field at the output "
     "(paper).",
@@ -66,7 +66,7 @@ DESCRIPTIONS = {
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Explain a text, test the explanations, or both; the table of trust comes before the scores."""
+    """Explain a text, test the explanations, or both; the table of `trust` comes before the scores."""
     _check(arguments)
     import jax.numpy as jnp
 
@@ -87,7 +87,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
     }  # fmt: skip
     arrays: dict[str, np.ndarray] = {}
-    ranking: Sequence[str] = ("occlusion",)  # without a test of its own: the one that changes the input and looks
+    ranking: Sequence[str] = ("occlusion",)  # without a test: the one method that perturbs the input
     maps, tables, figures = [], [], []
     whose = inputs.described(opened)
     said = [f"{whose}."]
@@ -164,7 +164,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             "ranking": list(found.ranking("strength")),
             **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
         }
-    # A dictionary keeps a name's first place, so the ranked ones lead and are not there twice.
+    # A dictionary keeps a name's first position, so ranked methods lead and none appears twice.
     in_order = lambda scores: {name: scores[name] for name in (*ranking, *scores)}
     maps = [replace(one, methods=in_order(one.methods)) for one in maps]
     return Result(
@@ -185,7 +185,7 @@ def _check(arguments: Arguments) -> None:
 
 
 def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str, np.ndarray]") -> str:
-    """What an output expects, and the token that most of it rests on, by occlusion and by two others."""
+    """State what an output predicts, and which token it rests on most by occlusion and by two other methods."""
     best = int(np.nanargmax(scores["occlusion"]))
     fall = scores["occlusion"][best]
     rests = (
@@ -222,7 +222,7 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
 
 
 def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> str:
-    """At which of the named tokens integrated gradients have the other sign, by a tenth of a nat or more."""
+    """State at which named tokens integrated gradients have the opposite sign and at least a tenth of a nat."""
     one, other = scores["occlusion"], scores["integrated gradients"]
     opposed = [place for place in dict.fromkeys(named) if one[place] * other[place] < 0 and abs(other[place]) >= 0.1]
     if not opposed:
@@ -232,7 +232,7 @@ def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> s
 
 
 def trust(found: "Faithfulness", length: int, over: str) -> Table:
-    """Which explanation to trust, the best first; `over`, what the contexts were drawn from."""
+    """Tabulate which explanation to trust, the best first; `over` names what the contexts were drawn from."""
     caption = (
         f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over all of "
         f"{over}; means and 95 % bootstrap intervals; of all columns, more is better"
@@ -242,5 +242,5 @@ def trust(found: "Faithfulness", length: int, over: str) -> Table:
 
 
 def name_of(method: str) -> str:
-    """A method's name as that of an array."""
+    """Convert a method's name to that of an array."""
     return method.lower().replace(",", "").replace(" ", "_").replace("-", "_")

@@ -11,7 +11,7 @@ from diffeqformer.studies.lyapunov_figures import MOST_LABELS, name_tokens
 
 
 def occluded(tokens: Sequence[str], falls: np.ndarray, *, width: float = WIDE) -> Figure:
-    """By how much the prediction's log-probability falls without each input, in the colours of the token map.
+    """Plot the fall of the prediction's log-probability without each input, in the colours of the token map.
 
     **Arguments:** `falls`, nats, of shape (input,).
     """
@@ -27,7 +27,7 @@ def occluded(tokens: Sequence[str], falls: np.ndarray, *, width: float = WIDE) -
 
 
 def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:
-    """Rank correlation of every method with what replacing a token changes, the best on top; 95% intervals."""
+    """Plot each method's rank correlation with the effect of replacing a token, the best on top; 95% intervals."""
     order = found.ranking("strength")[::-1]
     measures = {"strength": "of strengths, without signs", "direction": "of directions, with signs"}
     stacked = is_narrow(width)
@@ -48,9 +48,9 @@ def correlations(found: Faithfulness, *, width: float = WIDE) -> Figure:
 
 
 def curves(found: Faithfulness, *, width: float = WIDE) -> Figure:
-    """Deletion and insertion: change of the log-probability against the number of tokens, mean over contexts.
+    """Plot deletion and insertion: change of the log-probability against the number of tokens, mean over contexts.
 
-    A panel for every method, the most trusted first, with the curves of a random ranking in grey.
+    There is a panel for every method, the most trusted first, with the curves of a random ranking in grey.
     """
     columns, chance = 2 if is_narrow(width) else 3, found.methods.index(RANDOM)
     methods = found.ranking("strength")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from diffeqformer.analysis.clusters import Simulation
     from diffeqformer.analysis.gathering import HiddenStates
 
-# As in `analysis.clusters`, whose import would load JAX for a `--help`.
+# Repeats `analysis.clusters.Variant`, whose import would load JAX for a `--help`.
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 DESCRIPTIONS: Mapping[Variant, str] = {
     "particles": "Particles as in the paper's appendix C.8: tokens are standardised before attention.",
@@ -31,7 +31,7 @@ DESCRIPTIONS: Mapping[Variant, str] = {
     "rescaled": "Particles without norms, their growth undone: z = exp(-∫V) x.",
 }
 USUAL = 16
-"""Texts of a run that are watched if their number is not given."""
+"""Default number of texts whose hidden states are measured."""
 _POWERS = ("", "", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")
 
 
@@ -49,43 +49,43 @@ class Arguments:
     data: Files = ()
     """Text files or globs; the run's validation split if not given."""
     texts: int | None = setting(None, least=1, most=SIZES)
-    """How many windows; if not given, 16, or as many as there are."""
+    """Number of windows; if not given, 16 or as many as there are."""
     steps: int | None = setting(None, least=1, most=MOST_STEPS)
-    """Steps of depth (of the simulation: 200); the trained number if not given."""
+    """Depth steps; if not given, the trained number, or 200 in a simulation."""
     checkpoint: Which = "latest"
     """Newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     variants: tuple[Variant, ...] = ("particles", "sphere", "rescaled")
     """Simulation: attention on standardised tokens, on the sphere (with or without softmax), with growth undone."""
     orders: tuple[int, ...] = setting((0, 1, 2, 3, 4), least=0, most=9)
-    """Simulation: orders of f(t), by which the weights grow; 0 are shared weights."""
+    """Simulation: orders of f(t), by which the weights grow; 0 for shared weights."""
     systems: int = setting(20, least=1, most=10_000)
-    """Simulation: draws of particles and weights; medians are over these, pictures of the first."""
+    """Simulation: draws of particles and weights; medians are over all, pictures show the first."""
     particles: int = setting(40, least=2, most=10_000)
-    """Simulation: particles of a system."""
+    """Simulation: particles per system."""
     dt: float = setting(0.1, positive=True)
-    """Simulation: time of a step."""
+    """Simulation: step size in time."""
     unit: float | None = setting(None, positive=True)
     """Simulation: f(t) = (t / unit)^order; the whole duration if not given, so that f rises to 1."""
     level: bool = False
     """Simulation: multiply f by order + 1, so that all orders have the same integral."""
     weights: Literal["gaussian", "identity"] | None = None
-    """Simulation: both matrices; if not given, Gaussian for `particles` and identity for the others."""
+    """Simulation: kind of both matrices; Gaussian for `particles`, identity for the others if not given."""
     share: float = setting(0.1, positive=True)
     """Points are one cluster if single linkage joins them within this share of the mean distance of two points."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Simulation: of all draws."""
+    """Simulation: random seed."""
     to: str = ""
     """Folder for the files; RUN/analysis/clusters if not given, or analysis/clusters without a run."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Simulate particles, or watch a run's hidden states."""
+    """Simulate particles, or measure a run's hidden states."""
     _check(arguments)
     return of_run(arguments, progress) if arguments.run else of_particles(arguments, progress)
 
 
 SIMULATED = ("variants", "orders", "systems", "particles", "dt", "unit", "level", "weights", "seed")
-"""Arguments that a run's hidden states do not depend on."""
+"""Arguments that apply only to simulations."""
 
 
 def _check(arguments: Arguments) -> None:
@@ -108,7 +108,7 @@ def _check(arguments: Arguments) -> None:
 
 
 def of_particles(arguments: Arguments, progress: Progress) -> Result:
-    """Several systems of every motion and order of growth."""
+    """Simulate several systems of every motion and order of growth."""
     from diffeqformer.analysis.clusters import simulate
     from diffeqformer.report.page import Animation, both_widths
     from diffeqformer.studies import clusters_figures as draw
@@ -168,7 +168,7 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
 
 
 def ends_of(one: "Simulation", share: float) -> Document:
-    """Medians over systems at the start and at the end."""
+    """Return the medians over systems of each measure at the start and at the end."""
     ends = lambda values: [float(np.median(values[place])) for place in (0, -1)]
     return {
         "variant": one.variant,
@@ -182,7 +182,7 @@ def ends_of(one: "Simulation", share: float) -> Document:
 
 
 def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table:
-    """Start and end of every measure."""
+    """Tabulate every measure at the start and at the end."""
     short = lambda value: f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}"
     ends = lambda row, name: " → ".join(map(short, row[name]))
     names = ("clusters", "clusters_of_present", "distance", "energy")
@@ -203,12 +203,12 @@ def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table
 
 
 def growth_name(order: int) -> str:
-    """`f` as it is written in figures, with `τ` for the time in its unit."""
+    """Write `f` as in figures, with `τ` for time in its unit."""
     return "f = 1 (shared)" if order == 0 else f"f = τ{_POWERS[order] if order < len(_POWERS) else f'^{order}'}"
 
 
 def finding(rows: Sequence[Values]) -> str:
-    """What the numbers say for every motion: where the fewest clusters are left, and where the most."""
+    """State for every motion which order leaves the fewest clusters, and which the most."""
     from diffeqformer.analysis.clusters import SPHERES
 
     said = []
@@ -225,7 +225,7 @@ def finding(rows: Sequence[Values]) -> str:
 
 
 def of_run(arguments: Arguments, progress: Progress) -> Result:
-    """A model's hidden states at every depth."""
+    """Measure a model's hidden states at every depth."""
     from diffeqformer.analysis.gathering import watch_states
     from diffeqformer.report.page import Animation, Cloud, both_widths, visible
     from diffeqformer.runs.opening import load_run
@@ -242,7 +242,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
             raise BadInput(f"the model's context is {context}, a single token; distances need at least two.")
         texts, _ = evaluation_windows(opened, arguments.data, arguments.texts, context, progress, USUAL)
     found = watch_states(opened.model, texts, steps=arguments.steps, progress=progress)
-    # Told apart as they are written: `means_of` takes that for their names.
+    # Shares are distinguished as written, since `means_of` uses that as their names.
     shares = tuple(sorted({f"{share:g}": share for share in (arguments.share, 0.25, 0.5, 0.75)}.values()))
     rows = means_of(found, shares)
     count, tokens = texts.shape
@@ -290,7 +290,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
 
 
 def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[Document]:
-    """One row per depth: means over texts."""
+    """Return one row per depth, each with the means over texts."""
     clusters = {f"{share:g}": found.measures.clusters(share, of="now") for share in shares}
     return [
         {
@@ -306,7 +306,7 @@ def means_of(found: "HiddenStates", shares: Sequence[float]) -> list[Document]:
 
 
 def states_table(rows: Sequence[Values], shares: Sequence[float], caption: str) -> Table:
-    """The means at every depth."""
+    """Tabulate the means over texts at every depth."""
     clusters = (f"clusters within {100 * share:g} %" for share in shares)
     cells = [
         (depth, *(f"{n:.0f}" for n in row["clusters"].values()), digits(row["length"]), digits(row["distance"]),

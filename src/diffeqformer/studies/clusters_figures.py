@@ -1,4 +1,4 @@
-"""Figures of points on the move: their trajectories in three dimensions, and how gathered they are."""
+"""Figures of moving points: their trajectories in three dimensions, and measures of clustering."""
 
 import itertools
 import math
@@ -21,20 +21,19 @@ from diffeqformer.studies.clusters import growth_name
 from diffeqformer.studies.clusters_text import ALIGNED, ANGLES
 
 PLACES = (4, 1, 3, 5, 0)
-"""Colours of a text from its first fifth to its last, by their numbers in `COLORS`: from warm to cool."""
+"""Colours of positions in a text from first to last, as indices into `COLORS`: from warm to cool."""
 _AZIMUTH, _ELEVATION = 35.0, 20.0
 
 
 def places_of(tokens: int) -> tuple[int, ...]:
-    """The colour of every token of a text, by its number in `COLORS`: the first is the first of `PLACES`, the last
-    the last."""
+    """Return the colour of every token of a text as an index into `COLORS`, from the first of `PLACES` to the last."""
     return tuple(PLACES[round(share * (len(PLACES) - 1))] for share in np.linspace(0, 1, tokens))
 
 
 def cloud_of(simulation: Simulation, share: float) -> Cloud:
-    """The panel of a simulation's first system; `share` as for `Measures.clusters`, of the distance at the end.
+    """Make the panel of a simulation's first system; `share`, as for `Measures.clusters`, of the distance at the end.
 
-    On the sphere it is of the distance at the start: there points do become one.
+    On the sphere, where points collapse into one, it is a share of the distance at the start.
     """
     reference, end = simulation.states[0 if simulation.variant in SPHERES else -1], simulation.states[-1]
     reach = share * pdist(reference).mean()
@@ -46,7 +45,7 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
 
 
 def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
-    """Where points go, in parallel projection: paths, with a ring at the start and a dot at the end."""
+    """Plot the paths of points in parallel projection, with a ring at the start and a dot at the end."""
     columns = min(len(panels), 3 if not is_narrow(width) else 2)
     rows = math.ceil(len(panels) / columns)
     with drawing(width, 1.08 * rows * width / columns, rows, columns, panels=len(panels)) as (figure, axes):
@@ -60,7 +59,7 @@ def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
 
 
 def measures(simulations: Sequence[Simulation], share: float, *, width: float = WIDE) -> Figure:
-    """Clusters, distance and energy over time for each order of `f`: medians over systems, and quartiles as bands."""
+    """Plot clusters, distance and energy over time for each order of `f`: medians over systems, bands of quartiles."""
     with drawing(width, *_four(width, len(simulations))) as (figure, grid):
         axes = list(grid.flat)
         for index, one in enumerate(simulations):
@@ -88,16 +87,17 @@ def _curves(found: Measures, share: float) -> list[tuple[str, np.ndarray]]:
 
 
 def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float = WIDE) -> Figure:
-    """The same for a model's hidden states over depth, the clusters at several shares of the present mean distance.
+    """Plot clusters, norm, distance and energy of a model's hidden states over depth.
 
-    All in ink, fainter for larger shares: on that page colours are places in the text.
+    Clusters are counted at several shares of the present mean distance. All lines are in ink, fainter for larger
+    shares, since colours on that page mean positions in the text.
     """
     few = len(found.times) <= 30
     looks = [{"color": INK, "alpha": alpha, "marker": MARKERS[i % len(MARKERS)] if few else "", "markersize": 3}
              for i, alpha in enumerate(np.linspace(1.0, 0.4, max(1, len(shares))))]  # fmt: skip
     seen, points, far = found.measures, found.measures.heights.shape[-1] + 1, math.sqrt(2)
     clusters, apart = [seen.clusters(share, of="now") for share in shares], seen.distance / found.norm
-    panels = [  # title, lines, limits, and what is known of states that stand at right angles or in one direction
+    panels = [  # title, lines, limits, and the known values for orthogonal or aligned states
         (f"clusters of {points} tokens", clusters, (0, 1.05 * points), ()),
         ("mean state norm", [found.norm], (0, 1.05 * float(found.norm.max())), ()),
         ("mean distance / length of states", [apart], (0, 1.05 * max(far, float(apart.max()))), (far,)),
@@ -116,7 +116,7 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
 
 
 def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
-    """The first text's hidden states through depth in their principal directions; colour is the place in the text."""
+    """Plot the first text's hidden states through depth in their principal directions, coloured by position."""
     states = found.projection
     if states.shape[-1] < 3:
         states = np.concatenate([states, np.zeros((*states.shape[:-1], 3 - states.shape[-1]))], -1)
@@ -134,12 +134,12 @@ def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
 
 
 def _four(width: float, names: int) -> tuple[float, int, int]:
-    """Height and shape of four panels below a legend of so many names, stacked on a phone."""
+    """Height and shape of four panels below a legend of `names` entries, stacked on a phone."""
     return (4 * 2.1 + 0.25 * names, 4, 1) if is_narrow(width) else (5.6, 2, 2)
 
 
 def _project(points: np.ndarray) -> np.ndarray:
-    """Points (..., 3) seen from afar: (..., 2)."""
+    """Project points (..., 3) in parallel: (..., 2)."""
     around, up = np.radians(_AZIMUTH), np.radians(_ELEVATION)
     right = np.array([-np.sin(around), np.cos(around), 0.0])
     above = np.array([-np.cos(around) * np.sin(up), -np.sin(around) * np.sin(up), np.cos(up)])
@@ -147,7 +147,7 @@ def _project(points: np.ndarray) -> np.ndarray:
 
 
 def _paths(axis: Axes, flat: np.ndarray, shades: Sequence[Any], title: str, size: float) -> None:
-    """Paths (time, point, 2) in a box, from ring to dot."""
+    """Draw paths (time, point, 2) in a box, each from a ring to a dot."""
     corners = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
     edges = [(a, b) for a, b in itertools.combinations(corners, 2) if np.abs(a - b).sum() == 2]
     axis.add_collection(LineCollection(list(_project(np.array(edges))), colors=INK, linewidths=0.6, alpha=0.18))

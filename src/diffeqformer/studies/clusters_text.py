@@ -1,4 +1,4 @@
-"""Sentences of what hidden states do over depth: whether they gather in direction, and whether groups merge."""
+"""Sentences on hidden states over depth: whether they gather in direction, and whether groups merge."""
 
 import math
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from diffeqformer.plain import Values
 
 ANGLES, ALIGNED = 0.5, math.e / 2
-"""The interaction energy of states that all stand at right angles, and of states that all have one direction."""
+"""Interaction energy if all states are orthogonal, and if all are aligned."""
 CLEAR = 0.1
-"""Of the energy's range, or of a number of clusters: what changes by less does not clearly change."""
+"""Smallest clear change, as a share of the energy's range or of a number of clusters."""
 
 
 def gathering(rows: Sequence[Values], tokens: int, different: float, texts: int) -> str:
-    """Whether tokens gather in direction, by the energy, and what becomes of close and of loose groups.
+    """State whether tokens gather in direction, by the energy, and how close and loose groups change.
 
-    **Arguments:** `rows`, means at every depth; `tokens` of a text, and how many of them are `different`, which is as
-    many clusters as there can be at depth 0 where places have no embeddings.
+    **Arguments:** `rows`, means at every depth; `tokens` per text, and how many of them are `different`: at depth 0
+    there can be no more clusters than these, unless positions have embeddings.
     """
     energies = [row["energy"] for row in rows]
     read = "One text was read." if texts == 1 else f"{texts} texts were read."
@@ -28,7 +28,8 @@ def gathering(rows: Sequence[Values], tokens: int, different: float, texts: int)
 
 
 def direction(energies: Sequence[float]) -> str:
-    """`gather in direction`, `scatter`, one after the other, or neither, by a tenth of the energy's range."""
+    """State whether tokens `gather in direction`, `scatter`, one after the other, or neither; a change counts if it
+    exceeds a tenth of the energy's range."""
     steps, tenth = len(energies) - 1, CLEAR * (ALIGNED - ANGLES)
     highest, lowest = energies.index(max(energies)), energies.index(min(energies))
     first, last = energies[0], energies[-1]
@@ -44,8 +45,8 @@ def direction(energies: Sequence[float]) -> str:
 
 
 def _way(energies: Sequence[float]) -> str:
-    """`0.678 → 0.754 at step 3 → 0.650`: at both ends, and where it is higher, or lower, than there by half of what is
-    clear."""
+    """Format the energies at both ends, `0.678 → 0.754 at step 3 → 0.650`, and the extremes between them that exceed
+    the ends by half a clear change."""
     beyond = CLEAR / 2 * (ALIGNED - ANGLES)
     low, high = sorted((energies[0], energies[-1]))
     ends = {energies.index(max(energies)): max(energies) > high + beyond}
@@ -55,9 +56,9 @@ def _way(energies: Sequence[float]) -> str:
 
 
 def groups(start: Values, end: Values, whose: str) -> str:
-    """What becomes of clusters at every share of the mean distance that they are counted at: all that changes is told.
+    """State how the number of clusters changes, at the share of the mean distance where it changes most.
 
-    Where close ones (small shares) and loose ones (large shares) go different ways, both are.
+    If close groups (small shares) and loose ones (large shares) change in opposite ways, both are stated.
     """
     ratio = {share: end[share] / start[share] for share in start}
     fewest, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
@@ -77,7 +78,7 @@ def groups(start: Values, end: Values, whose: str) -> str:
 
 
 def distances(start: Values, end: Values) -> str:
-    """What becomes of distances as parts of the states' own length, which grows in depth."""
+    """State how distances change relative to the states' own length, which grows over depth."""
     return (
         f"The mean distance of two states goes from {start['relative_distance']:.2f} to "
         f"{end['relative_distance']:.2f} of their length (0 if all were in one place, 1.41 if all stood at right "

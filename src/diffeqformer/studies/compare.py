@@ -1,4 +1,4 @@
-"""Two runs side by side: loss, size and speed, and the tasks that both were evaluated on, as figures 9 to 12 of the
+"""Two runs side by side: loss, size and speed, and the tasks that both were evaluated on, as in figures 9 to 12 of the
 paper."""
 
 import math
@@ -33,7 +33,7 @@ SIGNIFICANT = 0.05
 class Arguments:
     """Two runs side by side: loss, size and speed, and the tasks of lm-evaluation-harness that both were evaluated on.
 
-    Accuracies are compared item by item, with p-values. The page shows them as figures 9 to 12 of the paper.
+    Accuracies are compared item by item, with p-values. The page shows them as in figures 9 to 12 of the paper.
 
     Example: diffeqformer report compare runs/quickstart/diffeqformer runs/quickstart/gpt
     """
@@ -43,13 +43,13 @@ class Arguments:
     second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_B")]
     """Folder of the run to compare it with."""
     to: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the page; RUN_A/analysis/compare-NAME-OF-B if not given, or compare-FOLDERS,NAME-OF-B of a run that is
-    not beside A."""
+    """Folder of the page; if not given, RUN_A/analysis/compare-NAME-OF-B, or compare-FOLDERS,NAME-OF-B if B is not
+    next to A."""
 
 
 @dataclass(frozen=True)
 class SideBySide(Result):
-    """A `Result` whose terminal output has every sentence: also what could not be compared."""
+    """A `Result` that prints every sentence to the terminal, including what could not be compared."""
 
     def show(self) -> None:
         super().show()
@@ -66,8 +66,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def _way(one: Path, other: Path) -> str:
-    """The way to a run from the folder that another is in, as a name: that of its folder where both are in one; with a
-    digest where letters are replaced, since another way could have the same name."""
+    """Name `other` by its path relative to the folder that holds `one`; just its own name if both are in one folder. A
+    digest is added if characters are replaced, since another path could then have the same name."""
     from_, to = one.resolve().parent, other.resolve()
     parts = [part for part in Path(os.path.relpath(to, from_)).parts if part != ".."] or [to.name]
     names = [re.sub(r"[^\w.-]+", "-", part) for part in parts]
@@ -75,7 +75,7 @@ def _way(one: Path, other: Path) -> str:
 
 
 def result(comparison: "Comparison", folder: Path) -> Result:
-    """Sentences, the figure of accuracies, and tables of training and of every task."""
+    """Build the result: sentences, the figure of accuracies, and tables of training and of every task."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies.compare_figures import task_figure
     from diffeqformer.studies.run_report import settings_of
@@ -98,12 +98,12 @@ def result(comparison: "Comparison", folder: Path) -> Result:
 
 
 def accuracies(comparison: "Comparison") -> "list[Row]":
-    """The rows that the figure shows."""
+    """Return the rows that the figure shows: accuracies known for both runs."""
     return [row for row in comparison.rows if row.is_accuracy and None not in row.values]
 
 
 def label(row: "Row") -> str:
-    """A row's task, with its examples and its metric where they are not the usual ones."""
+    """Name a row by its task, with the few-shot examples, metric and limit where they are not the usual ones."""
     shots = f", {row.fewshot}-shot" if row.fewshot else ""
     metric = "" if row.metric == "acc" else f", {row.metric}"
     part = "" if row.limit is None else f", limit {row.limit:g}"
@@ -111,12 +111,12 @@ def label(row: "Row") -> str:
 
 
 def stars(p: float | None) -> str:
-    """`*`, `**` and `***` for corrected p-values below 0.05, 0.01 and 0.001."""
+    """Mark corrected p-values below 0.05, 0.01 and 0.001 with `*`, `**` and `***`."""
     return "" if p is None else "*" * sum(p < bound for bound in (SIGNIFICANT, 0.01, 0.001))
 
 
 def findings(comparison: "Comparison") -> list[str]:
-    """What the comparison shows, in sentences computed from it."""
+    """State what the comparison shows."""
     first, second = comparison.sides
     said = []
     losses: list[Any] = [side.entry and side.entry["validation"]["loss"] for side in comparison.sides]
@@ -144,7 +144,7 @@ def findings(comparison: "Comparison") -> list[str]:
 
 
 def remarks(comparison: "Comparison") -> list[str]:
-    """What could not be compared, and how the rest was."""
+    """State what could not be compared, and how the rest was tested."""
     said = []
     if not comparison.same_text and all(side.entry for side in comparison.sides):
         said.append(
@@ -174,7 +174,7 @@ def remarks(comparison: "Comparison") -> list[str]:
 
 
 def runs_table(comparison: "Comparison") -> Table:
-    """What each run is and what training it came to."""
+    """Tabulate the two runs and the results of their training."""
     columns = (
         "model", "run", "loss (nats)", "perplexity", "bits/byte", "parameters stored", "effective", "tokens",
         "tokens/s", "training time",
@@ -193,7 +193,7 @@ def _run(side: "Side") -> tuple[str, ...]:
 
 
 def tasks_table(comparison: "Comparison") -> Table:
-    """Every metric of every task in both runs."""
+    """Tabulate every metric of every task in both runs."""
     first, second = (side.name for side in comparison.sides)
     columns = ("task", "metric", first, second, "difference", "items", "p", "Holm's p", "")
     rows = tuple(
@@ -209,7 +209,7 @@ def tasks_table(comparison: "Comparison") -> Table:
 
 
 def compare_arrays(comparison: "Comparison") -> "dict[str, np.ndarray]":
-    """Every number of the page by name; NaN where there is none."""
+    """Return every number of the page by name; NaN where there is none."""
     import numpy as np
 
     rows = comparison.rows
@@ -225,7 +225,7 @@ def compare_arrays(comparison: "Comparison") -> "dict[str, np.ndarray]":
 
 
 def compare_document(comparison: "Comparison") -> dict[str, object]:
-    """The comparison as JSON takes it."""
+    """Convert the comparison to a JSON document."""
     runs = [
         {
             "run": str(side.folder),
@@ -243,12 +243,12 @@ def compare_document(comparison: "Comparison") -> dict[str, object]:
 
 
 def p_value(p: float | None) -> str:
-    """Two digits, or that it is below 0.001."""
+    """Format a p-value with three decimals, or as `0.001 or less`."""
     return "0.001 or less" if p is not None and p <= 0.001 else number(p, 3)
 
 
 def _ahead(row: "Row") -> int:
-    """The place of the model with the better value."""
+    """Index of the model with the better value."""
     one, other = (value or 0.0 for value in row.values)
     return int((one > other) == (row.higher_is_better is False))
 
@@ -258,7 +258,7 @@ def _plus_minus(value: float | None, error: float | None, write: Callable[[objec
 
 
 def _difference(row: "Row") -> tuple[float | None, float | None]:
-    """Difference of the values; its standard error where the value is the items' mean, as no perplexity is."""
+    """Difference of the values, and its standard error if they are means over items (a perplexity is not)."""
     one, other = row.values
     if one is None or other is None:
         return None, None

@@ -1,4 +1,4 @@
-"""Two models on the same tasks, as the paper's figures 9 to 12: accuracies with standard errors, and differences."""
+"""Two models on the same tasks, as in the paper's figures 9 to 12: accuracies with standard errors, and differences."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,10 +11,9 @@ from diffeqformer.studies.compare import accuracies, label, stars
 
 
 def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
-    """Accuracies of both models with a standard error to each side, and their differences with 95 % intervals.
+    """Plot the accuracies of both models with ± one standard error, and their differences with 95 % intervals.
 
-    A difference is filled where it is significant after Holm's correction. `width` in inches; below 5 panels are
-    stacked.
+    A difference is filled if it is significant after Holm's correction. `width` in inches; below 5 panels are stacked.
     """
     rows = accuracies(comparison)
     places, height = list(range(len(rows)))[::-1], 1.5 + 0.34 * max(len(rows), 2)
@@ -33,7 +32,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
             if row.difference is not None:
                 _draw_difference(axes[1], place, row.difference, stars(row.holm))
         axes[1].set_xlabel("difference (points), 95 % interval")
-        for axis in panels[:, 0]:  # a pair of dollars is no formula here
+        for axis in panels[:, 0]:  # a pair of dollar signs is not a formula here
             axis.set_yticks(places, [label(row) for row in rows], parse_math=False)
         for axis in axes:
             axis.set_ylim(-0.6, len(rows) - 0.4)
@@ -42,7 +41,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
 
 
 def _draw_difference(axis: Axes, place: int, found: Difference, marks: str) -> None:
-    """The point, its interval, and its stars; coloured by the model that is ahead where that is significant."""
+    """Draw the point, its interval and its stars, in the colour of the better model if that is significant."""
     shade = color(0 if found.value > 0 else 1) if marks else INK
     axis.errorbar(
         [100 * found.value], [place], xerr=[196 * found.stderr], fmt="o", color=shade, elinewidth=1.2, capsize=2,

@@ -1,4 +1,4 @@
-"""`diffeqformer analyze compression`: a table of layers made smaller in several ways, loss against size."""
+"""`diffeqformer analyze compression`: a table of layers compressed in several ways, loss against size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 8
-"""Sizes at most, evenly spread."""
+"""Most sizes tried, evenly spread."""
 OF_USE = 0.25
-"""By how much of its perplexity a smaller model may be worse and still be of use."""
+"""Relative rise of perplexity up to which a compressed model is still called useful."""
 LEVEL = 0.01
-"""Of perplexity: ways that are nearer than this to each other are called level."""
+"""Relative difference of perplexity below which two ways are called level."""
 WAYS = {
     "knots-as-is": "knots",
     "knots": "knots, aligned",
@@ -34,7 +34,7 @@ WAYS = {
     "rank": "low rank per layer",
     "rank-weighted": "low rank per layer, weighted by activations",
 }
-"""In order, and how they are written; the last two share nothing over depth."""
+"""Ways to compress, in order, with their display names; the last two share nothing over depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +45,17 @@ class Arguments(inputs.OfText):
     """
 
     texts: int = setting(256, least=2, most=SIZES)
-    """Windows of the text, evenly spread over it, each as long as the context: activations of every other one, loss
-    of the rest."""
+    """Windows of the text, evenly spread over it, each as long as the context: every other one is for activations,
+    the rest for the loss."""
     batch_size: int = setting(16, least=1, most=SIZES)
-    """Of them at one time."""
+    """Windows at a time."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Make the run's table smaller in every way, and evaluate each at its own depth.
+    """Compress the run's table of layers in every way, and evaluate each result at the run's depth.
 
-    **Raises:** `BadInput` for a model that is no table, has one layer, or a text too short for two windows; `RunFailed`
-    for weights that are not finite.
+    **Raises:** `BadInput` for a model that is no table or has one layer, or a text too short for two windows;
+    `RunFailed` for weights that are not finite.
     """
     from diffeqformer.analysis import compression as make
     from diffeqformer.analysis.finite import require_finite
@@ -110,7 +110,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def made_of(kind: str) -> str:
-    """That layers of weights of this kind have much in common by construction, if so."""
+    """Caution that layers of this kind of weights have much in common by construction, if they do; else empty."""
     if kind in ("layer", "layerdrop"):
         return ""
     return (
@@ -120,11 +120,11 @@ def made_of(kind: str) -> str:
 
 
 def result(found: Sequence[Values], known: Values, about: str, folder: Path = Path()) -> Result:
-    """Sentences, the table and the figure.
+    """Build the result: sentences, the table and the figure.
 
     **Arguments:** `found`, one record per way and size: `way`, `size` (in layers), `numbers`, `loss` (nats); `known`,
     `layers`, `block_numbers` and `original` (the loss of the whole model), and more for the JSON document; `about`,
-    what was evaluated on what.
+    which model was evaluated on which text.
     """
     from diffeqformer.report.page import both_widths
 
@@ -154,12 +154,12 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
 
 
 def _finite(row: Values, name: str) -> dict[str, Any]:
-    """The same where JSON has no number for one that is not finite."""
+    """Replace an entry that is not finite, for which JSON has no number, by `None`."""
     return {**row, name: row[name] if finite(row[name]) else None}
 
 
 def notes(layers: int) -> tuple[str, ...]:
-    """What the ways are."""
+    """Explain the ways to compress."""
     return (
         f"Knots: K of them, between which layers are interpolated linearly over depth, fitted to the {layers} layers "
         "by least squares.",
@@ -175,9 +175,9 @@ def notes(layers: int) -> tuple[str, ...]:
 
 
 def headline(found: Sequence[Values], known: Values) -> str:
-    """The best way over depth and the best within layers, at the smallest size at which a model is still of use.
+    """Compare the best way over depth with the best within layers, at the smallest size that is still useful.
 
-    If there is none, at the largest size that was tried, of which it is said.
+    If no size is, the largest size that was tried is used instead, and the sentence says so.
     """
     loss = lambda row: row["loss"] if finite(row["loss"]) else np.inf
     of_use = {row["size"] for row in found if loss(row) <= known["original"] + np.log1p(OF_USE)}
@@ -189,7 +189,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
     )
     sides = list(WAYS)[:-2], list(WAYS)[-2:]
     best = lambda size, ways: min((row for row in found if row["size"] == size and row["way"] in ways), key=loss)
-    # Infinity less infinity, where neither way has a finite loss, counts as level.
+    # Infinity minus infinity, where neither way has a finite loss, counts as level.
     lead = {one: float(np.nan_to_num(loss(best(one, sides[1])) - loss(best(one, sides[0]))))
             for one in sorted({row["size"] for row in found})}  # fmt: skip
     sign = 1 if lead[size] >= 0 else -1
@@ -221,7 +221,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
 
 
 def table(found: Sequence[Values], known: Values) -> Table:
-    """One row per way, one column per size."""
+    """Tabulate perplexity: one row per way, one column per size."""
     sizes = sorted({row["size"] for row in found})
     at = {(row["way"], row["size"]): perplexity(float(np.exp(row["loss"]))) for row in found}
     columns = ("way", *(f"{size}/{known['layers']}" for size in sizes))
@@ -230,11 +230,11 @@ def table(found: Sequence[Values], known: Values) -> Table:
 
 
 def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -> "Figure":
-    """Perplexity of every way against the share of the blocks' numbers; dashed where nothing is shared over depth."""
+    """Plot every way's perplexity against the share of the blocks' numbers; dashed if nothing is shared over depth."""
     from diffeqformer.report.figures import COLORS, INK, drawing, is_narrow, legend, look, perplexity_scale
 
     looks = {way: look(i, linestyle="--" if way.startswith("rank") else "-") for i, way in enumerate(WAYS)}
-    for way in list(WAYS)[len(COLORS) :]:  # one more way than there are colours
+    for way in list(WAYS)[len(COLORS) :]:  # there is one way more than colours
         looks[way] |= {"color": INK, "marker": "X"}
     layers, sizes = known["layers"], sorted({row["size"] for row in found})
     with drawing(width, 3.9 if not is_narrow(width) else 4.6) as (figure, axes):
