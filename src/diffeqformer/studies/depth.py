@@ -1,4 +1,4 @@
-"""`diffeqformer analyze depth`: one model at several depths without fine-tuning, beside other models at theirs."""
+"""`diffeqformer analyze depth`: one model at several depths without fine-tuning, next to other models at theirs."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ EARLY = (
     "token; a batch is as slow as its slowest token, so that time is only saved where all have settled."
 )
 NEAR = 0.02
-"""A rise of perplexity that is called near: the two per cent that one checkpoint for all depths has to keep."""
+"""Relative rise of perplexity up to which a depth counts as near: the 2 % required of one checkpoint for all depths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +39,21 @@ class Arguments(inputs.OfRun):
     """
 
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
-    """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own, and of --against,
-    that it can run at."""
+    """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own, and those of
+    --against, if it can run at them."""
     early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
-    """Also on the deepest of these grids with each token stopped at the step that moves its prediction by less than
+    """Also run the deepest of these grids with each token stopped at the step that moves its prediction by less than
     this (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
     against: tuple[str, ...] = ()
-    """Other runs, drawn at their own depth: fine-tuned from this one, or trained by themselves."""
+    """Other runs, drawn at their own depth: fine-tuned from this one, or trained separately."""
     data: tuple[str, ...] = ()
     """Text files or globs; if not given, the validation text of the runs of --against, or else the run's own."""
     batch_size: int = setting(16, least=1, most=SIZES)
-    """Sequences at one time."""
+    """Sequences at a time."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Evaluate the run at every depth and the others at their own, in turns."""
+    """Evaluate the run at every depth and the others at their own, taking turns."""
     given = inputs.whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = inputs.positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     from diffeqformer.data.loader import EvaluationBatches
@@ -104,7 +104,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path()) -> Result:
-    """Sentences, figures and tables of a model at several depths, of which all were evaluated on `text`."""
+    """Build the result: sentences, figures and tables of a model at several depths, all evaluated on `text`."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import depth_figures as draw
 
@@ -156,7 +156,7 @@ def _numbers_of(curve: "DepthCurve") -> Document:
 
 
 def finding(curve: "DepthCurve") -> str:
-    """What the curve shows, in one sentence computed from it."""
+    """State what the curve shows."""
     own = curve.reference.perplexity
     if not finite(own):
         where = f"with {curve.adaptive.name}" if curve.adaptive else f"at its own {counted_steps(curve.own)}"
@@ -181,13 +181,14 @@ def finding(curve: "DepthCurve") -> str:
 
 
 def _beside(others: dict[int, float], *, each: bool = False) -> str:
-    """How much higher than at the model's own depth perplexity is at others, by ratio; `each`, or the ends alone."""
+    """State how much higher perplexity is at other depths, from its ratios to that at the model's own; for `each` depth
+    that is not near, or for the lowest and highest alone."""
     ratios = {steps: ratio for steps, ratio in others.items() if finite(ratio)}
     near, parts = [steps for steps, ratio in ratios.items() if ratio <= 1 + NEAR], []
     far = sorted((steps for steps in ratios if steps not in near), key=ratios.__getitem__)
     if near:
         rise, fall = (end(ratios[steps] for steps in near) - 1 for end in (max, min))
-        # Rounded up, as `within` has to be; 1e-6 keeps rounding noise from adding a tenth of a per cent.
+        # Rounded up, as `within` requires; 1e-6 keeps rounding noise from adding a tenth of a per cent.
         up = lambda part: _percent(math.ceil(1000 * part - 1e-6) / 1000)
         within = f"within {up(max(rise, -fall))}" if fall > -NEAR else f"at most {up(rise)} higher"
         if rise < 0 and fall <= -NEAR:
@@ -203,7 +204,7 @@ def _beside(others: dict[int, float], *, each: bool = False) -> str:
 
 
 def lowest(curve: "DepthCurve") -> str:
-    """At which depth the perplexity is lowest."""
+    """State at which depth the perplexity is lowest."""
     known = {steps: found.perplexity for steps, found in curve.points.items() if finite(found.perplexity)}
     if not known:
         return "No depth has a finite perplexity"
@@ -216,14 +217,14 @@ def lowest(curve: "DepthCurve") -> str:
 
 
 def speeds(curve: "DepthCurve") -> str:
-    """How fast the shallowest and the deepest run are."""
+    """State the speeds at the shallowest and the deepest depth."""
     speed = lambda steps: f"{number(curve.points[steps].tokens_per_second)} tokens per second at {counted_steps(steps)}"
     ends = sorted({min(curve.points), max(curve.points)})
     return f"{curve.name} reads {join([speed(steps) for steps in ends])}"
 
 
 def groups_of(curve: "DepthCurve") -> "dict[tuple[bool, str], list[Mark]]":
-    """The marks of a curve by whether they were fine-tuned and by group, fine-tuned ones first."""
+    """Group a curve's marks by whether they were fine-tuned and by group, fine-tuned ones first."""
     groups: dict[tuple[bool, str], list[Mark]] = {}
     for mark in sorted(curve.marks, key=lambda mark: (not mark.tuned, mark.group, mark.steps)):
         groups.setdefault((mark.tuned, mark.group), []).append(mark)
@@ -231,12 +232,12 @@ def groups_of(curve: "DepthCurve") -> "dict[tuple[bool, str], list[Mark]]":
 
 
 def group_name(tuned: bool, group: str) -> str:
-    """A group of marks in words."""
+    """Name a group of marks in words."""
     return f"fine-tuned: {group}" if tuned else f"{group}, trained at that depth"
 
 
 def comparisons(curve: "DepthCurve") -> list[str]:
-    """A sentence for each group of other models."""
+    """Write a sentence for each group of other models."""
     said = []
     for (tuned, group), marks in groups_of(curve).items():
         parts = []
@@ -250,7 +251,7 @@ def comparisons(curve: "DepthCurve") -> list[str]:
 
 
 def depths_table(curve: "DepthCurve") -> Table:
-    """The model at every depth."""
+    """Tabulate the model at every depth."""
     own = curve.reference
     columns = (
         "steps", "trained", "perplexity", f"against {'adaptive' if curve.adaptive else counted_steps(curve.own)}",
@@ -269,7 +270,7 @@ def depths_table(curve: "DepthCurve") -> Table:
 
 
 def exits_table(curve: "DepthCurve") -> Table:
-    """Early exit at every threshold."""
+    """Tabulate early exit at every threshold."""
     whole = curve.points[max(curve.points)].perplexity
     columns = ("settled within", "mean steps", "perplexity", "against all steps", "loss (nats)", "bits/byte")
     rows = [
@@ -281,7 +282,7 @@ def exits_table(curve: "DepthCurve") -> Table:
 
 
 def marks_table(curve: "DepthCurve") -> Table:
-    """The other models, and this one at their depth."""
+    """Tabulate the other models, and this one at their depths."""
     columns = (
         "model", "run", "steps", "perplexity", "here, not tuned", "loss (nats)", "bits/byte", "evaluations", "tokens/s",
     )  # fmt: skip
@@ -309,23 +310,23 @@ def _percent(part: float) -> str:
 
 
 def _higher(ratio: float) -> str:
-    """How much higher: in per cent up to twice, then as a ratio."""
+    """State how much higher a ratio is: in per cent below 2, else as a factor."""
     rise = 100 * (ratio - 1)
     return f"{rise:.{1 if rise < 9.95 else 0}f}\u00a0% higher" if ratio < 2 else f"{_times(ratio)} as high"
 
 
 def _against(ratio: float) -> str:
-    """`+0.8 %`, `−1.2 %`, `131 times`."""
+    """Format a ratio as a change: `+0.8 %`, `−1.2 %`; as a factor from 2 on: `131 times`."""
     return f"{signed(100 * (ratio - 1), 1)}\u00a0%" if ratio < 2 else _times(ratio)
 
 
 def _times(ratio: float) -> str:
-    """A ratio of perplexities at three digits: `1.05 times`."""
+    """Format a ratio of perplexities: `1.05 times`; without decimals from 10 on."""
     return f"{number(ratio, 2 if ratio < 10 else 0)}\u00a0times" if finite(ratio) else number(ratio)
 
 
 def _group(opened: "Run", other: "Run") -> tuple[str, bool]:
-    """What an other run has in common with those of the same look, and whether it was fine-tuned from this one."""
+    """Return the name of the group that another run is drawn in, and whether it was fine-tuned from this one."""
     from diffeqformer.runs.results import name_of_run
 
     base = other.config.base

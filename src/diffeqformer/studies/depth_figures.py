@@ -25,18 +25,18 @@ from diffeqformer.report.text import finite
 from diffeqformer.studies.depth import group_name, groups_of
 
 Place = Callable[[float, Evaluation], float]
-"""Where a measurement stands on the horizontal axis, from its number of steps and itself."""
+"""Maps a number of steps and its evaluation to a position on the horizontal axis."""
 ADAPTIVE: dict[str, Any] = {"color": color(0), "linestyle": ":", "linewidth": 1.2}
-"""A line at the perplexity with adaptive steps."""
+"""Style of the line at the perplexity with adaptive steps."""
 
 
 def field_evaluations(found: Evaluation) -> float:
-    """Evaluations of the field for the whole text: those for each token (mean of its two halves) times its tokens."""
+    """Evaluations of the field for the whole text: evaluations per token (mean of its two halves) times tokens."""
     return (found.attention_evaluations + found.feed_forward_evaluations) / 2 * found.tokens
 
 
 def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
-    """Perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
+    """Plot perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
     with drawing(width, 3.7 if not is_narrow(width) else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
         axis = axes[0, 0]
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
@@ -52,14 +52,14 @@ def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
 
 
 def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
-    """Perplexity against speed, and against evaluations of the field; the numbers at the points are steps."""
+    """Plot perplexity against speed, and against evaluations of the field; the numbers at the points are steps."""
     panels: dict[str, Place] = {
         "tokens per second": lambda steps, found: found.tokens_per_second,
         "evaluations of the field × tokens (millions)": lambda steps, found: field_evaluations(found) / 1e6,
     }
     stacked = is_narrow(width)
     height, shape = (6.2 + 0.2 * len(groups_of(curve)), (2, 1)) if stacked else (3.7, (1, 2))
-    first = {curve.own, *curve.trained_at}  # where numbers would stand on each other, trained depths have precedence
+    first = {curve.own, *curve.trained_at}  # where labels would overlap, trained depths take precedence
     written = spaced({*curve.points}, first, 0.3 / (width if stacked else width / 2), logarithmic=True)
     with drawing(width, height, *shape, sharey=not stacked) as (figure, axes):
         for axis, (label, place) in zip(axes.flat, panels.items(), strict=True):
@@ -72,7 +72,7 @@ def quality_over_compute(curve: DepthCurve, *, width: float = WIDE) -> Figure:
             axis.margins(x=0.08)
             axis.set_xlabel(label)
             perplexity_scale(axis, [y for _, y in drawn], "perplexity" if axis in axes[:, 0] else "")
-            axis.margins(y=0.17)  # numbers below the lowest point
+            axis.margins(y=0.17)  # room for the label below the lowest point
         _legend(figure, curve, width)
     return figure
 
@@ -84,7 +84,7 @@ def _exit_look(curve: DepthCurve) -> dict[str, Any]:
 def _draw(
     axis: Axes, curve: DepthCurve, place: Place, written: Sequence[int] | None = None
 ) -> list[tuple[float, float]]:
-    """Draw the curve and its marks, the numbers of those steps that are `written` beside them, and of all marks.
+    """Draw the curve and its marks; if `written` is given, with step numbers at those points and at all marks.
 
     **Returns:** the points that could be drawn.
     """
@@ -92,7 +92,7 @@ def _draw(
     line = [(place(steps, found), found.perplexity, steps) for steps, found in curve.points.items()]
     line = [point for point in line if finite(point[1])]
     xs, ys = [x for x, _, _ in line], [y for _, y, _ in line]
-    axis.plot(xs, ys, color=color(0), alpha=1.0 if written is None else 0.35)  # faint below what is written
+    axis.plot(xs, ys, color=color(0), alpha=1.0 if written is None else 0.35)  # faint under the labels
     axis.plot(xs, ys, **look(0, linestyle="None"))
     for place_in_line, (x, y, steps) in enumerate(line):
         drawn.append((x, y))
@@ -116,12 +116,12 @@ def _draw(
 
 
 def _look(index: int, tuned: bool) -> dict[str, Any]:
-    """Fine-tuned models are filled, references hollow."""
+    """Marker style of a model: filled if it was fine-tuned, hollow for references."""
     return look(index, markersize=6, markerfacecolor=color(index) if tuned else "none", markeredgewidth=1.4)
 
 
 def _write(axis: Axes, text: str, point: tuple[float, float], shade: str, offset: tuple[int, int]) -> None:
-    """A few letters beside a point, `offset` points of print away from it."""
+    """Write a short label next to a point, at an `offset` in typographic points."""
     sideways, up = offset
     axis.annotate(
         text, point, xytext=offset, textcoords="offset points", color=shade, fontsize=8,

@@ -1,4 +1,4 @@
-"""`diffeqformer analyze induction`: which heads match prefixes and copy, and whether their spectra tell it."""
+"""`diffeqformer analyze induction`: which heads match prefixes and copy, and whether their spectra predict it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,17 +25,17 @@ class Arguments(OfRun):
     """
 
     sequences: int = setting(32, least=1, most=SIZES)
-    """How many sequences are drawn."""
+    """Number of random sequences."""
     length: int = setting(25, least=1, most=SIZES)
     """Different tokens in each."""
     repeats: int = setting(4, least=1, most=SIZES)
-    """How often each follows itself; length times repeats must fit the context."""
+    """Copies of each in a row; length times repeats must fit the context."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Of the draw."""
+    """Random seed."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Behaviours of every head beside its spectra, and the test of the paper's inference."""
+    """Measure every head's behaviours next to its spectra, and test the paper's inference."""
     from diffeqformer.analysis.induction import measure_induction
     from diffeqformer.data.tokenizer import ordinary
     from diffeqformer.report.page import both_widths
@@ -84,14 +84,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def known(one: "Correlation") -> Document:
-    """A correlation as JSON takes it: nothing for a number or an interval that is none."""
+    """Convert a correlation to a JSON document; `None` for a number or an interval that is not finite."""
     return {
         name: value if isinstance(value, str) or np.isfinite(value).all() else None for name, value in vars(one).items()
     }
 
 
 def about(name: str, found: "Induction") -> str:
-    """What was read."""
+    """State what was read."""
     return (
         f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row; "
         "mean loss of the first copy and of the later ones."
@@ -99,7 +99,7 @@ def about(name: str, found: "Induction") -> str:
 
 
 def notes(chance: float) -> tuple[str, ...]:
-    """How behaviours and spectra were measured; `chance`, prefix matching of a head that looks everywhere alike."""
+    """Explain how behaviours and spectra were measured; `chance`, prefix matching of a head with uniform attention."""
     return (
         "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
         f"{chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
@@ -115,7 +115,7 @@ def notes(chance: float) -> tuple[str, ...]:
 
 
 def strongest(found: "Induction", behaviour: str = "prefix matching", most: int = 10) -> Table:
-    """The heads that match prefixes, or copy, most."""
+    """Tabulate the heads that match prefixes, or copy, most."""
     strength = found.behaviours[behaviour]
     best = [np.unravel_index(i, strength.shape) for i in np.argsort(-strength, axis=None)[:most]]
     shown = ("prefix matching", "copying", "next token", "QK positive share", "OV positive share")

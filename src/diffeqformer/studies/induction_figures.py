@@ -1,4 +1,4 @@
-"""Figures of induction heads beside their spectra."""
+"""Figures of induction heads next to their spectra."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from diffeqformer.report.figures import DEPTH, INK, SIGNED, UNSIGNED, WIDE, draw
 
 
 def darkest(found: Induction) -> float:
-    """What has the darkest colour in the map of prefix matching; a share of one is mostly out of reach."""
+    """Upper end of the prefix-matching colour scale: the largest value, at least twice chance; 1 is rarely reached."""
     return max(float(found.behaviours["prefix matching"].max()), 2 * found.chance)
 
 
 def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
-    """Behaviours of every head at every step, beside the summaries of its spectra."""
+    """Plot behaviours of every head at every step, next to the summaries of its spectra."""
     stacked = is_narrow(width)
     cells = [
         ("prefix matching", 0.0, darkest(found)), ("QK positive share", 0.0, 1.0), ("QK sum ratio", -1.0, 1.0),
@@ -47,7 +47,8 @@ def induction_maps(found: Induction, *, width: float = WIDE) -> Figure:
 
 
 def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
-    """The test of the paper's inference: each behaviour against the summary that is to tell it, a point a head."""
+    """Plot the test of the paper's inference: each behaviour against the summary that should predict it, one point per
+    head."""
     chosen = [("prefix matching", "QK positive share"), ("copying", "OV positive share"), INFERENCE]
     with drawing(width, *((7.8, len(chosen), 1) if is_narrow(width) else (3.2, 1, len(chosen)))) as (figure, axes):
         depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)

@@ -1,4 +1,4 @@
-"""What studies have in common before they compute: checks of arguments, a run's text, and where files go."""
+"""Shared preparation of studies: checks of arguments, a run's text, and where files go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
 
 ANALYSES_FOLDER = "analysis"
-"""Folder of a run's analyses, in the run's own."""
+"""Folder of a run's analyses, inside the run's folder."""
 TANGENTS, PROBES = 4, 16
-"""First tangents of pairwise exponents and probes of end-to-end ones, if none are asked for."""
+"""Default numbers of first tangents (pairwise exponents) and of probes (end-to-end exponents)."""
 LAST_OUTPUTS = 32
-"""Outputs of a text that are analysed if none is named."""
+"""Number of last outputs of a text that are analysed if none is named."""
 Folder = Annotated[str, tyro.conf.arg(metavar="DIR")]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
 Files = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")]
 Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 Seeds = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")]
-"""Options of several studies, by what their help calls the value."""
+"""Types of options that several studies share, with the name of the value in the help."""
 
 
 def require_once(option: str, named: Sequence[object]) -> None:
-    """Check that nothing is named twice: one run is no evidence of another.
+    """Check that nothing is named twice: repeating a run adds no evidence.
 
-    **Raises:** `BadInput` naming one that is.
+    **Raises:** `BadInput` naming the first that is.
     """
     if twice := [one for one in named if named.count(one) > 1]:
         raise BadInput(f"{option} names {twice[0]} more than once; each counts once, so name it once.")
 
 
 def require_usual(arguments: Any, names: Sequence[str], why: str) -> None:
-    """Check that options without a meaning here are as they are if nobody gives them.
+    """Check that options that have no meaning here are at their defaults.
 
     **Raises:** `BadInput` naming the first that is not.
     """
@@ -67,9 +67,9 @@ class OfRun:
     """Folder of the page and its files; RUN/analysis/NAME if not given."""
 
     def open(self, name: str, progress: Progress) -> "tuple[Run, Path]":
-        """The run, and the folder of the analysis `name`.
+        """Open the run; returns it and the folder of the analysis `name`.
 
-        **Raises:** `BadInput` for arguments out of their bounds, and as `load_run` and `folder_for`.
+        **Raises:** `BadInput` for arguments out of bounds; also as `load_run` and `folder_for`.
         """
         require_bounds(self, "--")
         from diffeqformer.runs.opening import load_run
@@ -87,12 +87,12 @@ class OfText(OfRun):
 
 
 def whole_numbers(text: str, name: str) -> tuple[int, ...]:
-    """`"6,12,24"`, or `"2-6,12"`, as numbers, each once.
+    """Parse `"6,12,24"` or `"2-6,12"` into numbers, each once.
 
-    **Raises:** `BadInput` if a part is not a whole number from 1 to `MOST_STEPS`, or two that rise.
+    **Raises:** `BadInput` if a part is neither a whole number from 1 to `MOST_STEPS` nor a range of them.
     """
     ends = [[end.strip() for end in part.split("-")] for part in text.split(",")]
-    # Python's `int` raises for thousands of digits, so their number is looked at first.
+    # Python's `int` raises for thousands of digits, so the length is checked first.
     written = all(end.isdecimal() and len(end) < 20 and 1 <= int(end) <= MOST_STEPS for part in ends for end in part)
     if not written or any(len(part) > 2 or int(part[0]) > int(part[-1]) for part in ends):
         raise BadInput(
@@ -103,9 +103,9 @@ def whole_numbers(text: str, name: str) -> tuple[int, ...]:
 
 
 def positive_numbers(text: str, name: str) -> tuple[float, ...]:
-    """`"0.05,0.1"` as numbers.
+    """Parse `"0.05,0.1"` into numbers.
 
-    **Raises:** `BadInput` if a part is not a positive number, or is one that 32 bits cannot count to.
+    **Raises:** `BadInput` if a part is not a positive number of at most `INT32`.
     """
     try:
         parts = tuple(float(part) for part in text.split(","))
@@ -118,9 +118,9 @@ def positive_numbers(text: str, name: str) -> tuple[float, ...]:
 
 
 def directions(tangents: int | None, probes: int | None, width: int) -> tuple[int, int]:
-    """How many first tangents and probes: those given, or `TANGENTS` and `PROBES`, as far as a state has so many.
+    """Return the numbers of first tangents and of probes: those given, else `TANGENTS` and `PROBES`, at most `width`.
 
-    **Raises:** `BadInput` for more directions than a state has, or too few for what is made of them.
+    **Raises:** `BadInput` for more directions than a state has, or too few for what is computed from them.
     """
     given = ("--tangents", tangents, 1, TANGENTS), ("--probes", probes, min(2, width), PROBES)
     for name, value, least, _ in given:
@@ -131,19 +131,20 @@ def directions(tangents: int | None, probes: int | None, width: int) -> tuple[in
 
 
 def shipped(name: str) -> Config:
-    """A shipped config, whose vocabulary has the size that its tokenizer is trained to."""
+    """Read a shipped config, with its vocabulary set to the size that its tokenizer is trained to."""
     config = read_shipped(name)
     known = config.model.vocabulary or config.data.tokenizer_vocabulary
     return with_values(config, {"model.vocabulary": known})
 
 
 def folder_for(name: str, to: str | None, run: Path = Path()) -> Path:
-    """Where an analysis writes: `to` if given, else `analysis/NAME` in the run's folder, or in the current one.
+    """Return the folder an analysis writes to: `to` if given, else `analysis/NAME` in the run's folder or, without a
+    run, in the current one.
 
     **Raises:** `BadInput` if that is a file, or cannot be written.
     """
     folder = path_of(to) if to else run / ANALYSES_FOLDER / name
-    for place in (folder,) if to else (run / ANALYSES_FOLDER, folder):  # the first has the page that links all
+    for place in (folder,) if to else (run / ANALYSES_FOLDER, folder):  # the first holds the page that links all
         require_writable(place, "--to")
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--to is {str(folder)!r}, but that is a file; name a folder.")
@@ -151,20 +152,20 @@ def folder_for(name: str, to: str | None, run: Path = Path()) -> Path:
 
 
 def described(run: "Run") -> str:
-    """A run and its update, and, of a model whose steps a tolerance chooses, that others are read."""
+    """Name a run and its update and, if a tolerance chooses the model's steps, state that fixed ones are used here."""
     tolerance = run.config.model.tolerance
     fixed = "" if tolerance is None else f", at fixed steps in place of adaptive ones (rtol {tolerance.rtol:g})"
     return f"{run.folder}, update {run.step}{fixed}"
 
 
 def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
-    """A text as the run's tokens, shape (tokens,); `name` is what a person knows it by.
+    """Encode a text by the run's tokenizer, shape (tokens,); `name` is the option that error messages give.
 
     **Raises:** `BadInput` if it is empty or longer than the model's context.
     """
     from diffeqformer.data.tokenizer import encode
 
-    ids = encode(run.tokenizer, text)  # as the training text was
+    ids = encode(run.tokenizer, text)  # as the training text was encoded
     if not ids:
         raise BadInput(f"{name} is {text!r}, which has no tokens; give some text.")
     context = run.config.model.context
@@ -174,23 +175,23 @@ def ids_of(run: "Run", text: str, name: str = "--text") -> np.ndarray:
 
 
 def of_one_document(run: "Run", tokens: np.ndarray) -> np.ndarray:
-    """The longest part of some tokens without special ones, which text that is tokenised again does not have."""
+    """Return the longest stretch without special tokens, which do not survive decoding and re-encoding."""
     special = [number for number, token in run.tokenizer.get_added_tokens_decoder().items() if token.special]
     parts = np.split(tokens, np.flatnonzero(np.isin(tokens, special)))  # all but the first begin with one
     return max((part[~np.isin(part, special)] for part in parts), key=len)
 
 
 def pieces_of(run: "Run", ids: np.ndarray) -> tuple[str, ...]:
-    """The pieces of a text as a reader is to see them."""
+    """Return the pieces of a text as displayed; see `visible`."""
     from diffeqformer.report.page import visible
 
     return tuple(visible(run.tokenizer.decode([int(one)], skip_special_tokens=False)) for one in ids)
 
 
 def outputs_of(positions: int, given: int | None) -> tuple[int, ...]:
-    """The outputs to analyse: the one given, or the last ones of the text.
+    """Return the outputs to analyse: the one given, or the last ones of the text.
 
-    **Raises:** `BadInput` for one that is not a position of the text.
+    **Raises:** `BadInput` if the one given is not a position of the text.
     """
     if given is None:
         return tuple(range(max(0, positions - LAST_OUTPUTS), positions))
@@ -202,14 +203,14 @@ def outputs_of(positions: int, given: int | None) -> tuple[int, ...]:
 def evaluation_text(
     run: "Run", data: Sequence[str], progress: Progress, text_field: str | None = None
 ) -> tuple[np.ndarray, int | None, np.ndarray | None]:
-    """The tokens of some files by the run's tokenizer; without files, of the run's own validation split.
+    """Return the tokens of some files by the run's tokenizer or, without files, of the run's own validation split.
 
-    Where the run's text is not there any more, its tokens are read from their cache.
+    If the run's text no longer exists, its tokens are read from the cache.
 
     **Arguments:** `data`, paths or globs; `text_field`, of JSON lines and tables, the run's own if not given.
 
-    **Returns:** tokens (tokens,); the UTF-8 bytes of the text; which tokens count as targets, (tokens,). Where not all
-    do there is no number of bytes, else no mask.
+    **Returns:** tokens (tokens,); the number of UTF-8 bytes of the text; a mask of the tokens that count as targets,
+    (tokens,). If all tokens count, the mask is `None`; otherwise, the number of bytes is.
 
     **Raises:** `BadInput` for files that cannot be used, an imported model without files, or a run whose text has
     changed since.
@@ -237,7 +238,7 @@ def evaluation_text(
 
 
 def require_comparable(opened: "Run", other: "Run") -> None:
-    """**Raises:** `BadInput` for a run of another tokenizer, or without a depth of its own."""
+    """Check that runs are comparable. **Raises:** `BadInput` for another tokenizer, or a run without its own depth."""
     if other.tokenizer.to_str() != opened.tokenizer.to_str():
         raise BadInput(
             f"run {str(other.folder)!r} has another tokenizer than {str(opened.folder)!r}, so that their perplexities "
@@ -251,7 +252,7 @@ def require_comparable(opened: "Run", other: "Run") -> None:
 
 
 def owner_of_text(opened: "Run", others: "Sequence[Run]") -> "Run":
-    """The run whose validation text all are evaluated on: of the others if they share one, else the run itself.
+    """Return the run whose validation text all are evaluated on: one of the others if any has a text, else this one.
 
     **Raises:** `BadInput` if the others were validated on different texts.
     """
@@ -280,14 +281,14 @@ def evaluation_windows(
     *,
     sets: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` windows of a text, evenly spread over it, and which of their tokens count as targets.
+    """Return `count` windows of a text, evenly spread over it, and which of their tokens count as targets.
 
-    **Arguments:** `data`, as `evaluation_text`; `usual`, their number if `count` is `None`; as many as there are of a
-    text that has fewer; `sets`, how many times as many there are to be.
+    **Arguments:** `data`, as for `evaluation_text`; `usual`, the number of windows if `count` is `None`, or as many as
+    the text has if it has fewer; `sets`, a factor by which the number of windows is multiplied.
 
     **Returns:** tokens and booleans, both (sets * count, length).
 
-    **Raises:** `BadInput` if the text has not that many tokens, and as `evaluation_text`.
+    **Raises:** `BadInput` if the text has too few tokens; also as `evaluation_text`.
     """
     tokens, _, mask = evaluation_text(run, data, progress)
     most = len(tokens) // (length * sets)
@@ -302,12 +303,12 @@ def evaluation_windows(
 
 
 def whose(data: Sequence[str]) -> str:
-    """What is read, in words."""
+    """State in words which text is read."""
     return f"the text of {', '.join(data)}" if data else "the run's validation split"
 
 
 def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` windows, evenly spread over a text, and which of their tokens count as targets: all without a `mask`."""
+    """Return `count` windows, evenly spread over a text, and which of their tokens are targets: all if no `mask`."""
     from diffeqformer.data.loader import spread_windows
 
     counts = np.ones(len(tokens), np.int8) if mask is None else mask.astype(np.int8)
@@ -315,9 +316,9 @@ def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length
 
 
 def whole_split(run: "Run", steps: int) -> str:
-    """What the run's own evaluation found on its whole validation split, to stand beside the losses of a sample.
+    """State what the run's own evaluation found on its whole validation split, to compare with losses on a sample.
 
-    **Returns:** a sentence; an empty one if this model at so many steps is not the one that was evaluated, as where a
+    **Returns:** a sentence; empty if the run's evaluation was not of this model at this number of steps, such as when a
     tolerance chose the steps.
     """
     from diffeqformer.report.text import finite, nats, perplexity
@@ -335,5 +336,5 @@ def whole_split(run: "Run", steps: int) -> str:
 
 
 def finite_rows(values: Any) -> list[list[float | None]]:
-    """Scores as JSON takes them: `None` for what is not a finite number."""
+    """Convert scores for JSON: `None` for values that are not finite."""
     return [[finite_or_none(float(v)) for v in row] for row in values]

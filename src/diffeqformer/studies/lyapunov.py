@@ -30,18 +30,18 @@ class Arguments(inputs.OfRun):
     """Position whose output is analysed, from 0; if not given, the last 32 of the text, to choose from in the page."""
     method: Literal["both", "pairwise", "end-to-end"] = "both"
     """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the
-    final state by the embedding, through all tokens."""
+    final state with respect to the embedding, through all tokens."""
     tangents: inputs.Number = setting(None, least=1, most=SIZES)
-    """How many leading exponents are computed (pairwise); 4 if not given, at most the model's width, which gives the
-    whole spectrum."""
+    """Number of leading exponents (pairwise); 4 if not given, at most the model's width, which gives the whole
+    spectrum."""
     iterations: int = setting(30, least=0, most=10_000)
     """Most iterations from random first tangents to those that grow most (pairwise), until the error of the largest
-    exponent is below 0.01; 0 for the paper's, which are random."""
+    exponent is below 0.01; 0 keeps the random ones, as in the paper."""
     probes: inputs.Number = setting(None, least=1, most=SIZES)
-    """Vector-Jacobian products per output (end-to-end); 16, or the model's width if that is less, if not given; the
-    width for exact exponents."""
+    """Vector-Jacobian products per output (end-to-end); if not given, 16 or the model's width if smaller; the width
+    gives exact exponents."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Of the random first tangents and probes."""
+    """Seed of the random first tangents and probes."""
 
 
 MEANING = {
@@ -52,24 +52,24 @@ MEANING = {
     "to the tokens between: 0 if that input does not act on the output at all, so they are not of one scale with the "
     "others. Leading is the largest, mean that of all that were computed.",
 }
-"""What the exponents of each method say."""
+"""How to read the exponents of each method."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one method adds to the study."""
+    """The part of the result that one method contributes."""
 
     scores: dict[str, np.ndarray]
-    """By name, (output, input)."""
+    """Scores by name, of shape (output, input)."""
     descriptions: dict[str, str]
-    """By the same names."""
+    """One line for each of these names."""
     panel: tuple[np.ndarray, np.ndarray | None]
     """Scores of the last output's inputs, and their errors."""
     arrays: dict[str, np.ndarray]
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Exponents by one method or both, as a token map, a figure and a table of the last output.
+    """Compute exponents by one method or both, as a token map, and a figure and a table of the last output.
 
     **Raises:** `RunFailed` for a model whose weights or states are not finite.
     """
@@ -158,10 +158,10 @@ def headline(
     growth: float,
     leading: np.ndarray | None = None,
 ) -> str:
-    """To which token before it an output's state is most sensitive, and how much a small change there grows.
+    """State to which earlier token an output's state is most sensitive, and how much a small change there grows.
 
-    **Arguments:** `error`, standard errors of the `exponents`: tokens within two of the first are tied with it;
-    `growth`, of the states themselves; `leading`, a bound of the exponents in the direction that grows most.
+    **Arguments:** `error`, standard errors of the `exponents`: tokens within two of these of the first are tied with
+    it; `growth` of the states themselves; `leading`, a lower bound of the exponents in the direction that grows most.
     """
     method = name.replace(", ", " ")
     if not output:
@@ -188,7 +188,7 @@ def headline(
 
 
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
-    """The paper's exponents; the dimension too, where the exponents settle it everywhere."""
+    """Collect the paper's exponents, and the Kaplan-Yorke dimension if the exponents determine it everywhere."""
     how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
     whose = "from random first tangents, as in the paper: they depend on the seed"
     largest = "Growth of a random direction"
@@ -215,13 +215,13 @@ def of_pairwise(found: "Pairwise", grid: str) -> Part:
 
 
 def most_sensitive(found: "Pairwise") -> list[int]:
-    """Five inputs of the last output, of largest exponents first."""
+    """Return the five inputs with the largest exponents for the last output, largest first."""
     seen = found.leading[-1, : found.outputs[-1] + 1]
     return np.argsort(-np.nan_to_num(seen, nan=-np.inf, neginf=-np.inf), kind="stable")[:5].tolist()
 
 
 def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:
-    """The growth of perturbations through all tokens."""
+    """Collect the growth of perturbations through all tokens."""
     probes = found.exponents.shape[-1]
     how = f"{f'{probes} random probes of' if probes < width else 'all'} {width} directions, {grid}"
     seen = slice(found.outputs[-1] + 1)

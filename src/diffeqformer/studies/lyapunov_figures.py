@@ -1,4 +1,4 @@
-"""Scores of the inputs of one output, as figures."""
+"""Figures of the scores of one output's inputs."""
 
 from collections.abc import Sequence
 
@@ -11,22 +11,22 @@ from diffeqformer.plain import clean
 from diffeqformer.report.figures import WIDE, color, drawing, is_narrow, legend, look
 
 MOST_LABELS = 48
-"""Tokens whose pieces can be written under a figure."""
+"""Most tokens whose pieces fit under a figure."""
 
 
 def token_exponents(
     tokens: Sequence[str], panels: dict[str, tuple[np.ndarray, np.ndarray | None]], *, width: float = WIDE
 ) -> Figure:
-    """Scores of the inputs of one output, one panel per method.
+    """Plot scores of the inputs of one output, one panel per method.
 
-    **Arguments:** `panels`, the label of an axis to scores and their standard errors, if any, of shape (input,).
+    **Arguments:** `panels`, by axis label: scores and their standard errors, if any, of shape (input,).
     """
     few = len(tokens) <= MOST_LABELS and not is_narrow(width)
     with drawing(width, (0.9 if few else 0.4) + 2.0 * len(panels), len(panels), sharex=True) as (figure, column):
         axes = column[:, 0]
         x = np.arange(len(tokens))
         for index, (axis, (label, (scores, errors))) in enumerate(zip(axes, panels.items(), strict=True)):
-            shown = np.where(np.isfinite(scores), scores, np.nan)  # a derivative of zero: an exponent of minus infinity
+            shown = np.where(np.isfinite(scores), scores, np.nan)  # a zero derivative has an exponent of minus infinity
             axis.errorbar(
                 x, shown, yerr=errors, color=color(index), marker="o", markersize=3.5, linestyle="None", elinewidth=1.2
             )
@@ -37,7 +37,7 @@ def token_exponents(
 
 
 def name_tokens(axis: Axes, tokens: Sequence[str], few: bool) -> None:
-    """Write the tokens under a figure whose horizontal axis is their positions; these alone unless they are `few`."""
+    """Label a horizontal axis of positions with the tokens if they are `few`, else with the positions alone."""
     if few:
         pieces = [f"{place} {clean(token)[:14]}" for place, token in enumerate(tokens)]
         axis.set_xticks(range(len(tokens)), pieces, rotation=60, ha="right", rotation_mode="anchor", parse_math=False)
@@ -47,7 +47,7 @@ def name_tokens(axis: Axes, tokens: Sequence[str], few: bool) -> None:
 
 
 def exponents_over_depth(times: np.ndarray, lines: dict[str, np.ndarray], *, width: float = WIDE) -> Figure:
-    """What exponents of inputs, by name, have grown to at each of `times`: 0 and the end of each step."""
+    """Plot the exponents of inputs, by name, up to each of `times`: 0 and the end of each step."""
     with drawing(width, 3.0) as (figure, axes):
         axis = axes[0, 0]
         for index, values in enumerate(lines.values()):
