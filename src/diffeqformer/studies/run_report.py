@@ -26,18 +26,18 @@ NATS = "nats per token"
 
 @dataclass(frozen=True)
 class RunReport(Result):
-    """A `Result` whose page has samples, settings and an explanation of the terms, too."""
+    """A `Result` whose page also has samples, settings and an explanation of the terms."""
 
     sections: dict[str, Any] = field(default_factory=dict)
-    """What `report.html` shows, by name."""
+    """Values for the template `report.html`, by name."""
 
     def page(self) -> str:
-        """One self-contained HTML page: no scripts, nothing fetched, light and dark."""
+        """Render one self-contained HTML page: no scripts, nothing fetched, light and dark."""
         return from_template("report.html", name=self.name, title=self.title, findings=self.findings, **self.sections)
 
 
 def write_report(results: Document, path: Path) -> None:
-    """Write the report of a run, or of a comparison, as one HTML file, whole or not at all.
+    """Write the report of a run, or of a comparison, atomically as one HTML file.
 
     Equal results give equal bytes.
 
@@ -49,7 +49,7 @@ def write_report(results: Document, path: Path) -> None:
 
 
 def write_linked_report(results: Document, path: Path) -> None:
-    """As `write_report`, with links to the page of each run's analyses, which is begun in the run's folder.
+    """Write a report as `write_report`, linked to the contents page of each run's analyses, which is written too.
 
     **Raises:** `RunFailed` if a page cannot be written.
     """
@@ -57,7 +57,7 @@ def write_linked_report(results: Document, path: Path) -> None:
     from diffeqformer.studies.all import write_index
 
     runs = [str(model["config"]["run"]) for model in results["models"]]
-    # Those of a comparison lie beside the report, wherever it has been moved or copied to.
+    # The runs of a comparison lie next to its report, wherever that has been moved or copied to.
     beside = [path.parent / Path(run).name for run in runs]
     runs = [str(own) if (own / CONFIG).is_file() else run for own, run in zip(beside, runs, strict=True)]
     if (path.parent / CONFIG).is_file():  # a run's own report, wherever the run has been moved to
@@ -71,11 +71,11 @@ def write_linked_report(results: Document, path: Path) -> None:
 
 
 def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> RunReport:
-    """The report of what `results.json` holds.
+    """Build the report of what `results.json` holds.
 
     **Arguments:** `inside`, for each model its run and the address of the page of its analyses; no links if empty.
 
-    Sections whose numbers are missing (an empty `depth`, an empty `curve`, a null `sample`) are left out, and so are
+    Sections whose numbers are missing (an empty `depth`, an empty `curve`, a null `sample`) are left out, as are
     columns without a single number.
     """
     models = results["models"]
@@ -125,7 +125,7 @@ def _date(created: str) -> dict[str, str]:
 
 
 def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
-    """One row per model; and the row and column of each cell that is the best of its column, ties included."""
+    """Tabulate one row per model; returns also the row and column of each column's best cells, ties included."""
     columns, best = [("model", [m["name"] for m in models])], set()
 
     def add(title: str, read: Callable[[Model], Any], write: Callable, better: Callable | None = None) -> None:
@@ -133,7 +133,7 @@ def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
         cells, known = [write(v) for v in values], [v for v in values if text.finite(v)]
         if set(cells) == {text.MISSING}:
             return
-        # Cells that read alike are equally good: nothing is won by a digit that is not shown.
+        # Cells that print alike are tied: a digit that is not shown does not decide.
         if better and known and len(set(cells)) > 1:
             best.update((row, len(columns)) for row, cell in enumerate(cells) if cell == write(better(known)))
         columns.append((title, cells))
@@ -145,14 +145,14 @@ def _main_table(models: Sequence[Model]) -> tuple[Table, set[tuple[int, int]]]:
     add("NFE", lambda m: m.get("evaluations"), text.evaluations)
     add("parameters", lambda m: m["parameters"]["stored"], text.compact)
     add("effective parameters", lambda m: m["parameters"].get("effective"), text.compact)
-    add("tokens per second", lambda m: m["tokens_per_second"], text.speed)  # other work slows: not ranked
+    add("tokens per second", lambda m: m["tokens_per_second"], text.speed)  # not ranked: depends on the machine's load
     add("training time", lambda m: m["seconds"], text.duration)
     names, cells = zip(*columns, strict=True)
     return Table("Results", names, tuple(zip(*cells, strict=True))), best
 
 
 def _steps(model: Model) -> str:
-    """The number of steps, the depths that were trained besides, or the tolerance that chose the steps."""
+    """Format the number of steps and the depths trained at, if others too, or the tolerance that chose the steps."""
     rtol = (model["config"].get("model", {}).get("tolerance") or {}).get("rtol")
     if rtol is not None:
         return f"adaptive (rtol {rtol:g})"
@@ -162,7 +162,7 @@ def _steps(model: Model) -> str:
 
 
 def _curves(models: Sequence[Model]) -> list[Figure]:
-    """Losses against updates; of several models against compute, as their updates may differ in number and depth."""
+    """Plot losses against updates or, for several models, whose updates may differ in number and depth, compute."""
     trains = [text.finite_points(m["curve"]["train"]) for m in models]
     everything = [p for m in models for kind in ("train", "validation") for p in m["curve"][kind]]
     shown = text.finite_points(everything)
@@ -211,7 +211,7 @@ def _depth(models: Sequence[Model], results: Document) -> Figure | None:
 
 
 def _learned(models: Sequence[Model]) -> str:
-    """Where the estimates of the validation loss end, or of the training loss if there are none."""
+    """State the last estimates of the validation loss, or of the training loss if there are none."""
     for kind in ("validation", "train"):
         ends = {m["name"]: points[-1][1] for m in models if (points := text.finite_points(m["curve"][kind]))}
         if ends:
@@ -223,7 +223,7 @@ def _learned(models: Sequence[Model]) -> str:
 
 
 def _best_depth(run: Sequence[Model]) -> str:
-    """Which of several models has the lowest loss, and at which depth."""
+    """State which model has the lowest loss, and at which depth."""
     points = [(p["loss"], m["name"], p["steps"]) for m in run for p in run_text.depth_points(m)]
     known = [point for point in points if text.finite(point[0])]
     if not known:
@@ -233,14 +233,14 @@ def _best_depth(run: Sequence[Model]) -> str:
 
 
 def _drawn_table(model: Model) -> Table | None:
-    """Where depth was drawn: one row per depth."""
+    """Tabulate the depths drawn in training, one per row; `None` if none were."""
     rows = run_text.drawn_rows(model)
     columns = ("steps", "updates", f"training loss ({NATS}, last tenth)", "tokens per second")
     return Table(f"{model['name']}: depths drawn for its updates", columns, rows) if rows else None
 
 
 def _by_step(model: Model) -> tuple[str, Table]:
-    """After which step the prediction has settled, and one row per step."""
+    """State after which step the prediction has settled, and tabulate one row per step."""
     from diffeqformer.analysis.participation import Participation
 
     found = Participation.of(model["participation"])
@@ -248,7 +248,8 @@ def _by_step(model: Model) -> tuple[str, Table]:
 
 
 def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tuple[int, int]]]]:
-    """One row per depth and one column per model that was run at several; their places; cells that were trained at."""
+    """Tabulate losses by depth, one column per model that was run at several; returns also the models' indices and the
+    cells at trained depths."""
     run = [
         (i, {p["steps"]: p["loss"] for p in run_text.depth_points(m)})
         for i, m in enumerate(models)
@@ -272,7 +273,7 @@ def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tu
 
 
 def _corpus(corpus: Document) -> tuple[str, Table]:
-    """A sentence, and documents, bytes and tokens of both splits."""
+    """Describe the corpus in a sentence, and tabulate documents, bytes and tokens of both splits."""
     kinds = (("Documents", "documents", text.number), ("Text", "bytes", text.size), ("Tokens", "tokens", text.number))
     rows = [
         (title, *(write(corpus.get(f"{split}_{key}")) for split in ("train", "validation")))
@@ -284,7 +285,7 @@ def _corpus(corpus: Document) -> tuple[str, Table]:
 
 
 def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tuple[str, str]]]]:
-    """Texts of a model, those of training first: its place, a name, prompt and text, settings."""
+    """List a model's samples, those from training first: the model's index, a title, prompt and text, settings."""
     on_the_way = [(index, f"{model['name']}, update {s['step']}", s, []) for s in model.get("samples", ())]
     if not (last := model["sample"]):
         return on_the_way
@@ -294,7 +295,7 @@ def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tu
 
 
 def settings_of(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
-    """Every setting of every model by its dotted name, with the rows that differ; and a table of those alone."""
+    """Tabulate every model's settings by dotted name, with the rows that differ; and these rows in a second table."""
     flat = [dict(_flatten(m["config"])) for m in models]
     names = list(dict.fromkeys(name for one in flat for name in one))
     rows = [(name, *(one.get(name, text.MISSING) for one in flat)) for name in names]
@@ -305,7 +306,7 @@ def settings_of(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]
 
 
 def _flatten(config: Document, where: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by the names that the command line has for them: a section's kind by the name of the section."""
+    """Yield settings by their names on the command line: a section's kind goes by the name of the section."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{where}{name}.")
@@ -314,7 +315,7 @@ def _flatten(config: Document, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _setting(value: Any) -> str:
-    """A setting as YAML would have it, nearly."""
+    """Format a setting approximately as YAML would."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_setting, value))}]"
     if value is None or isinstance(value, bool):

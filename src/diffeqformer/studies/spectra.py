@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AUTHORS_RANKS = (100, 500)
 BETWEEN = 100
-"""Times between the steps that are shown of a model that was trained there."""
+"""Default number of times besides the steps, shown for models that were trained between their steps."""
 CURVES = " Curves are made by matching the eigenvalues of neighbouring times one to one, so that they move least."
 WHAT = {
     "QK": "which tokens heads look at",
@@ -36,9 +36,9 @@ MEANING = (
     "it, OV adds it turned over, FF takes from its input or turns it over."
 )
 HALVES = "half and half"
-"""Signs of real parts of which neither has more than 60 %."""
+"""Description of real parts of which neither sign has more than 60 %."""
 TURN = 0.1
-"""Change of a share of signs from which on it is told as a turn."""
+"""Smallest change in the share of a sign that is reported as a turn."""
 Models = Sequence[tuple[str, "Spectra"]]
 """One or two models by name, drawn side by side."""
 
@@ -55,17 +55,17 @@ class Arguments(OfRun):
     times: int | None = setting(None, least=0, most=MOST_STEPS)
     """Equally spaced times between 0 and 1, besides those of the steps, if weights are functions of time; if not
     given, 100 for a model that was trained at more than its own steps (drawn depths, jitter, adaptive steps), unless
-    its weights are the same at all, else none."""
+    its weights are shared, else none."""
     ranks: Annotated[str, tyro.conf.arg(metavar="R,R,...")] = ""
-    """Sizes of random subsets of the feed-forward's hidden units; of the authors' 100 and 500 those that fit."""
+    """Sizes of random subsets of the feed-forward's hidden units; the authors' 100 and 500 if they fit."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Of the draw of these subsets."""
+    """Seed of these subsets."""
     fold_norm: bool = False
     """Multiply the norms' scales into the matrices that follow them; the paper does not."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """The spectra of one run, or of two side by side.
+    """Compute the spectra of one run, or of two side by side.
 
     **Raises:** `RunFailed` for a run whose weights are not finite.
     """
@@ -81,12 +81,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     others = [arguments.against] if arguments.against else []
     runs = [opened, *(load_run(name, arguments.checkpoint, progress) for name in others)]
     ranks = [given or tuple(r for r in AUTHORS_RANKS if r <= one.model.config.hidden_width) for one in runs]
-    for one, some in zip(runs, ranks, strict=True):  # all are refused before any is computed
+    for one, some in zip(runs, ranks, strict=True):  # check all before any is computed
         one.model.grid(arguments.steps)
         hidden_subsets(one.model.config.hidden_width, some)
     models, lengths, between = [], [], {}
     for one, some in zip(runs, ranks, strict=True):
-        # A second run that is a table of layers has one depth alone.
+        # A second run that is a table of layers has only one depth.
         steps = arguments.steps if one is runs[0] or not isinstance(one.model.config.weights, LayerConfig) else None
         settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         shared = isinstance(one.config.model.weights, SharedConfig)
@@ -95,7 +95,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
         between[str(one.folder)] = caveats(one) if models[-1][1].continuous else why_steps_alone(one)
         clock = one.model.config.interval * one.model.grid(steps).lengths
-        lengths.append(np.asarray(length_taken(one.model.scheme, clock)))  # by which a step multiplies what it adds
+        lengths.append(np.asarray(length_taken(one.model.scheme, clock)))  # the factor of a step's update
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
     if comparable:
         models = [(name, found.scaled_by_step(own)) for (name, found), own in zip(bare, lengths, strict=True)]
@@ -124,7 +124,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def why_steps_alone(run: "Run") -> str:
-    """Why nothing is shown between the steps of a model, if nothing is."""
+    """Explain why nothing is shown between a model's steps."""
     from diffeqformer.analysis.over_depth import between_steps, know_length
 
     if know_length(run.model.weights):
@@ -143,7 +143,7 @@ def why_steps_alone(run: "Run") -> str:
 
 
 def caveats(run: "Run") -> str:
-    """What is to be known of curves between the steps of a model."""
+    """State the caveats of curves between a model's steps."""
     said = ""
     if not run.config.trained_between:
         said += " Weights between its steps were never trained: only the steps are what it computes with."
@@ -155,7 +155,7 @@ def caveats(run: "Run") -> str:
 
 
 def numbers(found: "Spectra") -> Document:
-    """The summaries of one model, for the JSON document."""
+    """Return the summaries of one model for the JSON document."""
     pairs = {
         pair: {what: values.tolist() for what, values in spectrum.summaries().items()}
         for pair, spectrum in found.pairs.items()
@@ -164,7 +164,7 @@ def numbers(found: "Spectra") -> Document:
 
 
 def figures(models: Models) -> "tuple[Figure, ...]":
-    """Real parts of every pair, summaries, and the flow of every model's pairs."""
+    """Make the figures: real parts of every pair, summaries, and the flow of every model's pairs."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies import spectra_figures as draw
 
@@ -192,7 +192,7 @@ def figures(models: Models) -> "tuple[Figure, ...]":
 
 
 def multiplied(models: Models, lengths: "Sequence[np.ndarray]") -> str:
-    """That OV and FF are what a step adds, in models whose steps are of other lengths."""
+    """State that OV and FF are multiplied by step lengths, as the models' differ."""
     spans = (f"{own.min():.3g}" if own.max() - own.min() < 1e-9 else f"{own.min():.3g} to {own.max():.3g}"
              for own in lengths)  # fmt: skip
     said = ", ".join(f"{span} in {name}" for (name, _), span in zip(models, spans, strict=True))
@@ -216,7 +216,7 @@ def _real_parts_caption(pair: str, models: Models) -> str:
 
 
 def over_steps(models: Models) -> str:
-    """Over what a summary of several models, or of one, is told."""
+    """State over which steps summaries of the models are given."""
     if not all(found.alike for _, found in models):
         return " from the first step to the last"
     one = all(found.steps(pair).sum() == 1 for _, found in models for pair in WHAT)
@@ -224,19 +224,19 @@ def over_steps(models: Models) -> str:
 
 
 def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
-    """A summary of every head's spectrum at the first and the last step, (2, head)."""
+    """Return a summary of every head's spectrum at the first and the last step, (2, head)."""
     return found.pairs[pair].summaries()[what][found.steps(pair)][[0, -1]]
 
 
 def change(models: Models, what: str, write: Callable[[float], str]) -> str:
-    """How a summary changes from the first to the last step, in numbers: means over heads of every pair."""
+    """State how a summary changes from the first to the last step: means over heads, for every pair."""
     paths = lambda found: ", ".join(f"{pair} {path(found, pair, what, write)}" for pair in WHAT)
     said = [f"{name}: {paths(found)}." for name, found in models]
     return f"{what[0].upper()}{what[1:]}{over_steps(models)} (means over heads). {' '.join(said)}"
 
 
 def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) -> str:
-    """`0.58 → 0.32 at step 8 → 0.73`: a summary in the first step, where it turns, if it does, and in the last."""
+    """Format a summary at the first step, at its turns if any, and at the last: `0.58 → 0.32 at step 8 → 0.73`."""
     values = _of_steps(found, pair, what)
     if found.alike:
         return write(values[0])
@@ -245,8 +245,8 @@ def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) 
 
 
 def turns(values: "np.ndarray", what: str) -> list[int]:
-    """Where a summary is lowest or highest on its way, if that is beyond both ends by a tenth: of a size, or of all for
-    a share."""
+    """Return the steps where a summary is lowest or highest, if that is beyond both ends by a tenth: relative for a
+    spectral radius, absolute for a share."""
     from diffeqformer.analysis.spectra import RADIUS
 
     least, largest = int(values.argmin()), int(values.argmax())
@@ -256,8 +256,8 @@ def turns(values: "np.ndarray", what: str) -> list[int]:
 
 
 def headline(found: "Spectra") -> str:
-    """Which sign the eigenvalues of every pair mostly have, from the first step to the last: shares of positive real
-    parts, those that turn first."""
+    """State which sign most eigenvalues of every pair have, from the first step to the last, as shares of positive real
+    parts; pairs whose sign turns come first."""
     from diffeqformer.analysis.spectra import SHARE
 
     said: list[tuple[int, str]] = []
@@ -285,7 +285,7 @@ def _mostly(share: float) -> str:
 
 
 def by_head(found: "Spectra") -> str:
-    """In how many heads the size of QK and of OV grows, if there are several: a mean may be none of them."""
+    """State in how many heads QK and OV grow, if there are several heads: a mean may be typical of none."""
     from diffeqformer.analysis.spectra import RADIUS
 
     said = []
@@ -297,7 +297,7 @@ def by_head(found: "Spectra") -> str:
 
 
 def _of_steps(found: "Spectra", pair: str, what: str) -> "np.ndarray":
-    """A summary at the steps, mean over heads."""
+    """Return a summary at the steps, mean over heads."""
     return found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
 
 
@@ -309,8 +309,8 @@ def _where(found: "Spectra", pair: str, place: int) -> str:
 def notes(
     models: Models, lengths: "Sequence[np.ndarray]", between: Mapping[str, str], *, fold_norm: bool, seed: int
 ) -> tuple[str, ...]:
-    """What the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far the
-    curves can be trusted; `between`, by model, why only its steps are shown, or what is to be known of curves."""
+    """Explain what the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far
+    the curves can be trusted; `between` holds, by model, why only its steps are shown, or caveats of its curves."""
     said = [
         "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
         "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "

@@ -18,12 +18,11 @@ from diffeqformer.studies.spectra import Models
 
 
 def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
-    """Real parts of a pair's eigenvalues, sorted at each time, over depth: a heat map for every head.
+    """Plot the real parts of a pair's eigenvalues, sorted at each time, over depth: a heat map for every head.
 
-    The layout of the paper's figure 2 and appendix E. Each model has a colour scale of its own, the same for all of its
-    heads; it ends at the 99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale.
-    Marks above a map are the times of the forward pass's steps. Models stand side by side, or one below the other if
-    `width` is below 5.
+    The layout is that of the paper's figure 2 and appendix E. Each model has its own colour scale, shared by its heads.
+    It ends at the 99.5th percentile of |real part|, so that a single eigenvalue does not make all others pale. Marks
+    above a map are the times of the forward pass's steps. Models are side by side, or stacked if `width` is below 5.
     """
     stacked, shown = is_narrow(width), display_names([name for name, _ in models])
     spectra = [(name, found, found.pairs[pair].eigenvalues) for name, found in models]
@@ -71,9 +70,9 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
 
 
 def summaries(models: Models, *, width: float = WIDE) -> Figure:
-    """Summaries of the spectra over depth: a thin line for every head, a thick one for their mean.
+    """Plot summaries of the spectra over depth: a thin line for every head, a thick one for their mean.
 
-    A pair a row; a pair a column if `width` is below 5.
+    Each pair has a row, or a column if `width` is below 5.
     """
     stacked, pairs = is_narrow(width), ("QK", "OV", "FF")
     names = list(models[0][1].pairs["QK"].summaries())
@@ -94,7 +93,7 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
                     axis.plot(x, y.mean(1), **look, linewidth=1.1, linestyle="-" if found.continuous else ":")
         for row, pair in enumerate(pairs):
             axis = axes[row, names.index(RADIUS)]
-            log_axis(axis, "y")  # of two models, one may be many times the other
+            log_axis(axis, "y")  # one model's values may be many times the other's
             axes[row, 0].set_title(pair) if stacked else axes[row, 0].set_ylabel(pair)
         for column, name in enumerate(names):
             axes[0, column].set_ylabel(name, fontsize=8) if stacked else axes[0, column].set_title(name, fontsize=8)
@@ -109,11 +108,11 @@ def summaries(models: Models, *, width: float = WIDE) -> Figure:
 
 
 def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure:
-    """All eigenvalues of a pair on their way through depth in the complex plane, a panel for every head.
+    """Plot all eigenvalues of a pair through depth in the complex plane, a panel for every head.
 
     Weights that are functions of time give curves, with dots at the times of the forward pass's steps; a table of
-    layers gives the dots alone. The frame, one for all heads, is on each axis that of the dots and of 99 % of the
-    curves, and of zero: what leaves it is cut off, and told by `beyond_frame`.
+    layers gives only the dots. The frame, shared by all heads, holds zero and, on each axis, 99 % of the dots and of
+    the curves. What lies outside is cut off; `beyond_frame` counts the dots outside.
     """
     values: Any = found.pairs[pair].eigenvalues
     times, steps = found.times, found.steps(pair)
@@ -155,7 +154,7 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
 
 
 def beyond_frame(found: Spectra, pair: str) -> str:
-    """How many of the steps' eigenvalues the frame of `flow` leaves out, and how far off they are."""
+    """State how many of the steps' eigenvalues lie outside the frame of `flow`, and their largest absolute value."""
     dots: Any = found.pairs[pair].eigenvalues[found.steps(pair)]
     (left, right), (low, high) = _frame(found, pair)
     out = (dots.real < left) | (dots.real > right) | (dots.imag < low) | (dots.imag > high)
@@ -174,15 +173,16 @@ def _frame(found: Spectra, pair: str) -> tuple[tuple[float, float], tuple[float,
 
 
 def display_names(names: Sequence[str]) -> dict[str, str]:
-    """What runs are called in figures: the names of their folders, or their whole paths where two have the same."""
+    """Return the names of runs in figures: those of their folders, or the whole paths if two folders share a name."""
     short = {name: PurePath(name).name or name for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in names}
 
 
 def frame_of_plane(*values: np.ndarray) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Limits of the real and of the imaginary axis around complex numbers: zero and 99 % of each set, on each axis.
+    """Return limits of the real and the imaginary axis that hold zero and, on each axis, 99 % of each set of numbers.
 
-    Conjugate numbers stay symmetric; the longer side is at most four times the shorter, so that neither is a sliver.
+    Conjugate numbers stay symmetric; the longer side is at most about four times the shorter, so that neither is a
+    sliver.
     """
     sides = []
     for part in (np.real, np.imag):
@@ -198,7 +198,7 @@ def frame_of_plane(*values: np.ndarray) -> tuple[tuple[float, float], tuple[floa
 
 
 def _edges(found: Spectra, pair: str) -> np.ndarray:
-    """Borders of a heat map's columns: layers have the lengths of their steps, times stand where they are."""
+    """Borders of a heat map's columns: a layer's column spans its step, that of a time is centred around it."""
     steps = found.steps(pair)
     if not found.continuous and steps.sum() == len(found.edges) - 1:
         return found.edges

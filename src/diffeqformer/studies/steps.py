@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 UPDATES = 100_000
 USUAL = 64
-"""Texts that are read if their number is not given."""
+"""Default number of texts."""
 SAME = 1e-6
-"""Share of the weights' squared size that may vary over depth by rounding."""
+"""Share of the weights' squared norm that may vary over depth through rounding alone."""
 VARIES = (
     " What varies over depth is the share of a matrix's squared size over the steps that is not that of its mean; a "
     "mean over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number of "
     "weights that the steps take, one or more for each."
 )
 Probes = tuple[np.ndarray, np.ndarray]
-"""Loss and KL divergence after every step as a tuned lens reads them."""
+"""Loss and KL divergence of a tuned lens after every step."""
 WORDS = {"attention.query_key_value": "query, key, value", "attention.output": "output"}
 
 
@@ -47,13 +47,13 @@ class Arguments(inputs.OfText):
     """Windows of the text of --data, evenly spread over it, each as long as the context; if not given, 64, or as many
     as there are."""
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """A text whose predictions after every step are shown too, token by token."""
+    """A text whose predictions after every step are also shown, token by token."""
     tuned: int = setting(0, least=0, most=UPDATES)
     """Updates of a tuned lens, an affine probe per step (Belrose et al. 2023), shown beside the plain one; 0: none."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Read the run's model after every step.
+    """Read the predictions of the run's model after every step.
 
     **Raises:** `BadInput` for fewer than one text, or more than there are; `RunFailed` for a model whose states or
     losses are not finite.
@@ -84,7 +84,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         return made
     from diffeqformer.analysis.reading import lens, walk
 
-    # No token follows the last one; the 0 is for the shape, and `log_next` is not read.
+    # No token follows the last one: the 0 is a placeholder, and `log_next` is not used.
     read = lens(walk(opened.model, ids, steps=grid), np.append(ids[1:], 0))
     top = [inputs.pieces_of(opened, row) for row in read.top]
     arrays = {"ids": ids, "lens_top": read.top, "lens_probability": read.probability, "lens_kl": read.kl}
@@ -97,9 +97,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], chances: np.ndarray) -> Table:
-    """One row per token: what would come next after every step, and its probability.
+    """Tabulate, one row per token, the most likely next token after every step and its probability.
 
-    The page's address with `#token=K` leads to the row of token K, as links of the page of all analyses do.
+    The page's address with `#token=K` leads to the row of token K; the page of all analyses uses such links.
     """
     columns = ("token", "depth 0", *(f"step {step}" for step in range(1, len(top))))
     said = lambda i: (f"{pieces[i]} {probability(float(p[i]))}" for pieces, p in zip(top, chances, strict=True))
@@ -110,7 +110,7 @@ def by_token(tokens: Sequence[str], top: Sequence[Sequence[str]], chances: np.nd
 def result(
     found: "Participation", about: str, document: dict, folder: Path = Path(), tuned: Probes | None = None
 ) -> Result:
-    """Sentences, tables and figures of what each step does; `about` says what was read, `tuned` is what probes read."""
+    """Build the result: sentences, tables and figures; `about` states what was read, `tuned` is the tuned lens's."""
     from diffeqformer.report.page import both_widths
 
     arrays, varies = found.arrays(), not same_weights(found)
@@ -140,7 +140,7 @@ def result(
 
 
 def headline(found: "Participation") -> str:
-    """After which step the prediction has settled, and how much weights change over depth."""
+    """State after which step the prediction has settled, and how much weights vary over depth."""
     from diffeqformer.analysis.participation import NEAR
 
     steps, settled = len(found.loss) - 1, found.settled
@@ -171,12 +171,13 @@ def headline(found: "Participation") -> str:
 
 
 def same_weights(found: "Participation") -> bool:
-    """Whether weights do not change over depth: those of one step, or shared ones."""
+    """Whether weights are constant over depth: shared ones, or those of a single step."""
     return max(found.energy.values()) < SAME
 
 
 def spelling(found: "Participation") -> str:
-    """Until which step the reading is no prediction yet, and, where it mostly is the token just read, how often."""
+    """State how many first steps predict worse than guessing and, if most of them predict the token just read, how
+    often they do."""
     last = found.worse_than_even
     if not last:
         return ""
@@ -193,7 +194,7 @@ def spelling(found: "Participation") -> str:
 
 
 def losses_caption(found: "Participation") -> str:
-    """From where to where the loss goes."""
+    """Write the caption of the losses: where the loss begins and ends."""
     return (
         f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
         "the last: the prediction after every step, and its KL divergence from the last one."
@@ -202,7 +203,7 @@ def losses_caption(found: "Participation") -> str:
 
 
 def moves_caption(found: "Participation") -> str:
-    """Which step moves the state most, by which half."""
+    """Write the caption of the movements: which step moves the state most, by which half."""
     halves = {"attention": found.attention, "the feed-forward block": found.feed_forward}
     most = max(halves, key=lambda name: halves[name].max())
     step = int(halves[most].argmax())
@@ -214,7 +215,7 @@ def moves_caption(found: "Participation") -> str:
 
 
 def tuned_finding(found: "Participation", tuned: Probes) -> str:
-    """How much of the way to the end a probe per step finds already gone."""
+    """Compare the divergence from the last prediction by a tuned lens with that by the plain lens."""
     near, far = tuned[1][:-1].mean(), found.kl[:-1].mean()
     return (
         f"By a tuned lens, an affine probe per step trained on as many other texts of the split, the divergence from "
@@ -224,7 +225,7 @@ def tuned_finding(found: "Participation", tuned: Probes) -> str:
 
 
 def by_step(found: "Participation", caption: str = "After every step", tuned: Probes | None = None) -> Table:
-    """One row per state."""
+    """Tabulate one row per state."""
     columns = (
         "step", "depth", "loss (nats per token)", "KL to the end", "state size (RMS)", "attention", "feed-forward"
     )  # fmt: skip
@@ -244,7 +245,7 @@ def by_step(found: "Participation", caption: str = "After every step", tuned: Pr
 
 
 def by_matrix(found: "Participation") -> Table:
-    """One row per matrix of a block."""
+    """Tabulate one row per matrix of a block."""
     rows = [
         (WORDS.get(name, name.rpartition(".")[2]), f"{100 * found.energy[name]:.1f} %", f"{found.rank[name]:.2f}")
         for name in found.energy
@@ -253,9 +254,9 @@ def by_matrix(found: "Participation") -> Table:
 
 
 def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: float) -> "Figure":
-    """Loss and KL divergence of the prediction after every step, from depth 0; by a tuned lens, too, if given.
+    """Plot loss and KL divergence of the prediction after every step, from depth 0; also by a tuned lens, if given.
 
-    Dotted: the loss of uniform guessing, where the way goes through it.
+    The loss of uniform guessing is dotted, if some step is worse.
     """
     from diffeqformer.report.figures import INK, drawing, from_zero, is_narrow, legend, look
 
@@ -278,7 +279,7 @@ def loss_by_step(found: "Participation", tuned: Probes | None = None, *, width: 
 
 
 def movement_by_step(found: "Participation", *, width: float) -> "Figure":
-    """Root mean square of what each half adds in each step, beside that of the state after it."""
+    """Plot the root mean square of what each half adds in each step, and of the state after it."""
     from diffeqformer.report.figures import drawing, from_zero, legend, look
 
     steps = np.arange(1, len(found.loss))

@@ -1,4 +1,4 @@
-"""What every analysis, benchmark and experiment returns."""
+"""`Result`, which every analysis, benchmark and experiment returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from diffeqformer.plain import Document, clean
 from diffeqformer.report.table import Table
 
-if TYPE_CHECKING:  # Matplotlib and NumPy are not loaded for a `--help`
+if TYPE_CHECKING:  # so that `--help` does not load Matplotlib and NumPy
     import numpy as np
 
     from diffeqformer.report.page import Animation, Figure, TokenMap
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # Matplotlib and NumPy are not loaded for a `--help`
 
 @dataclass(frozen=True)
 class Result:
-    """What a study found: sentences, tables, figures and every number, to be shown anywhere."""
+    """The result of a study: sentences, tables, figures and every number, to be shown anywhere."""
 
     name: str
-    """Names the files: `spectra`."""
+    """Name of the files, such as `spectra`."""
     title: str
     findings: "tuple[str, ...]"
     """Sentences; the first is the headline."""
@@ -30,14 +30,14 @@ class Result:
     arrays: "Mapping[str, np.ndarray]" = field(default_factory=dict)
     """Every number by name, to be written as NPZ."""
     document: Any = field(default_factory=dict)
-    """What the command prints as JSON."""
+    """The document that the command prints as JSON."""
     notes: "tuple[str, ...]" = ()
-    """How it was measured, and what words mean here: below figures and tables."""
+    """How the results were measured, and what terms mean here; shown below figures and tables."""
     folder: Path = Path()
-    """Where `write` writes if it is not told."""
+    """Default folder of `write`."""
 
     def page(self) -> str:
-        """The HTML text of a page that opens offline."""
+        """Render the HTML of a page that opens offline."""
         from diffeqformer.report import page
 
         return page.render(**self._shown())
@@ -45,7 +45,7 @@ class Result:
     def write(self, folder: "Path | str | None" = None, *, home: str = "") -> Path:
         """Write the numbers, the figures and the page; returns the path of `index.html`.
 
-        **Arguments:** `folder`; `home`, the address of a page that links this one, if there is one.
+        **Arguments:** `folder`; `home`, the address of a page that links to this one, if any.
 
         **Raises:** `RunFailed` if a file cannot be written.
         """

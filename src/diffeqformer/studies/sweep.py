@@ -1,4 +1,4 @@
-"""`sweep`: a grid or a random search over any settings of a config; each trial is a run, kept and resumed."""
+"""`sweep`: a grid or random search over any settings of a config; each trial is a run that is kept and resumed."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ MOST_TRIALS = 10_000
 class Arguments:
     """Train a config with many values of its settings, and compare: all of them in a grid, or some drawn at random.
 
-    Trials that are finished are kept when it is started again, and trials that were stopped go on.
+    When the sweep is started again, finished trials are kept, and stopped ones go on.
 
     Example: diffeqformer sweep quickstart-gpt --over optimizer.learning_rate=3e-4,1e-3,3e-3 optimizer.rule=adamw,muon
     """
@@ -40,23 +40,23 @@ class Arguments:
     config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
     """A YAML file, or the name of a shipped config."""
     over: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUES")]
-    """Settings by dotted name, each with its values between commas; or, if drawn, from..to: numbers evenly on a
-    logarithmic scale, whole ones evenly."""
+    """Settings by dotted name, each with its values separated by commas; or, if drawn, a range from..to: log-uniform,
+    or uniform for whole numbers."""
     trials: int | None = setting(None, least=1, most=MOST_TRIALS)
-    """Draw so many at random; without it all combinations are tried."""
+    """Number of random trials; if not given, all combinations are tried."""
     seeds: Seeds = setting((0,), least=0, most=UINT32)
-    """Each trial is trained once with each."""
+    """Seeds that each trial is trained with."""
     updates: int | None = setting(None, least=1, most=INT32)
-    """Of each run; the config's own if not given."""
+    """Updates of each run; the config's own if not given."""
     to: Folder = "runs/sweep"
     """Folder of all runs and of the page."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Train what is missing, and rank the trials by their validation loss, a mean over the seeds.
+    """Train the missing runs, and rank the trials by their validation loss, a mean over the seeds.
 
-    **Raises:** `BadInput` for a setting or value that cannot be, before anything is trained; whatever training raises
-    but `Diverged`: such a trial is ranked last.
+    **Raises:** `BadInput` for an impossible setting or value, before anything is trained; also whatever training raises
+    except `Diverged`: such a trial is ranked last.
     """
     require_once("--seeds", arguments.seeds)
     trials = trials_of(arguments.over, arguments.trials)
@@ -76,7 +76,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.runs.folder import origin_of
     from diffeqformer.runs.rehearsal import made_ready
 
-    # Those that have begun were found sound; of the optimiser only the roles decide whether a run can begin.
+    # Runs that have begun passed this check. Of the optimiser, only the roles decide whether a run can begin.
     new = [first for first, *_ in runs if origin_of(path_of(first.run)) is None]
     roles = lambda config: OptimizerConfig(train_roles=config.optimizer.train_roles)
     for one in {replace(config, run="", optimizer=roles(config)): config for config in new}.values():
@@ -112,9 +112,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def trials_of(over: Sequence[str], count: int | None) -> list[Document]:
-    """The settings of each trial: all combinations, or `count` drawn. Trial k is the same whatever the count.
+    """Return the settings of each trial: all combinations, or `count` drawn. Draw k is the same whatever the count.
 
-    **Raises:** `BadInput` for words that are no settings, and for ranges in a grid.
+    **Raises:** `BadInput` for words that are not settings, and for ranges in a grid.
     """
     choices = dict(map(_choices, over))
     if len(choices) < len(over):
@@ -135,14 +135,14 @@ def trials_of(over: Sequence[str], count: int | None) -> list[Document]:
 
 
 def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
-    """A setting's name, and its values; a pair for a range."""
+    """Parse a setting's name and its values, a tuple (low, high) for a range."""
     name, equals, values = word.partition("=")
     name = name.replace("-", "_")
     if not equals or not values or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)+", name):
         raise BadInput(f"--over has {shown(word)}, but must be KEY=VALUES, such as optimizer.learning_rate=1e-3,3e-3.")
     if name in ("trainer.seed",) or name.startswith("base."):
         raise BadInput(f"--over has {name}, which is no setting to search; --seeds are given by themselves.")
-    if ".." in values and not {*values} & {*",/"}:  # a path has two dots, too
+    if ".." in values and not {*values} & {*",/"}:  # a path can hold `..`, too
         ends = [parse_value(end) for end in values.split("..", 1)]
         # `type`, since a bool would be an instance of int.
         if not all(type(end) in (int, float) and 0 < end < math.inf for end in ends) or ends[0] >= ends[1]:
@@ -160,14 +160,14 @@ def _drawn(values: Any, random: Any) -> Any:
     low, high = values
     if isinstance(low, int) and isinstance(high, int):
         return int(random.integers(low, high + 1))
-    # Four digits, which the name of the trial's folder has all of.
+    # Rounded to four digits, so that the name of the trial's folder shows all of them.
     return float(f"{math.exp(random.uniform(math.log(low), math.log(high))):.4g}")
 
 
 def _name(trial: Values) -> str:
-    """Of a trial's folder, in whichever order its settings are named."""
+    """Name of a trial's folder, independent of the order of its settings."""
     said = ",".join(f"{name}={value}" for name, value in sorted(trial.items()))
-    # File systems take 255 bytes; what is cut or replaced is told apart by a digest.
+    # File names are limited to 255 bytes; a digest distinguishes names that are cut or altered.
     plain = re.sub(r"[^\w.=+,-]+", "-", said, flags=re.ASCII)[:200]
     return plain if plain == said else f"{plain}-{digest(said.encode())[:8]}"
 
@@ -197,7 +197,7 @@ def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Argu
 
 
 def _at_edge(name: str, value: Any, rows: Sequence[Values]) -> bool:
-    """Whether a number is the smallest or the largest of those tried, where these are more than two."""
+    """Whether a number is the smallest or the largest of more than two that were tried."""
     tried = {row["settings"][name] for row in rows}
     return len(tried) > 2 and all(type(one) in (int, float) for one in tried) and value in (min(tried), max(tried))
 
@@ -215,7 +215,7 @@ def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
 
 
 def losses_by(name: str, rows: Sequence[Values], *, width: float) -> "Figure":
-    """The loss of every trial over one of its settings."""
+    """Plot the loss of every trial over one of its settings."""
     from diffeqformer.report.figures import color, drawing
 
     known = [(row["settings"][name], row["loss"]) for row in rows if math.isfinite(row["loss"])]
